@@ -47,7 +47,7 @@ state() {
   fi
 }
 
-# Prints the seconds since the job was started, or since its run folder or its working copy last
+# Prints the seconds since the job was started, or since its run folder or its local copy last
 # changed. Jobs write metrics, translations and arrays of the corpus there, process 0 for all hosts.
 quiet_seconds() {
   local folder=$jobs/$1 newest

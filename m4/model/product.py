@@ -8,7 +8,7 @@ logits in a bfloat16 model, a float32 result is enough. For float32 operands a T
 pairs of bfloat16 parts instead of one pair.
 
 Gradients: automatic differentiation writes x^T dy as (dy^T x)^T, which takes up to twice the time
-on a CPU (docs/performance.md, "Matrix products").
+on a CPU (docs/lab/2026-11-23-performance.md, "Matrix products").
 """
 
 from functools import partial

@@ -54,7 +54,7 @@ class Transformer(nn.Module):
         activations: ("relu",), or ("gelu", "linear") for gated GELU.
         dropout_rate: Dropout after embeddings and layers, in attention and in feed-forward layers.
         absolute_positions: Adds sinusoidal positions to the embeddings, next to the relative bias.
-            T5 has none; short runs on little data need them (docs/model.md).
+            T5 has none; short runs on little data need them (docs/decisions.md).
         tied_logits: The output projection is the embedding; False gives it a separate matrix.
         directions: See `MoeLayer`.
         source_vocab_size: Size of the sources' own vocabulary and embedding. Defaults to none: the

@@ -2,7 +2,7 @@
 
 On CPUs many small models train best next to each other: each process of the pool has one core and
 takes one language after the other, and compiled steps are kept on disk for all. (One vmapped
-program of n models is slower than n single ones: docs/performance.md.) On an accelerator this
+program of n models is slower than n single ones: docs/decisions.md.) On an accelerator this
 process trains them one after the other.
 """
 

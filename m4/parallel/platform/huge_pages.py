@@ -3,7 +3,7 @@
 XLA's CPU runtime allocates a step's temporaries with malloc at every step. In pages of 4 KB that is
 a fault each, 97,000 a step of a small model; in pages of 2 MB nearly none. The kernel finds huge
 pages slowly where other processes have left few, so freed memory is kept. glibc does both on
-request, and reads the request only when a process starts. (docs/performance.md, "Huge pages".)
+request, and reads the request only when a process starts (docs/performance.md, "On CPUs").
 """
 
 import os

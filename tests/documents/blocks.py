@@ -24,7 +24,6 @@ WAYS = {
     "dry_run": "runs nothing: scripts and make print their commands; arguments, configs and the "
     "cloud's flags are checked",
     "gin": "reads the bindings on top of gin_configs/demo.gin, or `gin: FILE`",
-    "signatures": "`signatures: NAME` compares parameters and defaults with the class of that name",
     "printed by": "`printed by: FILE` looks for the words among the texts of that file",
     "formula": "nothing to run",
     "not run": "`not run: WHY`",

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import inspect
-import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -125,29 +122,6 @@ def test_block_binds(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "block.gin"
     path.write_text(f"{whole}\n{block.text}", encoding="utf-8")
     config.load([path]).experiment()
-
-
-@in_the_way("signatures")
-def test_block_has_the_signatures_of_the_code(block: Block) -> None:
-    owner: Any = pydoc.locate(block.more)
-    assert owner is not None, f"{block}: {block.more}"
-    tree = ast.parse(block.text)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    assert functions, f"{block}: no function"
-    for node in functions:
-        code = inspect.signature(getattr(owner, node.name))
-        assert parameters(ast.unparse(node.args)) == {
-            name: one.default for name, one in code.parameters.items()
-        }, f"{block}: {node.name}"
-
-
-def parameters(text: str) -> dict[str, Any]:
-    """Parameter -> default, of a list of parameters as it is written."""
-    names: dict[str, Any] = {}
-    plain = re.sub(r": [^,=]*?(?=[,=]|$)", "", text)
-    exec(f"def function({plain}): ...", names)
-    found = inspect.signature(names["function"]).parameters
-    return {name: one.default for name, one in found.items()}
 
 
 @in_the_way("printed by")

@@ -312,7 +312,8 @@ def _panel(
     panel.set_xlabel(named + (", × dead" if gone else ""), fontsize=0.95 * size, color=LIGHT.ink,
                      labelpad=1)  # fmt: skip
     cross = min(0.6 * size, max(180 / experts, 0.4 * size))
-    panel.plot(gone, [len(rows) - 1] * len(gone), "x", color=LIGHT.series[1], markersize=cross,
-               markeredgewidth=1.5, clip_on=False)  # fmt: skip
+    if gone:  # a line without points would have no size, and the layout none to give
+        panel.plot(gone, [len(rows) - 1] * len(gone), "x", color=LIGHT.series[1],
+                   markersize=cross, markeredgewidth=1.5, clip_on=False)  # fmt: skip
     panel.set_xlim(-0.5, experts - 0.5)
     panel.set_ylim(len(rows) - 0.5, -0.5)

@@ -24,11 +24,10 @@ from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.cleaning import clean
 from m4.data.directions import Mixture, directions_of
 from m4.data.sources import Source, gives_ids
-from m4.data.sources.reading.files import remembering
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.settings import MUTABLE, Between, SettingError, checked
 from m4.storage.files import whole_folder
-from m4.storage.local_copy import cache_folder, fetched
+from m4.storage.local_copy import fetched
 
 # A tag, a piece, eos.
 Length = Annotated[int, Between(3, 2**20)]
@@ -139,16 +138,9 @@ class CorpusSpec:
                 raise SettingError(f"CorpusSpec.{name}", value, f"{allowed}, {whose}")
         return {"own_vocabularies": own}
 
-    def identity(self, data_dir: str | os.PathLike[str]) -> dict[str, Any]:
-        """Returns everything that decides the corpus, as JSON.
-
-        Args:
-            data_dir: Where the corpus is or will be: for each such folder this machine remembers
-                the hashes of the source's files.
-        """
-        digest = hashlib.sha256(os.path.abspath(data_dir).encode()).hexdigest()
-        with remembering(cache_folder() / "hashes" / f"{digest[:16]}.json"):
-            return identity_of(self.opened_source, self.settings())
+    def identity(self) -> dict[str, Any]:
+        """Returns everything that decides the corpus, as JSON."""
+        return identity_of(self.opened_source, self.settings())
 
     def directions(self, languages: Sequence[str] = ()) -> list[str]:
         """Returns the mixture's directions, of the spec's languages or of these."""
@@ -177,7 +169,7 @@ class CorpusSpec:
             InputError: A file of the corpus is damaged; a language has no training pairs.
         """
         data_dir, settings = Path(data_dir), self.settings()
-        identity = self.identity(data_dir) if identity is None else identity
+        identity = self.identity() if identity is None else identity
         folder = data_dir / fingerprint_of(identity)
         if (folder / "manifest.json").is_file():
             cache = Cache(folder, self.mixture)

@@ -1,4 +1,4 @@
-"""seqio tasks and mixtures over m4's sources: the only file that imports seqio (4-14 s).
+"""seqio tasks and mixtures over a token cache: the only file that imports seqio (4-14 s).
 
 One seqio.Task a direction, `<prefix>.en_gl` (English to Galician) and `<prefix>.gl_en`, and three
 seqio.Mixtures over them, `<prefix>.to_english`, `.from_english` and `.english_centric`. Their rates
@@ -32,7 +32,7 @@ from m4.data.directions import MIXTURES, directions_of
 from m4.data.preprocess import language_of, split_direction, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
-from m4.data.sources import SPLITS, Pair, Source
+from m4.data.sources import SPLITS
 from m4.data.stream import mixture as mixing
 from m4.data.vocabulary.vocabulary import SPACE, without_tags
 from m4.settings import InputError
@@ -101,16 +101,11 @@ def _tokenizer(model: bytes, changed: Callable[[bytes], bytes]) -> Any:
 
 
 class PairSource(seqio.DataSource):
-    """One language of an m4 source as a seqio.DataSource: examples {english, translation}."""
+    """One language of a cache as a seqio.DataSource: examples {english, translation}."""
 
-    def __init__(self, source: Source, language: str) -> None:
+    def __init__(self, cache: Cache, language: str) -> None:
         super().__init__(splits=(*SPLITS, *_ALIASES))
-        self.source, self.language = source, language
-        self._sizes: dict[str, int] = {}
-
-    def pairs(self, split: str) -> Iterator[Pair]:
-        """Returns the pairs as plain Python, without TensorFlow."""
-        return self.source.pairs(self.language, _ALIASES.get(split, split))
+        self.cache, self.language = cache, language
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -120,13 +115,7 @@ class PairSource(seqio.DataSource):
         return [split]
 
     def num_input_examples(self, split: str) -> int:
-        split = _ALIASES.get(split, split)
-        if split not in self._sizes:
-            if isinstance(self.source, Cache):
-                self._sizes[split] = self.source.size(self.language, split)
-            else:
-                self._sizes[split] = sum(1 for _ in self.pairs(split))
-        return self._sizes[split]
+        return self.cache.size(self.language, _ALIASES.get(split, split))
 
     def get_dataset(
         self,
@@ -136,66 +125,50 @@ class PairSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **unused: Any,
     ) -> tf.data.Dataset:
-        """Returns the pairs in the source's order; the task shuffles them in a buffer later."""
+        """Returns the pairs in the cache's order; the task shuffles them in a buffer later."""
         if shard_info and shard_info.num_shards > 1:
             raise InputError(f"{self.language}: one shard only, use tf.data.Dataset.shard")
-        if isinstance(self.source, Cache):
-            # In the graph: an iterator over a cache can be checkpointed, a generator's cannot.
-            path = str(self.source.text_file(self.language, _ALIASES.get(split, split)))
-            lines = tf.data.TextLineDataset(path)
-            return lines.map(_split_line, num_parallel_calls=tf.data.AUTOTUNE)
-        return tf.data.Dataset.from_generator(
-            lambda: (pair._asdict() for pair in self.pairs(split)),
-            output_signature={
-                side: tf.TensorSpec(shape=(), dtype=tf.string)  # pyright: ignore[reportCallIssue]
-                for side in Pair._fields
-            },
-        )
+        # In the graph: an iterator over a file can be checkpointed, a generator's cannot.
+        path = str(self.cache.text_file(self.language, _ALIASES.get(split, split)))
+        lines = tf.data.TextLineDataset(path)
+        return lines.map(_split_line, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def register(
-    source: Source,
-    languages: Sequence[str],
-    vocabulary_path: str | os.PathLike[str],
+def register_cache(
+    cache: Cache,
     prefix: str = "m4",
     sampler: Sampler = temperature,
-    target_vocabulary_path: str | os.PathLike[str] | None = None,
-    mixtures: Sequence[str] = MIXTURES,
-    unit: Mapping[str, float] | None = None,
+    sample_by: str = "examples",
     metric_fns: MetricFns = lambda direction: (),
 ) -> None:
-    """Registers the tasks and mixtures of a corpus.
+    """Registers the tasks and mixtures of a tokenized corpus: its pairs, ids and rates.
 
-    Rates come from the number of training pairs of `source`. seqio's rates do not change: those of
-    a schedule are of its first phase, those of a learned sampler from its beginning. A second call
-    for the same corpus does nothing.
+    A corpus whose two vocabularies are made for one mixture has that one only. seqio's rates do not
+    change: those of a schedule are of its first phase, those of a learned sampler from its
+    beginning. A second call for the same corpus does nothing.
 
     Args:
-        source: The corpus.
-        languages: Its languages.
-        vocabulary_path: SentencePiece model of sources, and of targets by default.
+        cache: The corpus.
         prefix: Beginning of the names.
         sampler: Sizes -> rates. UniMax must be given its budget.
-        target_vocabulary_path: SentencePiece model of targets, where that is another one.
-        mixtures: Mixtures to register, with their tasks.
-        unit: Size of a pair of each direction, where the sampler counts something else
-            (`m4.data.stream.mixture`).
+        sample_by: Unit of the sizes, "examples" or "tokens".
         metric_fns: Direction -> metrics of its task. T5X evaluates no task without metrics
             (`m4.t5x_tasks.metric_fns`).
 
     Raises:
-        InputError: The prefix is another corpus's, or a vocabulary's file has changed since seqio
-            read it in this process.
+        InputError: The corpus has ids of seqio tasks, or the prefix is another corpus's.
     """
-    paths = [Path(p or vocabulary_path).resolve() for p in (None, target_vocabulary_path)]
+    if not cache.marked:
+        raise InputError(
+            f"{cache.folder}: its ids are those of seqio tasks: use these tasks themselves"
+        )
     meaning = {
-        "source": source.identity(),
-        "languages": list(languages),
-        "vocabularies": [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths],
-        "paths": [str(path) for path in paths],
+        "corpus": cache.fingerprint,
+        "folder": str(cache.folder.resolve()),
+        "languages": cache.languages(),
         "sampler": sampler,
-        "mixtures": list(mixtures),
-        "unit": dict(unit or {}),
+        "sample_by": sample_by,
+        "mixture": cache.mixture,
     }
     if prefix in _REGISTERED:
         if _REGISTERED[prefix] == meaning:
@@ -204,10 +177,18 @@ def register(
             f"seqio tasks {prefix}.* are registered for another corpus: give another prefix or "
             f"call tasks.unregister({prefix!r}) first"
         )
-    features: dict[str, Any] = dict(zip(("inputs", "targets"), map(_feature, paths), strict=True))
-    directions = {name: directions_of(name, languages) for name in mixtures}
+    mixtures = MIXTURES if cache.has_all_directions else (cache.mixture,)
+    unit = {
+        d: unit for name in mixtures for d, unit in mixing.units(cache, sample_by, name).items()
+    }
+    vocabularies = cache.source_vocabulary, cache.target_vocabulary
+    features: dict[str, Any] = {
+        name: seqio.Feature(SharedVocabulary(str(Path(made.path).resolve())), add_eos=True)
+        for name, made in zip(("inputs", "targets"), vocabularies, strict=True)
+    }
+    directions = {name: directions_of(name, cache.languages()) for name in mixtures}
     _REGISTERED[prefix] = meaning
-    sources = {code: PairSource(source, code) for code in languages}
+    sources = {code: PairSource(cache, code) for code in cache.languages()}
     for direction in dict.fromkeys(itertools.chain.from_iterable(directions.values())):
         _DIRECTIONS[task_name(direction, prefix)] = direction
         seqio.TaskRegistry.add(
@@ -223,51 +204,7 @@ def register(
         )
     for name, of_mixture in directions.items():
         names = [task_name(direction, prefix) for direction in of_mixture]
-        rates = _Rates(sampler, names, unit)
-        seqio.MixtureRegistry.add(f"{prefix}.{name}", names, default_rate=rates)
-
-
-def _feature(path: Path) -> Any:
-    return seqio.Feature(vocabulary=SharedVocabulary(str(path)), add_eos=True)
-
-
-def register_cache(
-    cache: Cache,
-    prefix: str = "m4",
-    sampler: Sampler = temperature,
-    sample_by: str = "examples",
-    metric_fns: MetricFns = lambda direction: (),
-) -> None:
-    """Registers the tasks and mixtures of a tokenized corpus: its pairs, ids and rates.
-
-    A corpus whose two vocabularies are made for one mixture has that one only.
-
-    Args:
-        cache: The corpus.
-        prefix: Beginning of the names.
-        sampler: Sizes -> rates.
-        sample_by: Unit of the sizes, "examples" or "tokens".
-        metric_fns: Direction -> metrics of its task.
-
-    Raises:
-        InputError: The corpus has ids of seqio tasks.
-    """
-    if not cache.marked:
-        raise InputError(
-            f"{cache.folder}: its ids are those of seqio tasks: use these tasks themselves"
-        )
-    mixtures = MIXTURES if cache.has_all_directions else (cache.mixture,)
-    register(
-        cache,
-        cache.languages(),
-        cache.source_vocabulary.path,
-        prefix,
-        sampler,
-        cache.target_vocabulary.path,
-        mixtures,
-        {d: unit for name in mixtures for d, unit in mixing.units(cache, sample_by, name).items()},
-        metric_fns,
-    )
+        seqio.MixtureRegistry.add(f"{prefix}.{name}", names, _Rates(cache, sampler, names, unit))
 
 
 def unregister(prefix: str = "m4") -> None:
@@ -296,28 +233,25 @@ def mixture_rates(name: str) -> dict[str, float]:
 
 
 class _Rates:
-    """The rate function of a mixture: a sampler over the sizes of its tasks.
-
-    Sizes are counted when the first rate is asked for.
-    """
+    """Rate function of a mixture: a sampler over the sizes of its tasks, called once."""
 
     def __init__(
-        self, sampler: Sampler, names: Sequence[str], unit: Mapping[str, float] | None
+        self, cache: Cache, sampler: Sampler, names: Sequence[str], unit: Mapping[str, float]
     ) -> None:
-        self._sampler = sampler
+        self._cache, self._sampler, self._unit = cache, sampler, unit
         self._names = {_DIRECTIONS[name]: name for name in names}
-        self._unit = unit or dict.fromkeys(self._names, 1.0)
 
     def __call__(self, task: seqio.Task) -> float:
         return self._by_task[task.name]
 
     @functools.cached_property
     def _by_task(self) -> dict[str, float]:
-        sizes = {}
-        for direction, name in self._names.items():
-            size = seqio.TaskRegistry.get(name).source.num_input_examples("train")
-            assert size is not None, name
-            sizes[direction] = round(size * self._unit[direction])
+        sizes = {
+            direction: round(
+                self._cache.size(language_of(direction), "train") * self._unit[direction]
+            )
+            for direction in self._names
+        }
         rates = mixing.pair_rates(self._sampler(sizes), self._unit)
         return {name: rates.get(direction, 0.0) for direction, name in self._names.items()}
 

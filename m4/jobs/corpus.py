@@ -144,7 +144,7 @@ def build_corpus(
         InputError: `place` is of a saved config, and the corpus is not there.
     """
     data_dir = local_data_dir(place)
-    identity = spec.identity(data_dir)
+    identity = spec.identity()
     fingerprint = fingerprint_of(identity)
     found = fetched(place, fingerprint, settings)
     if found is None and isinstance(place, SavedFolder):
@@ -232,6 +232,6 @@ def opened_or_built(experiment: Experiment) -> Cache:
 def fetched_corpora(experiment: Experiment) -> Path:
     """Returns the folder of corpora on this machine, with the experiment's own if there is one."""
     place, data_dir = place_of(experiment), local_data_dir(place_of(experiment))
-    fingerprint = fingerprint_of(experiment.data.corpus.identity(data_dir))
+    fingerprint = fingerprint_of(experiment.data.corpus.identity())
     fetched(place, fingerprint, everything)
     return data_dir

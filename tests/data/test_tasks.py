@@ -112,18 +112,6 @@ def test_a_word_that_looks_like_a_tag_is_text_in_a_task(
     tasks.unregister("tags")
 
 
-def test_a_source_that_is_no_cache(
-    tasks: ModuleType, seqio: Any, made: Made, made_cache: Cache
-) -> None:
-    tasks.register(made, ["gl", "pt"], made_cache.vocabulary.path, prefix="plain")
-    task = seqio.get_mixture_or_task("plain.pt_en")
-    assert list(task.source.pairs("dev")) == list(made.pairs("pt", "dev"))
-    assert task.num_input_examples("train") == 90
-    got = ids_of(task.get_dataset(LENGTHS, "dev", shuffle=False))
-    assert got == wanted(made_cache, "pt-en", "dev")
-    tasks.unregister("plain")
-
-
 @pytest.mark.parametrize("name", MIXTURES)
 def test_rates_are_those_of_seqio(
     tasks: ModuleType, seqio: Any, registered: Cache, name: str

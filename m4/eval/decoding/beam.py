@@ -8,7 +8,7 @@ Each step takes the 2K best of the K*V continuations: those with EOS compete for
 score = log-probability / length_penalty(alpha, tokens incl. EOS), the K best others live on. The
 loop ends when no live beam of any row can still beat the worst of K finished ones. Until then a row
 that is done is searched further, but its finished set cannot change: rows do not influence each
-other (only a `min_log_prob` looks at all rows together).
+other.
 """
 
 import functools
@@ -23,10 +23,8 @@ from jax.typing import ArrayLike
 from m4.eval.decoding.methods.constraints import NEG_INF, Constrain
 from m4.eval.decoding.top_k import top_k
 
-# Cache leaves without a beam axis. `cache_index` has one only after a prefill, where each row has a
-# separate position.
-_BEAMLESS = ("cached_bias", "position_embedder_index")
-_INDEX = "cache_index"
+# Cache leaves without a beam axis.
+_BEAMLESS = ("cached_bias", "position_embedder_index", "cache_index")
 # Leaves that depend on the source only are equal for all beams of a sentence: no reordering.
 _SHARED_PREFIX = "cross_"
 
@@ -68,34 +66,32 @@ def _leaf_name(path: tuple[Any, ...]) -> str:
     return str(getattr(path[-1], "key", path[-1]))
 
 
-def expand_cache(cache: Any, beams: int, axis: int = 0, prefilled: bool = False) -> Any:
-    """Repeats the batch axis of every leaf `beams` times, adjacent: [B, ...] -> [B*K, ...]."""
-    beamless = _BEAMLESS if prefilled else (*_BEAMLESS, _INDEX)
+def expand_cache(cache: Any, beams: int) -> Any:
+    """Repeats the rows of every leaf `beams` times, adjacent: [B, ...] -> [B*K, ...]."""
 
     def expand(path: tuple[Any, ...], x: Array) -> Array:
-        return x if _leaf_name(path) in beamless else jnp.repeat(x, beams, axis=axis)
+        return x if _leaf_name(path) in _BEAMLESS else jnp.repeat(x, beams, axis=0)
 
     return jax.tree_util.tree_map_with_path(expand, cache)
 
 
-def reorder_cache(cache: Any, beam_BK: Array, axis: int = 0, prefilled: bool = False) -> Any:
+def reorder_cache(cache: Any, beam_BK: Array) -> Any:
     """Gives new beam k of a sentence the state of its old beam `beam_BK[b, k]`; leaves [B*K, ...].
 
     A gather inside each sentence: it moves each byte once and stays local when B is sharded.
     """
-    beamless = _BEAMLESS if prefilled else (*_BEAMLESS, _INDEX)
     batch, beams = beam_BK.shape
     if beams == 1:
         return cache
 
     def reorder(path: tuple[Any, ...], x: Array) -> Array:
         name = _leaf_name(path)
-        if name in beamless or name.startswith(_SHARED_PREFIX):
+        if name in _BEAMLESS or name.startswith(_SHARED_PREFIX):
             return x
-        unflat = x.reshape(*x.shape[:axis], batch, beams, *x.shape[axis + 1 :])
-        index = beam_BK.reshape((1,) * axis + (batch, beams) + (1,) * (x.ndim - axis - 1))
+        unflat = x.reshape(batch, beams, *x.shape[1:])
+        index = beam_BK.reshape(batch, beams, *(1,) * (x.ndim - 1))
         # Top-k's indices need no check.
-        moved = jnp.take_along_axis(unflat, index, axis=axis + 1, mode="promise_in_bounds")
+        moved = jnp.take_along_axis(unflat, index, axis=1, mode="promise_in_bounds")
         return moved.reshape(x.shape)
 
     return jax.tree_util.tree_map_with_path(reorder, cache)
@@ -119,8 +115,8 @@ class CacheOfBeams(NamedTuple):
     has, `grow` makes room for so many tokens.
     """
 
-    expand: Callable[[Any, int, int, bool], Any]
-    reorder: Callable[[Any, Array, int, bool], Any]
+    expand: Callable[[Any, int], Any]
+    reorder: Callable[[Any, Array], Any]
     grow: Callable[[Any, int], Any]
 
 
@@ -162,15 +158,14 @@ def _continuations(
     return logp_B2K, token_B2K, parent_B2K
 
 
-def _beginning(start_B: Array, beams: int, length: int, cache: Any) -> _Search:
-    """Returns a search with one live beam a row, of its start token; none is finished."""
-    batch = start_B.shape[0]
+def _beginning(batch: int, beams: int, length: int, cache: Any) -> _Search:
+    """Returns a search with one live beam a row, of the start token 0; none is finished."""
     zeros_BKT = jnp.zeros((batch, beams, length + 1), jnp.int32)
     first_K = jnp.where(jnp.arange(beams) == 0, 0.0, NEG_INF).astype(jnp.float32)
     return _Search(
         step=jnp.zeros((), jnp.int32),
         live_logp_BK=jnp.broadcast_to(first_K, (batch, beams)),
-        live_BKT=zeros_BKT.at[:, :, 0].set(start_B[:, None]),
+        live_BKT=zeros_BKT,
         finished_score_BK=jnp.full((batch, beams), NEG_INF, jnp.float32),
         finished_BKT=zeros_BKT,
         is_finished_BK=jnp.zeros((batch, beams), bool),
@@ -200,11 +195,6 @@ class _Rules(NamedTuple):
     eos_id: int
     alpha: float
     length: int
-    max_decode_step: int
-    min_log_prob: float
-    cache_axis: int
-    prefilled: bool
-    offset_B: Array  # tokens of a row's prefix that are in the cache already
     forced_BT: Array  # column t is the token of position t that is forced; 0: none
     constrain: Constrain | None
     cache_of: CacheOfBeams
@@ -217,10 +207,7 @@ def _continues(rules: _Rules, search: _Search) -> Array:
     worst_B = jnp.min(search.finished_score_BK, axis=1)
     full_B = jnp.all(search.is_finished_BK, axis=1)
     done = jnp.all(jnp.where(full_B, worst_B, NEG_INF) > best_live_B)
-    hopeless = jnp.all(best_live_B < rules.min_log_prob / largest_penalty) & (search.step > 0)
-    at_end = search.step + jnp.min(rules.offset_B) >= rules.length
-    out_of_steps = (rules.max_decode_step > 0) & (search.step >= rules.max_decode_step)
-    return ~(done | hopeless | at_end | out_of_steps)
+    return ~(done | (search.step >= rules.length))
 
 
 def _advance(rules: _Rules, search: _Search) -> _Search:
@@ -246,7 +233,8 @@ def _advance(rules: _Rules, search: _Search) -> _Search:
     best_BK = _best(live_logp_B2K, beams)
     live_BKT, live_logp_BK, beam_BK = _pick(best_BK, seq_B2KT, live_logp_B2K, parent_B2K)
 
-    score_B2K = logp_B2K / length_penalty(rules.alpha, rules.offset_B + step + 1)[:, None]
+    penalty_B = length_penalty(rules.alpha, jnp.full((batch,), step + 1))
+    score_B2K = logp_B2K / penalty_B[:, None]
     finished_BKT, finished_score_BK, is_finished_BK = _best_finished(
         search, seq_B2KT, score_B2K, ends_B2K
     )
@@ -257,7 +245,7 @@ def _advance(rules: _Rules, search: _Search) -> _Search:
         finished_score_BK=finished_score_BK,
         finished_BKT=finished_BKT,
         is_finished_BK=is_finished_BK,
-        cache=rules.cache_of.reorder(new_cache, beam_BK, rules.cache_axis, rules.prefilled),
+        cache=rules.cache_of.reorder(new_cache, beam_BK),
     )
 
 
@@ -283,30 +271,19 @@ def beam_search(
     eos_id: int,
     num_decodes: int = 4,
     alpha: float = 0.6,
-    max_decode_len: int | None = None,
-    max_decode_step: int = -1,
-    min_log_prob: float = NEG_INF,
-    decode_rng: Array | None = None,
-    cache_offset: int = 0,
-    initial_index: ArrayLike | None = None,
     *,
     constrain: Constrain | None = None,
     cache_of: CacheOfBeams = COPIED,
     stages: Sequence[int] = (),
 ) -> tuple[Array, Array]:
-    """Returns the `num_decodes` best sequences of every row: T5X's `decode_fn`, with its names.
+    """Returns the `num_decodes` best sequences of every row, like T5X's `decode_fn`.
 
     Args:
       inputs: int [B, T]; nonzero tokens from column 1 on are a prefix that is forced (score 0).
-        Column 0 is the start token.
+        Column 0 is the start token, 0.
       cache: nested mapping of arrays with B rows, expanded to B*K by leaf name (`expand_cache`).
       tokens_to_logits: DecodingState -> (logits [B*K, V], new cache).
       num_decodes: K. 1 is greedy search. alpha: exponent of the length penalty, >= 0.
-      max_decode_len: T; default the width of `inputs`. max_decode_step: if > 0, the most steps.
-      min_log_prob: the loop ends as soon as the best live log-probability of every row is below.
-      decode_rng: not used. cache_offset: the batch axis of cache leaves (1 if layers are before).
-      initial_index: int [B], if the cache already holds the prefix: its length in each row. The
-        search then starts from the last token of the prefix, and lengths count the prefix.
       constrain: what may not come next (`m4.eval.decoding.methods.constraints`).
       cache_of: how beams keep what they have computed.
       stages: lengths of the cache, ascending, up to T: it grows with the sequences. (): it has its
@@ -318,24 +295,20 @@ def beam_search(
       score -1e7. A row without any finished hypothesis gives its live ones and their
       log-probabilities, not normalised by length.
     """
-    del decode_rng
     assert alpha >= 0, f"{alpha}: the stopping rule needs a penalty that grows with length"
-    prompts_BT = inputs = jnp.asarray(inputs, jnp.int32)
-    length, prefilled = max_decode_len or inputs.shape[1], initial_index is not None
-    offset_B = start_B = jnp.zeros((inputs.shape[0],), jnp.int32)
-    if initial_index is not None:
-        offset_B = jnp.asarray(initial_index, jnp.int32)
-        start_B = jnp.take_along_axis(prompts_BT, offset_B[:, None], axis=1)[:, 0]
-        inputs = jnp.zeros_like(prompts_BT)  # nothing is left to force, as past its end
-    forced_BT = jnp.pad(inputs, ((0, 0), (0, max(0, length + 1 - inputs.shape[1]))))
+    inputs_BT = jnp.asarray(inputs, jnp.int32)
+    batch, length = inputs_BT.shape
     rules = _Rules(
-        tokens_to_logits, eos_id, alpha, length, max_decode_step, min_log_prob, cache_offset,
-        prefilled, offset_B, forced_BT, constrain, cache_of,
-    )  # fmt: skip
-    cache = cache_of.expand(cache, num_decodes, cache_offset, prefilled)
-    begin = _beginning(start_B, num_decodes, length, cache)
-    seq_BKT, score_BK = _result(_searched(rules, begin, stages))
-    return (_prepend(prompts_BT, offset_B, seq_BKT) if prefilled else seq_BKT), score_BK
+        tokens_to_logits,
+        eos_id,
+        alpha,
+        length,
+        forced_BT=jnp.pad(inputs_BT, ((0, 0), (0, 1))),
+        constrain=constrain,
+        cache_of=cache_of,
+    )
+    begin = _beginning(batch, num_decodes, length, cache_of.expand(cache, num_decodes))
+    return _result(_searched(rules, begin, stages))
 
 
 def _result(end: _Search) -> tuple[Array, Array]:
@@ -343,19 +316,3 @@ def _result(end: _Search) -> tuple[Array, Array]:
     any_B1 = jnp.any(end.is_finished_BK, axis=1, keepdims=True)
     score_BK = jnp.where(any_B1, end.finished_score_BK, end.live_logp_BK)
     return jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:], score_BK
-
-
-def _prepend(prompts_BT: Array, offset_B: Array, seq_BKT: Array) -> Array:
-    """Puts the first `offset_B` tokens after the start token of the prompts before `seq_BKT`."""
-    batch, beams, length = seq_BKT.shape
-    both = jnp.concatenate(
-        [
-            jnp.broadcast_to(prompts_BT[:, None, 1:], (batch, beams, prompts_BT.shape[1] - 1)),
-            seq_BKT,
-        ],
-        axis=2,
-    )
-    t_T = jnp.arange(length)[None]
-    shift_B = prompts_BT.shape[1] - 1 - offset_B  # unused columns of the prompt
-    source_BT = jnp.where(t_T < offset_B[:, None], t_T, t_T + shift_B[:, None])
-    return jnp.take_along_axis(both, source_BT[:, None, :], axis=2)

@@ -6,19 +6,17 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.data.cache.cache import Cache
 from m4.eval.decoding.decode import Batch
-from m4.eval.decoding.search import unstacked
+from m4.eval.decoding.search import jit_over, run_over, unstacked
 from m4.eval.decoding.testsets import train_pairs
 from m4.model.moe import assigned_choices
 from m4.model.transformer import Transformer
-from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.train.measuring import routing_counts
 from m4.train.step import apply_model
@@ -76,9 +74,8 @@ class RoutingCounter:
         if self._layout is None:
             found = _counted(self._model, self._params, arrays)
         else:
-            with self._layout.axis_rules():
-                program = _program(self._layout, cast(Any, self._model))
-                found = program(self._params, self._layout.batch(arrays))
+            what = "the program that counts routing"
+            found = run_over(self._layout, what, _count_over, (self._model,), self._params, arrays)
         here = [self._directions.index(name) for name in self.current.directions]
         self.current.add({layer: x_DE[here] for layer, x_DE in jax.device_get(found).items()})
 
@@ -118,10 +115,5 @@ def _count(model: Transformer, params: Any, batch: Mapping[str, jax.Array]) -> d
 _counted = jax.jit(_count, static_argnames="model")
 
 
-@functools.lru_cache(maxsize=32)
-def _program(layout: Layout, model: Transformer) -> distributed.SynchronizedProgram:
-    jitted = jax.jit(
-        functools.partial(_count, model),
-        out_shardings=NamedSharding(layout.mesh, PartitionSpec()),
-    )
-    return distributed.SynchronizedProgram(jitted, "the program that counts routing")
+def _count_over(layout: Layout, model: Transformer) -> Any:
+    return jit_over(layout, functools.partial(_count, model))

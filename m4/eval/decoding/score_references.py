@@ -10,13 +10,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.data.preprocess import EOS_ID, trim
 from m4.eval.decoding.decode import SHORTEST_BUCKET, OnCut, Pieces, Progress, warn_of_cut
-from m4.eval.decoding.search import unstacked
+from m4.eval.decoding.search import jit_over, run_over, unstacked
 from m4.eval.decoding.settings import DEFAULTS, Decoding
-from m4.parallel import distributed
 from m4.parallel.layout import Layout
 
 
@@ -61,13 +59,8 @@ def penalty(alpha: float, tokens: int) -> float:
 _on_one_device = jax.jit(log_probabilities, static_argnames="model")
 
 
-@functools.lru_cache(maxsize=32)
-def _program(layout: Layout, model: nn.Module) -> distributed.SynchronizedProgram:
-    jitted = jax.jit(
-        functools.partial(log_probabilities, model),
-        out_shardings=NamedSharding(layout.mesh, PartitionSpec()),
-    )
-    return distributed.SynchronizedProgram(jitted, "the program that scores translations")
+def _jit_over(layout: Layout, model: nn.Module) -> Any:
+    return jit_over(layout, functools.partial(log_probabilities, model))
 
 
 def score_references(
@@ -103,8 +96,8 @@ def score_references(
         if layout is None:
             logp_B = _on_one_device(model, params, arrays)
         else:
-            with layout.axis_rules():
-                logp_B = _program(layout, model)(params, layout.batch(arrays))
+            what = "the program that scores translations"
+            logp_B = run_over(layout, what, _jit_over, (model,), params, arrays)
         for row, logp in zip(chosen, np.asarray(logp_B).tolist(), strict=False):
             count = len(target_ids[row])
             results[row] = Scored(logp, count, logp / penalty(settings.alpha, count))

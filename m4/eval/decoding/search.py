@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -190,12 +190,36 @@ def jit_search(
         tokens_BL = batch["encoder_input_tokens"]
         return _search(model, params, tokens_BL, target_length, beams, alpha, method, more)
 
-    return jax.jit(over_the_mesh, out_shardings=NamedSharding(layout.mesh, PartitionSpec()))
+    return jit_over(layout, over_the_mesh)
 
 
-@functools.lru_cache(maxsize=32)
-def _program(*arguments: Any) -> distributed.SynchronizedProgram:
-    return distributed.SynchronizedProgram(jit_search(*arguments), "the program that translates")
+def jit_over(layout: Layout, function: Callable[[Any, Mapping[str, jax.Array]], Any]) -> Any:
+    """Jits a function of (params, batch) whose results every process can read."""
+    return jax.jit(function, out_shardings=NamedSharding(layout.mesh, PartitionSpec()))
+
+
+@functools.lru_cache(maxsize=96)
+def _program(
+    layout: Layout, what: str, make: Callable[..., Any], arguments: tuple[Any, ...]
+) -> distributed.SynchronizedProgram:
+    return distributed.SynchronizedProgram(make(layout, *arguments), what)
+
+
+def run_over(
+    layout: Layout,
+    what: str,
+    make: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    params: Any,
+    batch: Mapping[str, np.ndarray],
+) -> Any:
+    """Runs the jitted function `make(layout, *arguments)`; all processes have the same batch.
+
+    Its program is made once for equal arguments, and called `what` where processes wait for it.
+    """
+    program = _program(layout, what, make, arguments)
+    with layout.axis_rules():
+        return program(params, layout.batch(batch))
 
 
 def search_over(
@@ -213,9 +237,9 @@ def search_over(
 
     B must be what `Layout.rows` gives.
     """
-    program = _program(layout, model, target_length, beams, alpha, method)
-    with layout.axis_rules():
-        return program(params, layout.batch({"encoder_input_tokens": tokens_BL, **(more or {})}))
+    arguments = (model, target_length, beams, alpha, method)
+    batch = {"encoder_input_tokens": tokens_BL, **(more or {})}
+    return run_over(layout, "the program that translates", jit_search, arguments, params, batch)
 
 
 def _by_rows(cache: Any) -> Any:

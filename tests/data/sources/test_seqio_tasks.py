@@ -281,7 +281,7 @@ def test_an_identity_changes_with_what_decides_the_ids(
     text = path.read_text()
     path.write_text(text.replace("the", "tha"))
     try:
-        now = spec().identity(cache.folder.parent)
+        now = spec().identity()
         assert "gl.train.tsv" in "".join(differences(cache.manifest["identity"], now))
     finally:
         path.write_text(text)

@@ -136,70 +136,13 @@ def two_best(start, stop):
             [[[B, A, A, A, A], [A] * 5], [[A, B, B, B, B], [B] * 5]],
             [two_best(0, 5)] * 2,
         ),
-        # log .6 = -.51 is below -.05 in both rows after the first step, which is the last.
-        (
-            [[0] * 5] * 2,
-            {"min_log_prob": -0.05},
-            [[[B, 0, 0, 0, 0], [A, 0, 0, 0, 0]], [[A, 0, 0, 0, 0], [B, 0, 0, 0, 0]]],
-            [two_best(0, 1)] * 2,
-        ),
-        # log(.6 * .65) = -.94 is above -1.2, log(.6 * .65 * .7) = -1.30 is not: three steps.
-        (
-            [[0] * 5] * 2,
-            {"min_log_prob": -1.2},
-            [[[B, A, A, 0, 0], [A, A, A, 0, 0]], [[A, B, B, 0, 0], [B, B, B, 0, 0]]],
-            [two_best(0, 3)] * 2,
-        ),
-        (
-            [[0] * 5] * 2,
-            {"max_decode_step": 2},
-            [[[B, A, 0, 0, 0], [A, A, 0, 0, 0]], [[A, B, 0, 0, 0], [B, B, 0, 0, 0]]],
-            [two_best(0, 2)] * 2,
-        ),
     ],
-    ids=["prefix", "no prefix", "min_log_prob", "min_log_prob later", "max_decode_step"],
+    ids=["prefix", "no prefix"],
 )
 def test_unfinished_rows(prefix, options, sequences, scores):
     got, got_scores = at_once(np.asarray(prefix), {}, static(NEVER_ENDING), 2, **options)
     np.testing.assert_array_equal(got, sequences)
     np.testing.assert_allclose(got_scores, scores, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "sequences", "scores"),
-    [
-        # Four steps: row 0 has one token of its prefix, and five in all. Row 1 has two of a prefix
-        # and its fourth token is past the end, but in its score.
-        (
-            {},
-            [[[7, B, A, A, A], [7, A, A, A, A]], [[4, 5, A, B, B], [4, 5, B, B, B]]],
-            two_best(0, 4),
-        ),
-        (
-            {"max_decode_step": 2},
-            [[[7, B, A, 0, 0], [7, A, A, 0, 0]], [[4, 5, A, B, 0], [4, 5, B, B, 0]]],
-            two_best(0, 2),
-        ),
-    ],
-    ids=["initial_index", "initial_index and max_decode_step"],
-)
-def test_a_search_begins_behind_a_prefix_that_the_cache_holds(options, sequences, scores):
-    seen, model = [], static(NEVER_ENDING)
-
-    def recorded(state):
-        seen.append((state.cur_token[:, 0].tolist(), state.cache["cache_index"].tolist()))
-        return model(state)
-
-    prompts, sizes = np.asarray([[0, 7, 0, 0, 0], [0, 4, 5, 0, 0]]), jnp.asarray([1, 2])
-    with jax.disable_jit():
-        got, got_scores = beam.beam_search(
-            prompts, {"cache_index": sizes}, recorded, EOS, 2, 0.0, initial_index=sizes, **options
-        )
-    np.testing.assert_array_equal(got, sequences)
-    np.testing.assert_allclose(got_scores, [scores] * 2, atol=1e-5)
-    # The last token of each prefix is the first to be fed; the cache has a row a beam.
-    assert seen[0] == ([7, 7, 5, 5], [1, 1, 2, 2])
-    assert len(seen) == options.get("max_decode_step", 4)
 
 
 def test_rows_with_and_without_a_finished_hypothesis():
@@ -262,14 +205,6 @@ def test_cache_rule_by_leaf_name():
     assert new["cross_key"] is wide["cross_key"]
     assert new["cache_index"] is wide["cache_index"]
 
-    # Scanned layers put their axis before the batch.
-    stacked = beam.expand_cache({"cached_key": jnp.asarray([[[1.0], [2.0]]])}, 2, axis=1)
-    np.testing.assert_array_equal(stacked["cached_key"], [[[1], [1], [2], [2]]])
-    new = beam.reorder_cache(
-        {"cached_key": jnp.arange(4.0).reshape(1, 4, 1)}, jnp.asarray([[1, 0], [0, 0]]), axis=1
-    )
-    np.testing.assert_array_equal(new["cached_key"], [[[1], [0], [2], [2]]])
-
 
 def second_order(table, state):
     """Returns logits from the last two tokens; the first of them is in the cache of its beam."""
@@ -279,9 +214,8 @@ def second_order(table, state):
 
 
 @partial(jax.jit, static_argnames=("beams", "alpha"))
-def search(table, inputs, beams, alpha, previous=None, initial_index=None):
-    if previous is None:
-        previous = jnp.zeros((table.shape[0], 1), jnp.int32)
+def search(table, inputs, beams, alpha):
+    previous = jnp.zeros((table.shape[0], 1), jnp.int32)
     return beam.beam_search(
         inputs,
         {"previous": previous},
@@ -289,7 +223,6 @@ def search(table, inputs, beams, alpha, previous=None, initial_index=None):
         EOS,
         beams,
         alpha,
-        initial_index=initial_index,
     )
 
 
@@ -329,22 +262,3 @@ def test_equals_search_over_lists(seed, shape, alpha, likely_end, prefixes):
         )
         np.testing.assert_array_equal(alone[0], sequences[row])
         np.testing.assert_allclose(alone_scores[0], scores[row], atol=1e-6)
-
-
-@settings(deadline=None, max_examples=15)
-@given(seed=st.integers(0, 2**31), sizes=st.tuples(st.integers(0, 3), st.integers(0, 3)))
-def test_prefilled_prefix_equals_forced_prefix(seed, sizes):
-    # With alpha = 0 and no sequence that ends by length (EOS is the likeliest token once the
-    # prefix is over), a cache that already holds the prefix gives what forcing it gives.
-    vocab, length, beams = 8, 8, 2
-    rng = np.random.default_rng(seed)
-    table = rng.normal(0, 1, (2, vocab, vocab, vocab)).astype(np.float32)
-    table[..., EOS] += 4
-    inputs, previous = zeros(2, length), zeros(2, 1)
-    for row, size in enumerate(sizes):
-        inputs[row, 1 : 1 + size] = rng.integers(2, vocab, size)
-        previous[row] = inputs[row, max(size - 1, 0)]
-    forced = search(table, inputs, beams, 0.0)
-    filled = search(table, inputs, beams, 0.0, previous, np.asarray(sizes))
-    np.testing.assert_array_equal(filled[0], forced[0])
-    np.testing.assert_allclose(filled[1], forced[1], atol=1e-5)

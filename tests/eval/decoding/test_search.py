@@ -192,11 +192,10 @@ def test_equal_layouts_share_programs() -> None:
     here = Layout(mesh, ["expert"], as_lists)
     assert here == Layout(mesh, ("expert",), (("embed", ("data", "model")), ("kv", None)))
     asked: Any = (tiny()[0], 10, 2, 0.6)
-    assert searching._program(here, *asked) is searching._program(
-        Layout(*vars(here).values()), *asked
-    )
+    program = functools.partial(searching._program, what="", make=searching.jit_search)
+    assert program(here, arguments=asked) is program(Layout(*vars(here).values()), arguments=asked)
     # Rules decide what a program does, and are part of what it is known by.
-    assert searching._program(Layout(mesh), *asked) is not searching._program(here, *asked)
+    assert program(Layout(mesh), arguments=asked) is not program(here, arguments=asked)
 
 
 def test_each_device_reads_its_shards(tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from pathlib import Path
 from typing import IO, Any
 
 import zstandard
@@ -25,6 +23,7 @@ from etils import epath
 
 from m4.settings import InputError, SettingError
 from m4.storage.files import write_text
+from m4.storage.local_copy import cache_folder
 from m4.storage.objects import check_readable
 
 _NOT_READABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
@@ -166,67 +165,32 @@ class _Raw(io.RawIOBase):
         return self._file.tell()
 
 
-class _Memory:
-    """A JSON file {path: [stamp, sha256]}; an equal stamp means that a file is unchanged."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.used: dict[str, list] = {}
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError, RecursionError):
-            known = {}  # damaged or not there: then the files are read, which is always right
-        self.known: dict[str, list] = known if isinstance(known, dict) else {}
-
-    def save(self, entries: dict[str, list]) -> None:
-        if entries != self.known:
-            write_text(self.path, json.dumps(entries, indent=1, sort_keys=True))
-
-
-_MEMORY: ContextVar[_Memory | None] = ContextVar("hashes of files", default=None)
-
-
-@contextmanager
-def remembering(path: Path) -> Iterator[None]:
-    """Lets `digest` take the hashes of unchanged files from the JSON file `path`.
-
-    At the end `path` has the files that were asked for. A file is unchanged if it has the same size
-    and times of change, to the nanosecond, or for remote files to the second.
-    """
-    memory = _Memory(path)
-    token = _MEMORY.set(memory)
-    try:
-        yield
-    except BaseException:
-        memory.save(memory.known | memory.used)  # hours of reading may be in it
-        raise
-    else:
-        memory.save(memory.used)
-    finally:
-        _MEMORY.reset(token)
-
-
 def digest(path: epath.Path) -> list:
-    """Returns [size in bytes, SHA-256] of the file as it is stored (see `remembering`)."""
-    memory, name = _MEMORY.get(), os.fspath(path)
-    stamp, changed = _stamp(path)
-    entry = memory.known.get(name) if memory else None
-    if isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp and changed:
-        sha256 = entry[1]
-    else:
-        hashed = hashlib.sha256()
-        now = time.time()
-        with _opened(path) as file:
-            for piece in _pieces(file, _CHUNK_BYTES):
-                hashed.update(piece)
-        if _stamp(path)[0] != stamp:
-            raise InputError(f"{path}: was changed while it was read; start again")
-        sha256 = hashed.hexdigest()
-        if now - changed < _TICK_SECONDS:
-            changed = 0.0  # another change might leave the same stamp
-    if memory and changed:
-        memory.used[name] = [stamp, sha256]
-    return [stamp[0], sha256]
+    """Returns [size in bytes, SHA-256] of the file as it is stored.
+
+    The hash of a file with the same size and times of change, to the nanosecond, or for remote
+    files to the second, is taken from this machine's cache.
+    """
+    (stamp, changed), now = _stamp(path), time.time()
+    name = os.fspath(path) if "://" in os.fspath(path) else os.path.abspath(path)
+    key = hashlib.sha256(name.encode()).hexdigest()
+    known = cache_folder() / "hashes" / f"{key}.json"
+    try:
+        remembered = json.loads(known.read_text(encoding="utf-8"))
+        if changed and remembered["stamp"] == stamp:
+            return [stamp[0], remembered["sha256"]]
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        pass  # there is none, or it is damaged
+    hashed = hashlib.sha256()
+    with _opened(path) as file:
+        for piece in _pieces(file, _CHUNK_BYTES):
+            hashed.update(piece)
+    if _stamp(path)[0] != stamp:
+        raise InputError(f"{path}: was changed while it was read; start again")
+    # Soon after a change another one might leave the same stamp.
+    if changed and now - changed >= _TICK_SECONDS:
+        write_text(known, json.dumps({"stamp": stamp, "sha256": hashed.hexdigest()}))
+    return [stamp[0], hashed.hexdigest()]
 
 
 def _stamp(path: epath.Path) -> tuple[list[int], float]:

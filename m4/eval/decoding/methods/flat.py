@@ -30,11 +30,7 @@ def with_present(past_BKR: Array, step: Array) -> Array:
     return past_BKR | here_KR[None]
 
 
-def _kept(cache: Any, beams: int, axis: int, prefilled: bool) -> Any:
-    return cache
-
-
-def _reordered(cache: Any, beam_BK: Array, axis: int, prefilled: bool) -> Any:
+def _reordered(cache: Any, beam_BK: Array) -> Any:
     past_BKR = jnp.take_along_axis(cache["past_BKR"], beam_BK[:, :, None], axis=1)
     return {**cache, "past_BKR": past_BKR}
 
@@ -46,4 +42,4 @@ def _grown(cache: Any, length: int) -> Any:
     return {"past_BKR": past_BKR, "model": grow_cache(cache["model"], positions)}
 
 
-INTERLEAVED = CacheOfBeams(_kept, _reordered, _grown)
+INTERLEAVED = CacheOfBeams(lambda cache, beams: cache, _reordered, _grown)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,15 +64,16 @@ def test_a_line_is_never_whole_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files whose hashes were computed."""
+def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each file whose hash was computed; the machine's cache is tmp_path/cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names: list[str] = []
     real = files.hashlib.sha256
 
     class Spy:
-        def __init__(self) -> None:
-            self.hash = real()
-            names.append("one")
+        def __init__(self, content: bytes | None = None) -> None:
+            self.hash = real(content or b"")
+            names.extend(["one"] * (content is None))
 
         def update(self, content: bytes) -> None:
             self.hash.update(content)
@@ -85,79 +85,37 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def old(path: Path) -> epath.Path:
-    """A file that was there long before: its hash is remembered."""
-    now = path.stat().st_mtime
-    os.utime(path, (now - 100, now - 100))
-    return epath.Path(path)
-
-
 def test_hashes_are_remembered_until_the_file_changes(
     tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # ctime cannot be set back: instead the clock is put forward.
     monkeypatch.setattr(files.time, "time", lambda: os.stat(tmp_path / "a").st_ctime + 100)
-    memory = tmp_path / "hashes.json"
+    # ctime cannot be set back: instead the clock is put forward.
+    monkeypatch.setattr(files.time, "time", lambda: os.stat(tmp_path / "a").st_ctime + 100)
     (tmp_path / "a").write_text("text")
-    path = old(tmp_path / "a")
-    found = []
-    for _ in range(3):
-        with files.remembering(memory):
-            found.append(files.digest(path))
+    path = epath.Path(tmp_path / "a")
     # sha256sum of the four letters.
     sha256 = "982d9e3eb996f559e633f4d194def3761d909f5a3b647d1a851fead67c32c9d1"
-    assert found == [[4, sha256]] * 3
+    assert [files.digest(path) for _ in range(3)] == [[4, sha256]] * 3
     assert len(hashed) == 1
     (tmp_path / "a").write_text("tex!")  # as long as before
-    with files.remembering(memory):
-        assert files.digest(path)[1] != sha256
+    assert files.digest(path)[1] != sha256
     assert len(hashed) == 2
     os.utime(path, (1, 1))  # another time: read again, the same content
-    with files.remembering(memory):
-        files.digest(path)
+    known = files.digest(path)
     assert len(hashed) == 3
-    assert files.digest(path) == files.digest(path)  # nothing is remembered outside
-    assert len(hashed) == 5
+    (memory,) = (tmp_path / "cache").rglob("*.json")
+    for damage in ("{", "[]", "3", "{}"):
+        memory.write_text(damage)
+        assert files.digest(path) == known
+    assert len(hashed) == 7
 
 
 def test_a_file_that_was_just_written_is_not_trusted(tmp_path: Path, hashed: list[str]) -> None:
     (tmp_path / "a").write_text("text")
     for _ in range(2):
-        with files.remembering(tmp_path / "hashes.json"):
-            files.digest(epath.Path(tmp_path / "a"))
+        files.digest(epath.Path(tmp_path / "a"))
     assert len(hashed) == 2
-    assert not (tmp_path / "hashes.json").exists()
-
-
-def test_hashes_of_unused_files_are_forgotten_and_damage_is_survived(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = tmp_path / "hashes.json"
-    for name in "ab":
-        (tmp_path / name).write_text(name)
-    monkeypatch.setattr(files.time, "time", lambda: os.stat(tmp_path / "b").st_ctime + 100)
-    both = [epath.Path(tmp_path / name) for name in "ab"]
-    with files.remembering(memory):
-        digests = [files.digest(path) for path in both]
-    assert json.loads(memory.read_text()).keys() == {str(path) for path in both}
-    with files.remembering(memory):
-        files.digest(both[0])
-    assert json.loads(memory.read_text()).keys() == {str(both[0])}
-    for damage in ("{", "[]", json.dumps({str(both[0]): 3})):
-        memory.write_text(damage)
-        with files.remembering(memory):
-            assert [files.digest(path) for path in both] == digests
-    # What is known stays known where the work was broken off.
-    memory.write_text("{}")
-
-    def broken_off() -> None:
-        with files.remembering(memory):
-            files.digest(both[1])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        broken_off()
-    assert json.loads(memory.read_text()).keys() == {str(both[1])}
 
 
 class Bucket(MemoryFileSystem):

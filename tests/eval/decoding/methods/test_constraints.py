@@ -84,9 +84,7 @@ def test_a_search_is_that_over_lists_of_what_is_allowed(
 
     forced_BT = jnp.asarray([prefix], jnp.int32) if prefix else None
     rule = constraints(forced_BT, min_length, ngram)
-    search = jax.jit(
-        lambda inputs: beam_search(inputs, {}, model, EOS, 3, 0.6, LENGTH, constrain=rule)
-    )
+    search = jax.jit(lambda inputs: beam_search(inputs, {}, model, EOS, 3, 0.6, constrain=rule))
     got, scores = jax.device_get(search(np.zeros((1, LENGTH), np.int32)))
     best_first, wanted, gap = search_over_lists(allowed, [], 3, 0.6, LENGTH)
     assert gap > 1e-5

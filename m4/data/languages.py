@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from m4.data.cldr import tags
 
@@ -18,11 +19,7 @@ class Language:
     """A language as m4 names it.
 
     Attributes:
-        code: CLDR identifier.
         iso639_3: ISO 639-3 code.
-        name: English name.
-        script: ISO 15924 script.
-        branch: Branch of its family.
         rtl: True if it is written from right to left.
     """
 
@@ -34,156 +31,16 @@ class Language:
     rtl: bool
 
 
-# code|ISO 639-3|name|script|branch; the order is the rank of the power-law sizes of `cldr`.
-_TABLE = """\
-es|spa|Spanish|Latn|romance
-fr|fra|French|Latn|romance
-de|deu|German|Latn|germanic
-ru|rus|Russian|Cyrl|slavic-e
-pt|por|Portuguese|Latn|romance
-it|ita|Italian|Latn|romance
-nl|nld|Dutch|Latn|germanic
-pl|pol|Polish|Latn|slavic-w
-ja|jpn|Japanese|Jpan|japonic
-zh|cmn|Chinese (Simplified)|Hans|sinitic
-ar|arb|Arabic|Arab|semitic
-tr|tur|Turkish|Latn|turkic
-cs|ces|Czech|Latn|slavic-w
-uk|ukr|Ukrainian|Cyrl|slavic-e
-sv|swe|Swedish|Latn|nordic
-hi|hin|Hindi|Deva|indic
-id|ind|Indonesian|Latn|malayic
-ko|kor|Korean|Hang|koreanic
-vi|vie|Vietnamese|Latn|vietic
-fi|fin|Finnish|Latn|uralic
-el|ell|Greek|Grek|hellenic
-hu|hun|Hungarian|Latn|uralic
-ro|ron|Romanian|Latn|romance
-da|dan|Danish|Latn|nordic
-nb|nob|Norwegian Bokmål|Latn|nordic
-he|heb|Hebrew|Hebr|semitic
-bg|bul|Bulgarian|Cyrl|slavic-s
-th|tha|Thai|Thai|tai
-fa|pes|Persian|Arab|iranic
-ca|cat|Catalan|Latn|romance
-hr|hrv|Croatian|Latn|slavic-s
-sr|srp|Serbian (Cyrillic)|Cyrl|slavic-s
-sk|slk|Slovak|Latn|slavic-w
-lt|lit|Lithuanian|Latn|baltic
-et|est|Estonian|Latn|uralic
-bn|ben|Bangla|Beng|indic
-ta|tam|Tamil|Taml|dravidian
-sl|slv|Slovenian|Latn|slavic-s
-lv|lvs|Latvian|Latn|baltic
-ms|zsm|Malay|Latn|malayic
-sw|swh|Swahili|Latn|bantu
-ur|urd|Urdu|Arab|indic
-te|tel|Telugu|Telu|dravidian
-mr|mar|Marathi|Deva|indic
-ka|kat|Georgian|Geor|kartvelian
-kk|kaz|Kazakh|Cyrl|turkic
-az|azj|Azerbaijani|Latn|turkic
-hy|hye|Armenian|Armn|armenian
-eu|eus|Basque|Latn|isolate
-is|isl|Icelandic|Latn|nordic
-sq|als|Albanian|Latn|albanian
-zh_Hant|cmn|Chinese (Traditional)|Hant|sinitic
-gu|guj|Gujarati|Gujr|indic
-kn|kan|Kannada|Knda|dravidian
-ml|mal|Malayalam|Mlym|dravidian
-ne|npi|Nepali|Deva|indic
-pa|pan|Punjabi|Guru|indic
-si|sin|Sinhala|Sinh|indic
-uz|uzn|Uzbek|Latn|turkic
-am|amh|Amharic|Ethi|semitic
-km|khm|Khmer|Khmr|khmer
-my|mya|Burmese|Mymr|burmic
-lo|lao|Lao|Laoo|tai
-mn|khk|Mongolian|Cyrl|mongolic
-fil|fil|Filipino|Latn|philippine
-cy|cym|Welsh|Latn|celtic
-ga|gle|Irish|Latn|celtic
-af|afr|Afrikaans|Latn|germanic
-so|som|Somali|Latn|cushitic
-ha|hau|Hausa|Latn|chadic
-yo|yor|Yoruba|Latn|volta-niger
-ig|ibo|Igbo|Latn|volta-niger
-zu|zul|Zulu|Latn|bantu
-or|ory|Odia|Orya|indic
-as|asm|Assamese|Beng|indic
-ky|kir|Kyrgyz|Cyrl|turkic
-tk|tuk|Turkmen|Latn|turkic
-ps|pbt|Pashto|Arab|iranic
-sd|snd|Sindhi|Arab|indic
-jv|jav|Javanese|Latn|malayic
-eo|epo|Esperanto|Latn|constructed
-gl|glg|Galician|Latn|romance
-ast|ast|Asturian|Latn|romance
-oc|oci|Occitan|Latn|romance
-sc|srd|Sardinian|Latn|romance
-vec|vec|Venetian|Latn|romance
-lij|lij|Ligurian|Latn|romance
-scn|scn|Sicilian|Latn|romance
-fur|fur|Friulian|Latn|romance
-rm|roh|Romansh|Latn|romance
-kea|kea|Kabuverdianu|Latn|romance
-an|arg|Aragonese|Latn|romance
-ia|ina|Interlingua|Latn|constructed
-fy|fry|Western Frisian|Latn|germanic
-nds|nds|Low German|Latn|germanic
-lb|ltz|Luxembourgish|Latn|germanic
-gsw|gsw|Swiss German|Latn|germanic
-frr|frr|Northern Frisian|Latn|germanic
-yi|ydd|Yiddish|Hebr|germanic
-nn|nno|Norwegian Nynorsk|Latn|nordic
-fo|fao|Faroese|Latn|nordic
-be|bel|Belarusian|Cyrl|slavic-e
-mk|mkd|Macedonian|Cyrl|slavic-s
-bs|bos|Bosnian|Latn|slavic-s
-sr_Latn|srp|Serbian (Latin)|Latn|slavic-s
-hsb|hsb|Upper Sorbian|Latn|slavic-w
-dsb|dsb|Lower Sorbian|Latn|slavic-w
-szl|szl|Silesian|Latn|slavic-w
-tt|tat|Tatar|Cyrl|turkic
-cv|chv|Chuvash|Cyrl|turkic
-ug|uig|Uyghur|Arab|turkic
-ku|kmr|Kurdish|Latn|iranic
-ckb|ckb|Central Kurdish|Arab|iranic
-tg|tgk|Tajik|Cyrl|iranic
-br|bre|Breton|Latn|celtic
-gd|gla|Scottish Gaelic|Latn|celtic
-mt|mlt|Maltese|Latn|semitic
-ti|tir|Tigrinya|Ethi|semitic
-kok|gom|Konkani|Deva|indic
-mai|mai|Maithili|Deva|indic
-ceb|ceb|Cebuano|Latn|philippine
-bew|bew|Betawi|Latn|malayic
-yue|yue|Cantonese|Hant|sinitic
-xh|xho|Xhosa|Latn|bantu
-ln|lin|Lingala|Latn|bantu
-om|gaz|Oromo|Latn|cushitic
-wo|wol|Wolof|Latn|atlantic
-ee|ewe|Ewe|Latn|gbe
-ak|aka|Akan|Latn|kwa
-to|ton|Tongan|Latn|polynesian
-mi|mri|Māori|Latn|polynesian
-qu|quz|Quechua|Latn|quechuan
-chr|chr|Cherokee|Cher|iroquoian
-se|sme|Northern Sami|Latn|uralic
-pcm|pcm|Nigerian Pidgin|Latn|creole
-sah|sah|Yakut|Cyrl|turkic
-ce|che|Chechen|Cyrl|nakh
-"""
+def _table() -> dict[str, Language]:
+    found = {}
+    text = Path(__file__).with_name("languages.txt").read_text(encoding="utf-8")
+    for line in text.splitlines()[1:]:
+        code, iso, name, script, branch = line.split("|")
+        found[code] = Language(code, iso, name, script, branch, script in RIGHT_TO_LEFT)
+    return found
 
 
-def _parse(line: str) -> Language:
-    code, iso, name, script, branch = line.split("|")
-    return Language(code, iso, name, script, branch, script in RIGHT_TO_LEFT)
-
-
-LANGUAGES: dict[str, Language] = {
-    language.code: language for language in map(_parse, _TABLE.splitlines())
-}
+LANGUAGES = _table()
 
 # Languages whose texts in CLDR are nearly each other's: a third to nearly all of the renderings
 # are identical, so a high score in one says little where the model is trained on the other.

@@ -148,8 +148,6 @@ def register_cache(
     beginning. A second call for the same corpus does nothing.
 
     Args:
-        cache: The corpus.
-        prefix: Beginning of the names.
         sampler: Sizes -> rates. UniMax must be given its budget.
         sample_by: Unit of the sizes, "examples" or "tokens".
         metric_fns: Direction -> metrics of its task. T5X evaluates no task without metrics

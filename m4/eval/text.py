@@ -39,8 +39,6 @@ class Text(NamedTuple):
     """A file of lines: UTF-8, plain or packed as .gz or .zst.
 
     Attributes:
-        path: The file.
-        shown: Its name in messages.
         inside: The folders between the folder that was asked for and the file.
     """
 
@@ -133,8 +131,6 @@ class Output:
     goes on; a last line that was cut is dropped. With several processes the primary one writes.
 
     Attributes:
-        text: The text.
-        to: The language.
         path: The file in the end, or None for standard output.
         lines: Number of lines that are there.
         whole: Number of lines that the text has.

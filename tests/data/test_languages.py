@@ -2,7 +2,6 @@
 
 import pytest
 
-from m4.data.cldr.tags import shortest
 from m4.data.languages import LANGUAGES, Language, closely_related, describe, is_english
 
 
@@ -109,20 +108,3 @@ def test_closely_related_languages_are_of_one_group_or_one_language_in_one_scrip
 def test_english_is_known_under_all_its_tags():
     assert all(map(is_english, ("en", "eng", "en_GB", "en-us", "en_Shaw")))
     assert not any(map(is_english, ("enm", "ang", "gl", "en_x", "qqq")))
-
-
-@pytest.mark.parametrize(
-    ("codes", "one"),
-    [
-        ("de_DE de", "de"),
-        ("zh-Hans zh_CN zh_Hans_CN zh", "zh"),
-        ("zh_TW zh_Hant_TW zh-hant", "zh_Hant"),
-        ("pt_BR pt", "pt"),
-        ("pt_PT", "pt_PT"),
-        ("sr@latin sr_Latn", "sr_Latn"),
-        ("ca@valencia", "ca_valencia"),
-        ("xx@yy xx-yy", "xx_yy"),  # CLDR knows no such language
-    ],
-)
-def test_codes_of_one_language_have_one_shortest_tag(codes, one):
-    assert {shortest(code) for code in codes.split()} == {one}

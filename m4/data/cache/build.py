@@ -45,8 +45,6 @@ def build(
     """Writes a corpus into an empty folder.
 
     Args:
-        source: A Source, or an IdSource.
-        settings: Those of `CorpusSpec.settings`.
         progress: Called with (stage, done, total).
         workers: Number of processes; it changes no file.
         identity: Everything that decides the corpus, for the manifest.

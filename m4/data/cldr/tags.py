@@ -61,23 +61,6 @@ def likely_script(tag: Tag) -> str:
     return tag.script or script
 
 
-def shortest(code: str) -> str:
-    """Returns the shortest tag of the same language: 'de_DE' -> 'de', 'zh_TW' -> 'zh_Hant'.
-
-    A code that CLDR does not know stays, with _ for other signs.
-    """
-    tag = parse(code)
-    if tag is None:
-        return re.sub(r"\W", "_", code)
-    script = likely_script(tag)
-    if script == likely_script(Tag(tag.language)):
-        script = ""
-    of_script = f"{tag.language}_{script}" if script else tag.language
-    likely = core.get_global("likely_subtags").get(of_script, "")
-    territory = "" if likely.endswith(f"_{tag.territory}") else tag.territory
-    return str(Tag(tag.language, script, territory, tag.variants))
-
-
 @lru_cache(maxsize=8)
 def names(kind: str) -> dict[str, str]:
     """Returns code -> English name of languages, scripts, territories or variants."""

@@ -20,8 +20,6 @@ class Chunk:
 
     Args:
         numbers: [n] places in the order of the source, from 1.
-        english: [n] English sides.
-        translation: [n] translations.
     """
 
     def __init__(

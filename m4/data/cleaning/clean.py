@@ -109,9 +109,6 @@ class Cleaner:
     Training text counts as overlapping only with text that came before it.
 
     Args:
-        cleaning: The stages.
-        source: The corpus.
-        languages: Its languages.
         spool: Folder for text that is read twice.
         examples: Examples that the ledger keeps for each reason.
         on_drop: Called for every training pair that is dropped.

@@ -31,8 +31,6 @@ class Count:
     """Counts of one language and split.
 
     Attributes:
-        read: Pairs read.
-        kept: Pairs kept.
         dropped: Reason -> pairs. Each dropped pair has one reason.
         changed: Reason -> pairs. A pair may have several reasons, here and below.
         flagged: Reason -> pairs of dev and test, which are never dropped.
@@ -95,7 +93,6 @@ class Ledger:
 
     Attributes:
         stages: The stages that ran, {name: {settings}}, in their order.
-        counts: counts[language][split].
     """
 
     def __init__(self, stages: Mapping[str, Mapping[str, Any]] | None = None) -> None:

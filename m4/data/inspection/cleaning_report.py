@@ -93,7 +93,6 @@ def clean_corpus(
     """Cleans all languages and splits of a corpus; nothing is tokenized.
 
     Args:
-        spec: The corpus.
         folder: Where the tokenized corpus is, if it was built. Its counts of pairs that are too
             long in pieces are taken over; else these are "not checked".
         cleaning: Defaults to the corpus's own.

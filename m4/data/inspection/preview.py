@@ -53,8 +53,6 @@ class Preview(NamedTuple):
     """A corpus under several samplers.
 
     Attributes:
-        total_steps: Steps of training.
-        sampler: Name of the configured sampler.
         sample_by: Unit of the shares, "examples" or "tokens".
         pairs: Training pairs of each language, the largest first.
         tokens: Ids of these pairs: source and target, tag and eos.

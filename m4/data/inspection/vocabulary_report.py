@@ -45,8 +45,6 @@ class Row(NamedTuple):
     Attributes:
         language: Its code; "en" is English.
         vocabulary: "shared", "source" or "target".
-        sentences: Number of sentences.
-        pieces_per_sentence: Mean number of ids.
         pieces_per_word: Words are what stands between spaces: in scripts that write none, whole
             stretches of text.
         pieces_per_character: Characters are counted in compatibility form (NFKC), without spaces.
@@ -77,7 +75,6 @@ def measure(cache: Cache, sentences: int = 2000) -> list[Row]:
     is made for.
 
     Args:
-        cache: The tokenized corpus.
         sentences: Training sentences of each language, at even distances; of English as many, from
             the pairs of all languages.
     """

@@ -73,7 +73,6 @@ class Cldr:
         sizes: Language -> training pairs. Defaults to all 137 languages.
         largest: Training pairs of the first of these.
         smallest: Training pairs of the last of these.
-        seed: Decides the sentences.
         test_pairs: Test pairs of each language.
         dev_pairs: Dev pairs of each language.
     """

@@ -69,7 +69,6 @@ class Detected:
     """The way in which a folder is to be read.
 
     Attributes:
-        source: Class of the source.
         settings: Its arguments besides the folder, where they differ from the defaults.
         not_read: Names of the files that do not belong to the corpus.
         by_hash: Splits that file names do not tell, which a hash of the English side decides.

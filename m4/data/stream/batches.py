@@ -201,10 +201,7 @@ def evaluation_batches(
     The last batch is filled up with empty rows (segment 0, weight 0). Longer pairs are trimmed.
 
     Args:
-        cache: The corpus.
         directions: One direction, or several, in which `direction_ids` count.
-        split: "train", "dev" or "test".
-        batch_rows: Rows of a batch.
         source_length: Longest source. Defaults to the corpus's.
         target_length: Longest target. Defaults to the corpus's.
         length_multiple: Each batch is only as wide as its longest pair needs, rounded up to a

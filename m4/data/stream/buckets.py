@@ -26,8 +26,6 @@ def shapes(
 
     Args:
         batch_rows: Rows of a batch of full lengths.
-        source_length: Longest source.
-        target_length: Longest target.
         widths: Widths below the longer length. Defaults to 1/8, 1/4, 3/8, 1/2 and 3/4 of it,
             rounded up to eights.
         rows_multiple: Rows are rounded down to a multiple of this number.
@@ -80,8 +78,6 @@ def plan(bucket: Ints, steps: int, buckets: Sequence[Shape], key: int) -> BatchP
 
     Args:
         bucket: [K] buckets of pairs in the order of their draws; K >= steps.
-        steps: Number of steps.
-        buckets: Shapes of the buckets.
         key: Decides the order of the batches.
     """
     bucket = bucket.copy()

@@ -38,8 +38,6 @@ def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str,
     """Returns the size of a mean pair of each direction, in the sampler's unit.
 
     Args:
-        cache: The corpus.
-        sample_by: "examples" or "tokens".
         mixture: Mixture of directions. Defaults to the corpus's own.
     """
     check_unit(sample_by)
@@ -96,11 +94,7 @@ def make_stream(
     told at least what the stream then draws in `total_steps`, and at most about 1% more.
 
     Args:
-        cache: The corpus.
-        sampler: Sizes -> rates.
         sample_by: Unit of sizes and rates, "examples" or "tokens".
-        total_steps: Steps of the training.
-        stream: Makes the stream.
         **options: Arguments of the stream, such as seed, rows and lengths.
     """
     if not takes(sampler, "drawn"):

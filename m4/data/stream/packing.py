@@ -64,9 +64,6 @@ def plan(
         target_lengths: [K] lengths of the targets.
         directions: [K] numbers of the directions.
         epochs: [K] epochs of the pairs.
-        steps: Number of steps.
-        shape: Shape of each batch.
-        tries: Plans at most.
     """
     assert len(source_lengths) >= steps * shape.rows
     parts = _parts(shape.rows)

@@ -49,13 +49,10 @@ class Draws:
     Source: shared stateless sampling as in grain's MapDataset.mix; Feistel: permutation.py.
 
     Args:
-        names: [D] directions.
-        sizes: [D] training pairs.
         rates: [D] rates; a direction with rate 0 is not drawn.
         seed: Decides the order, with the phase.
         first: [D] draws of each direction before these, from where its epochs continue. Defaults to
             none.
-        phase: Number of the phase.
         window: Examples of a stretch.
     """
 

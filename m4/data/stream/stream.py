@@ -80,7 +80,6 @@ class Stream:
         """Plans nothing yet, but tries a few groups to find their number of pairs.
 
         Args:
-            cache: The corpus.
             directions: Defaults to those that a phase has rates for.
             phases: Rates by direction (shares of the pairs, which need not sum to 1), or phases of
                 them, or `phases` of another stream. Defaults to temperature(T=5).
@@ -131,7 +130,6 @@ class Stream:
         """Returns the batch of a step (`batches.lay_out`).
 
         Args:
-            step: Number of the step.
             part: (i, n) gives the part of host i of n.
 
         Raises:
@@ -158,7 +156,6 @@ class Stream:
         after it: always at the same step, whatever the loading thread has done by now.
 
         Args:
-            step: Number of finished steps.
             rates: Rates of directions of this stream.
         """
         if unknown := [name for name in rates if name not in self.directions]:
@@ -216,23 +213,6 @@ class Stream:
         """Returns how often each direction's pairs were seen in the steps before `step`."""
         seen = self.examples_seen(step)
         return {d: seen[d] / n for d, n in zip(self.directions, self._split.sizes, strict=True)}
-
-    def tokens_seen(self, step: int) -> dict[str, tuple[int, int]]:
-        """(source ids, target ids), tag and eos included, of each direction before `step`.
-
-        Pairs seen times the mean length of the direction's pairs: exact after whole epochs of a
-        cache that holds one way to tokenize, close in between. What a training run has really
-        seen, it counts itself from its batches.
-        """
-        return {
-            direction: (
-                round(pairs * (source + self._extra[0])),
-                round(pairs * (target + self._extra[1])),
-            )
-            for (direction, pairs), (source, target) in zip(
-                self.examples_seen(step).items(), self._means, strict=True
-            )
-        }
 
     def dropped(self, step: int) -> int:
         """Pairs that did not fit in the group whose last step is `step`; 0 for other steps."""

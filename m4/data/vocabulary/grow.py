@@ -22,11 +22,8 @@ def grow(
     Old pieces keep their ids and the order of their merges; new merges come after all of them.
 
     Args:
-        path: The new file.
-        old: The vocabulary to grow.
         texts: Text of which a vocabulary is trained; its pieces are taken in the order in which
             they were learned.
-        size: Number of pieces in all.
         languages: Languages that get a tag, unless they have one.
 
     Returns:

@@ -52,8 +52,6 @@ class Tokenized(NamedTuple):
     """A tokenized range.
 
     Attributes:
-        text: The lines that are left.
-        pairs: Number of these.
         too_long: Pairs with a side that is too long.
         arrays: Name -> one Ragged for each segmentation, the best one first.
         kept: Numbers of the pairs that are left. Defaults to all.

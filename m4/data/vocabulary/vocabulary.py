@@ -237,8 +237,6 @@ def train(
     """Trains a BPE model and writes it to `path`; the same input gives the same file.
 
     Args:
-        path: The file.
-        texts: Sentences.
         size: Number of pieces. Text that is too small for it gives the largest vocabulary possible.
         languages: Languages that get a tag.
         coverage: Share of the text's characters that get a piece, with at most half of the free

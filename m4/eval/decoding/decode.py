@@ -74,7 +74,6 @@ class BatchCounts:
     places. Those of padding, and of rows that only fill it up, have no real token.
 
     Attributes:
-        sentences: Number of sentences.
         tokens: Tokens of translations, with EOS.
         real: Tokens of sources and translations.
         places: Places of the batches.
@@ -118,7 +117,6 @@ class Translations(NamedTuple):
     """Translations of one source; the first one is the translation.
 
     Attributes:
-        texts: The translations.
         scores: Log-probability over length penalty of each (docs/decoding.md).
         utilities: With MBR, the mean metric of each against the others, percent.
     """
@@ -342,13 +340,10 @@ def translations(
 
     Args:
         model: A module with T5X's contract (`m4.model.transformer`).
-        params: Its parameters.
         vocabulary: Turns text into ids and back, without EOS.
-        sources: The texts.
         settings: A batch, also the last one, has `settings.batch_rows` sentences. Where they are
             more than all sources, a batch has as many as each core's part of them.
         prefixes: Text that each translation begins with. Defaults to `settings.prefix`.
-        progress: Called after every batch.
         on_cut: Called for a source that is too long.
         on_batch: Called after every batch with it and its translations, int32 [B, T].
         layout: Mesh over which the parameters are sharded. Defaults to one device. A batch has as

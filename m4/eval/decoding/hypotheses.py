@@ -45,8 +45,6 @@ def decode_to_files(
 
     Args:
         translate: Returns what a line says of each tagged source, {"hypothesis": ...} or more.
-        folder: MODEL_DIR/decodes.
-        split: "test" or "dev".
         pairs: Sentences of the directions.
         settings: JSON, all that decides the result: checkpoint step, beams, alpha, lengths,
             fingerprint of the vocabulary.
@@ -136,9 +134,6 @@ def check_hypotheses(folder: Path, split: str, directions: Iterable[str], remedy
     """Checks that translations of all directions are there and as they were written.
 
     Args:
-        folder: Folder of the files.
-        split: "test" or "dev".
-        directions: The directions.
         remedy: The command that makes the translations, for the message.
 
     Raises:

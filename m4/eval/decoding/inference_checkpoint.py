@@ -79,7 +79,6 @@ def restore_params(
     Args:
         model: The module that was trained; decides the shapes.
         checkpoints: A folder of `m4.storage.checkpoints.Checkpoints`.
-        step: Defaults to the latest.
         vocabulary: The one that the model must have been trained with.
         layout: Sharding of the parameters. Defaults to the first device. Each device reads its
             shards only, and several processes all call this.

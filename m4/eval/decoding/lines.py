@@ -44,8 +44,6 @@ def translate_lines(
     """Translates lines; one that is too long in chunks, a blank one not at all.
 
     Args:
-        translator: The model.
-        lines: The lines.
         batches: Counts what is in the batches.
         progress: Called after every batch with the number of lines that are done, about.
         too_long: Called with the index of a line that is too long and what becomes of it.

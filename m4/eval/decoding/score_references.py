@@ -23,7 +23,6 @@ class Scored(NamedTuple):
 
     Attributes:
         logprob: Log-probability of all its tokens, EOS too.
-        tokens: Number of tokens.
         score: logprob over the length penalty, as the search gives it.
     """
 

@@ -38,9 +38,7 @@ class Portion(NamedTuple):
     """The sentences of a split that are translated and scored.
 
     Attributes:
-        split: "test" or "dev".
         sentences: Sentences of each direction, at even distances. Defaults to all.
-        directions: Defaults to all.
         test_sentences: Most sentences of a test set; names of files do not say it.
     """
 

@@ -66,9 +66,7 @@ class Translator:
 
     Attributes:
         model: A module with T5X's contract.
-        params: Its parameters.
         vocabulary: Turns text into ids and back.
-        decoding: Settings of the search.
         batch_rows: Lines that are translated together, in the place of decoding.batch_rows: of what
             a user types few are waiting.
         languages: Languages that it was trained to translate into. Defaults to all with a tag.

@@ -46,7 +46,6 @@ class Atlas:
     """Counts of assigned choices.
 
     Attributes:
-        split: The sentences that were counted.
         directions: Those with any count, into English first, by falling training size.
         languages: Language of each direction, the one that is not English.
         layers: Name of a layer -> counts, int64 [directions, E]; the encoder's first, by depth.
@@ -213,9 +212,7 @@ def show(folder: Path, split: str, console: Console, output: Path | None = None)
     """Prints tables and alarms, and draws the picture.
 
     Args:
-        folder: A MODEL_DIR.
         split: "train" or the split of a test set.
-        console: The terminal.
         output: File of the picture. Defaults to atlas.png next to the counts, if it can be written.
     """
     atlas = load(folder, split)

@@ -46,7 +46,6 @@ class Background(NamedTuple):
     """Facts that the page shows in addition to the scores; empty ones are left out.
 
     Attributes:
-        title: Title of the page.
         corpus: Description of the text, paragraphs separated by empty lines.
         facts: Name -> value: date, machine, seeds, steps, minutes.
         configs: Name -> operative gin config, shown whole.
@@ -89,15 +88,6 @@ def page(
         measured: Hypotheses and statistics of all systems.
         metric: Metric of the differences from the baseline, and of subsets.
         baseline: Name of the baseline, if there is one.
-        rows: Differences from the baseline.
-        means: Averages of the differences.
-        scores: Rows of scores.jsonl.
-        train_pairs: Language -> its training pairs.
-        background: Other facts.
-        subsets: Marks of the test sentences.
-        levels: Resource levels.
-        samples: Sentences shown a direction.
-        rate_rows: Rows of rates.jsonl.
         experts: {title, figure, alarms} of each atlas.
         by_step: {split, figure, best} of each curve of checkpoints; best is a row.
         cosines: {system, step, figure} of each heat map of gradients.

@@ -39,8 +39,6 @@ class Results(NamedTuple):
 
     Attributes:
         rows: Differences, for the terminal's table (`delta.tables`).
-        averages: Their means.
-        rate_rows: Rows of rates.jsonl.
     """
 
     html: Path
@@ -67,9 +65,6 @@ def draw(
 
     Args:
         rows: Differences of one metric from one baseline (`delta.deltas`).
-        means: Their means (`delta.averages`).
-        folder: Any folder.
-        levels: Resource levels.
     """
     stem = Path(folder) / f"delta_{rows[0].metric}"
     drawn = PlotFiles(*(stem.with_suffix(f".{kind}") for kind in PlotFiles._fields))
@@ -98,16 +93,8 @@ def write_results(
     `score.train_pairs_of` takes the training sizes from rows of a scores.jsonl.
 
     Args:
-        folder: Folder of the files.
-        systems: The systems.
         metrics: Metrics of the scores. The first one is that of the differences and the plot.
-        train_pairs: Language -> its training pairs.
-        subsets: Marks of the test sentences.
-        background: Other facts for the page.
         baseline: System to compare with; None makes no differences and no plot.
-        split: Split of the test sets.
-        levels: Resource levels.
-        samples: Sentences shown a direction.
         directions: Directions that are scored. Defaults to all.
 
     Raises:

@@ -39,11 +39,7 @@ def rows_by_step(
     `metric`; of equal ones the first. Steps whose checkpoints are gone are not compared.
 
     Args:
-        scores: Scores by step.
-        portion: Name of the sentences.
         metric: Metric that decides which step is the best.
-        levels: Level -> directions.
-        kept: Steps whose checkpoints are there.
     """
     rows = []
     compared = [step for step in sorted(scores) if step in kept]

@@ -5,7 +5,6 @@ GShard, section 4.4 and Table 1: ΔBLEU = BLEU - BLEU of the bilingual baseline.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -241,26 +240,16 @@ def tables(
 ) -> list[Table]:
     """Returns one table a system: languages by falling training size, then the averages.
 
-    Where a table is wider than `width` characters, it is first without names, then one a side. With
-    more than `MOST_LINES` languages there are the averages alone: the others are in files.
+    Where a table is wider than `width` characters, there is one a side. With more than
+    `MOST_LINES` languages there are the averages alone: the others are in files.
     """
     sides = [side for side in SIDES if any(row.side == side for row in rows)]
-    result: list[Table] = []
-    layouts = [[sides], [[side] for side in sides]]
-    for grouped, names in itertools.product(layouts, (True, False)):
-        result = [
-            _table(rows, means, system, group, names, levels)
-            for system in dict.fromkeys(row.system for row in rows)
-            for group in grouped
-        ]
-        if all(_width(table) <= width for table in result):
-            break
-    return result
-
-
-def _width(table: Table) -> int:
+    systems = list(dict.fromkeys(row.system for row in rows))
     wide = Console(width=1000)
-    return Measurement.get(wide, wide.options, table).maximum
+    result = [_table(rows, means, system, sides, levels) for system in systems]
+    if any(Measurement.get(wide, wide.options, table).maximum > width for table in result):
+        return [_table(rows, means, s, [side], levels) for s in systems for side in sides]
+    return result
 
 
 def _table(
@@ -268,7 +257,6 @@ def _table(
     means: Sequence[Average],
     system: str,
     sides: list[str],
-    names: bool,
     levels: ResourceLevels,
 ) -> Table:
     rows = [row for row in rows if row.system == system]
@@ -298,7 +286,7 @@ def _table(
     at = {(row.language, row.side): row for row in rows}
     many = len({row.language for row in rows}) > MOST_LINES
     for language, row in {} if many else {row.language: row for row in rows}.items():
-        label = f"{language} {row.name}" if names and row.name != language else language
+        label = f"{language} {row.name}" if row.name != language else language
         marks = " ≈" * bool(row.closely_related) + " ○" * (language in small.values())
         cells = [label + marks, f"{row.train_pairs:,}"]
         for side in sides:

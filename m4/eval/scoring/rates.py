@@ -84,7 +84,6 @@ def rates(
     """Returns the rows of rates.jsonl: references of each direction, then each system.
 
     Args:
-        measured: Hypotheses of all systems.
         identifier: Identifies languages. Without one `off_language` is null.
         before: Rows of an earlier run, kept where texts and identifier are the same.
         languages: Other languages among which the identifier chooses.

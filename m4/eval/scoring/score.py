@@ -40,7 +40,6 @@ class System:
 
     Attributes:
         name: 'moe', 'dense', 'bilingual', ...
-        decodes: Folder of its hypotheses.
         config: Operative gin config that its rows name, one or one a direction.
         checkpoint_step: Step that its rows name, one or one a direction.
     """
@@ -124,9 +123,6 @@ def measure(
     """Reads every system's hypotheses and counts what its scores need.
 
     Args:
-        systems: The systems.
-        metrics: Metrics of the scores.
-        split: Split of the test sets.
         copy: Adds the copy baseline.
         directions: Defaults to all that there are.
 

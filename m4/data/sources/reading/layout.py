@@ -25,12 +25,7 @@ class File:
     """A file and what its name says; fields that the pattern does not have are None.
 
     Attributes:
-        path: The file.
         name: Its path below the folder, without .gz or .zst.
-        language: m4's code.
-        code: The code in the name.
-        split: "train", "dev" or "test".
-        english: True for the English side.
         stars: The texts in the places of `*`.
     """
 
@@ -52,9 +47,7 @@ class Codes:
     """Turns language codes in names and in data into m4's; InputError for two of one language.
 
     Args:
-        owner: Class of the source.
         given: m4's code -> the code in the data.
-        folder: Folder of the data.
     """
 
     def __init__(self, owner: str, given: Mapping[str, str], folder: epath.Path) -> None:
@@ -88,10 +81,6 @@ class FileLayout:
     part of a name. Every file may have .gz or .zst after its name.
 
     Args:
-        owner: Class of the source.
-        folder: The folder.
-        pattern: The pattern.
-        english: Code of English in names.
         splits: Split -> its word in names; a split that is left out does not exist. Defaults to
             train, dev and test.
         codes: m4's code -> the code in names, where they differ by more than '-' and '_'.

@@ -90,8 +90,6 @@ class Reading:
 
     Args:
         owner: Class of the source, for messages.
-        on_bad_line: "fail" or "skip".
-        max_line_bytes: Longer lines are bad.
     """
 
     def __init__(self, owner: str, on_bad_line: str, max_line_bytes: int) -> None:
@@ -117,7 +115,6 @@ class Reading:
 
         Args:
             name: The file in `skipped`.
-            path: The file in messages.
             unit: What is numbered in the file.
         """
         packed = next((end for end in (".gz", ".zst") if str(path).endswith(end)), "")

@@ -25,7 +25,6 @@ class Fields:
     datasets of TED talks have it.
 
     Args:
-        owner: Class of the source.
         english: Code of English in the data.
         translation_field: {lang} in it is the language's code. Where neither a file's name nor
             language_field has the language, every field that fits is one.

@@ -40,39 +40,9 @@ def differences(made: Any, now: Any, name: str = "") -> list[str]:
         ]
     if made == now:
         return []
-    if isinstance(made, list) and isinstance(now, list) and not _is_digest(made):
-        items = f"{name}: {len(made)} items, now {len(now)}{_items(made, now)}"
-        return [items if len(f"{made}{now}") > _LONG else f"{name} = {made}, now {now}"]
     return [f"{name} = {_short(made)}, now {_short(now)}"]
 
 
-_LONG = 60
-
-
-def _is_digest(value: Any) -> bool:
-    """Returns True for a file's [bytes, SHA-256] (`m4.data.sources.reading.files.digest`)."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and isinstance(value[0], int)
-        and len(str(value[1])) == 64
-    )
-
-
-def _items(made: list[Any], now: list[Any]) -> str:
-    """Returns '; more: en, gl; no more: pt', or their numbers if they are many."""
-    said = ""
-    for word, these, others in (("more", now, made), ("no more", made, now)):
-        if found := [str(one) for one in these if one not in others]:
-            text = ", ".join(found)
-            said += f"; {word}: {text if len(text) < 2 * _LONG else len(found)}"
-    return said
-
-
 def _short(value: Any) -> str:
-    if _is_digest(value):
-        return f"{value[0]:,} bytes, SHA-256 {value[1][:12]}"
-    if isinstance(value, dict) and value and all(map(_is_digest, value.values())):
-        return f"{len(value)} files of {sum(one[0] for one in value.values()):,} bytes"
     text = str(value)
-    return text if len(text) < _LONG else f"{text[:50]}... ({len(text):,} letters)"
+    return text if len(text) < 120 else f"{text[:50]}... ({len(text):,} letters)"

@@ -34,16 +34,6 @@ class Moses(Folder):
                 "Moses.files", self.files, "a pattern with {side}, the code of a file's language"
             )
 
-    def languages(self) -> list[str]:
-        """Returns the codes of the languages with training data, without English, sorted."""
-        return sorted(
-            {
-                file.language
-                for file in self._files
-                if file.language and not file.english and self._has(file, "train")
-            }
-        )
-
     def _choose(self, files: list[File]) -> list[File]:
         self._english = {
             (file.language, file.split, file.stars): file for file in files if file.english

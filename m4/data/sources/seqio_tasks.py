@@ -198,10 +198,6 @@ class SeqioTasks(CountsLines):
                     found[name] = float(number)
         return found
 
-    def warnings(self) -> list[str]:
-        """Returns a line for the log for every task and reason of skipped examples."""
-        return self.reading.warnings(self.mixture_or_task_name)
-
     @property
     def _of(self) -> str:
         return f"SeqioTasks.mixture_or_task_name = {self.mixture_or_task_name!r}"

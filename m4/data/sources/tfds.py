@@ -126,10 +126,6 @@ class Tfds(CountsLines):
             },
         }
 
-    def warnings(self) -> list[str]:
-        """Returns a line for the log for every dataset and reason of skipped examples."""
-        return self.reading.warnings(self._data_dir)
-
     def _version_folder(self, dataset: str) -> epath.Path:
         name, _, version = dataset.partition(":")
         folder = self._data_dir / name

@@ -16,7 +16,6 @@ from m4.data.cache.cache import Cache
 from m4.data.samplers import Phase
 from m4.data.stream import buckets, packing
 from m4.data.stream.batches import Batch, Examples, SplitReader, lay_out
-from m4.data.stream.batches import evaluation_batches as evaluation_batches
 from m4.data.stream.packing import BatchPlan, Ints, Shape
 from m4.data.stream.phases import Phases, listed
 from m4.data.stream.sampling_order import WINDOW, Draws

@@ -189,6 +189,12 @@ class SourceAndTarget:
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
         self.source, self.target = source, target
+        self.encode, self.encode_tagged, self.tag_id = (
+            source.encode,
+            source.encode_tagged,
+            source.tag_id,
+        )
+        self.encode_targets, self.decode = target.encode, target.decode
 
     @property
     def path(self) -> Path:
@@ -205,26 +211,6 @@ class SourceAndTarget:
     def languages(self) -> list[str]:
         """Languages that have a tag."""
         return self.source.languages
-
-    def tag_id(self, language: str) -> int:
-        """Returns the id in front of a source that is to be translated into `language`."""
-        return self.source.tag_id(language)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of sources, without eos."""
-        return self.source.encode(texts)
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of targets, without eos."""
-        return self.target.encode(texts)
-
-    def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of sources behind a tag."""
-        return self.source.encode_tagged(texts)
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Returns the texts of targets' ids."""
-        return self.target.decode(ids)
 
 
 def train(

@@ -13,15 +13,9 @@ from m4.eval.decoding.decode import BatchCounts, Translations, translations
 from m4.eval.decoding.t5x_lines import t5x_line
 from m4.eval.decoding.translate import Translator, json_line
 
-
-def first_text(line: str, found: Translations, to: str) -> str:
-    """Returns the best translation."""
-    return found.texts[0]
-
-
 # Form -> (line, its translations, their language) -> a line of the file.
 FORMS: Mapping[str, Callable[[str, Translations, str], str]] = {
-    "text": first_text,
+    "text": lambda line, found, to: found.texts[0],
     "json": json_line,
     "t5x": t5x_line,
 }
@@ -87,9 +81,6 @@ def _chunks(
     def pieces(lines: Sequence[Line]) -> list[int]:
         tagged = [tag(line.source, line.to) for line in lines]
         return [len(ids) + 1 for ids in translator.vocabulary.encode_tagged(tagged)]
-
-    def fits(line: Line) -> Callable[[str], bool]:
-        return lambda text: pieces([Line(text, line.to)])[0] <= most
 
     found = []
     for i, (line, size) in enumerate(zip(lines, pieces(lines), strict=True)):

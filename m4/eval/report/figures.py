@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from m4.data.inspection.preview import short
 from m4.settings import InputError
 from m4.storage.files import whole
 
@@ -257,7 +258,7 @@ class Sheet:
         panel.set_ylabel("training\npairs", fontsize=0.85 * size, color=LIGHT.ink)
         panel.yaxis.set_minor_formatter(NullFormatter())
         panel.set_xlim(-0.7, len(sizes) - 0.3)
-        texts = [_short(n) for n in sizes]
+        texts = [short(n) for n in sizes]
         if 0.6 * 0.8 * size * max(map(len, texts)) < self.slot:
             panel.set_yticks([])
             panel.spines[["left"]].set_visible(False)
@@ -266,7 +267,7 @@ class Sheet:
                                color=LIGHT.ink)  # fmt: skip
         else:
             ends = sorted({max(sizes), min(sizes)})
-            panel.set_yticks(ends, [_short(n) for n in ends])
+            panel.set_yticks(ends, [short(n) for n in ends])
         panel.minorticks_off()
         letters, upright = _label_letters(self.labels, size, self.slot)
         shown = self.labels if letters >= _SMALLEST else []
@@ -282,14 +283,6 @@ class Sheet:
 
 def _signed(y: float) -> str:
     return f"{y:+.0f}".replace("-", "−") if round(y) else "0"
-
-
-def _short(pairs: int) -> str:
-    """1234567 -> '1.2M', 6000 -> '6k', 250 -> '250'."""
-    for unit, letter in ((10**6, "M"), (10**3, "k")):
-        if pairs >= unit:
-            return f"{pairs / unit:.1f}".removesuffix(".0") + letter
-    return str(pairs)
 
 
 def _label_letters(labels: Sequence[str], size: float, slot: float) -> tuple[float, bool]:

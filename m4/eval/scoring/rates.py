@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.keys import code_points
-from m4.data.cleaning.language_id import identifiers_code
+from m4.data.cleaning.language_id import Py3langid, identifiers_code
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.stages import is_empty
 from m4.data.preprocess import split_direction
@@ -54,19 +54,10 @@ NO_IDENTIFIER = (
 )
 
 
-class Chooser(Protocol):
-    """Identifies the language of a text (`m4.data.cleaning.language_id.Py3langid`)."""
-
-    def languages(self) -> set[str]: ...
-    def choose_among(self, codes: set[str]) -> None: ...
-    def identify(self, text: str) -> tuple[str, float]: ...
-    def identity(self) -> dict[str, Any]: ...
-
-
 class _Known:
     """An identifier that chooses among a run's languages; `codes` has its code of each."""
 
-    def __init__(self, identifier: Chooser, languages: Iterable[str]) -> None:
+    def __init__(self, identifier: Py3langid, languages: Iterable[str]) -> None:
         known = identifier.languages()
         codes = {language: identifiers_code(language, known) for language in languages}
         self.codes = {language: code for language, code in codes.items() if code in known}
@@ -77,7 +68,7 @@ class _Known:
 
 def rates(
     measured: Measured,
-    identifier: Chooser | None,
+    identifier: Py3langid | None,
     before: Iterable[Mapping[str, Any]] = (),
     languages: Iterable[str] = (),
 ) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
-from m4.data.stream.stream import Stream, evaluation_batches
+from m4.data.stream.batches import evaluation_batches
+from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
 from m4.parallel.distributed import SynchronizedProgram
 from m4.parallel.host_batches import host_rows, to_global

@@ -79,7 +79,11 @@ class Folder(CountsLines, abc.ABC):
         if self._mixed:
             return self._spool.languages()
         return sorted(
-            {file.language for file in self._files if file.language and self._has(file, "train")}
+            {
+                file.language
+                for file in self._files
+                if file.language and not file.english and self._has(file, "train")
+            }
         )
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
@@ -120,10 +124,6 @@ class Folder(CountsLines, abc.ABC):
             # Without languages in the names nothing is one language's alone.
             **({"by_language": by_language} if by_language else {}),
         }
-
-    def warnings(self) -> list[str]:
-        """Returns a line for the log for every file and reason of skipped lines."""
-        return self.reading.warnings(self.folder)
 
     @abc.abstractmethod
     def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:

@@ -138,26 +138,16 @@ class Reading:
         for counted, again in zip((self.skipped, self.normalised), counts, strict=True):
             counted.update(again)
 
-    def warnings(self, folder: object) -> list[str]:
-        """Returns a line for the log for every file and reason of skipped lines."""
-        return [
-            f"{folder}/{name}: {count} lines skipped: {reason}{self.where(name, reason)}"
-            for (name, reason), count in sorted(self.skipped.items())
-        ]
-
     def nothing_in(self, name: str) -> str:
         """Returns a message for a file without pairs, with the reason of most of its lines."""
         found = [(count, *key) for key, count in self.skipped.items() if key[0].startswith(name)]
         if not found:
             return "no pairs in it"
         count, named, reason = max(found)
-        return f"no pairs in it; {count} lines skipped: {reason}{self.where(named, reason)}"
-
-    def where(self, name: str, reason: str) -> str:
-        """Returns the first lines skipped for a reason, ' (line 3, 17)', or '' for no mistake."""
-        numbers = self.places.get((name, reason), [])
-        more = ", ..." if self.skipped.get((name, reason), 0) > len(numbers) else ""
-        return f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
+        numbers = self.places.get((named, reason), [])
+        more = ", ..." if count > len(numbers) else ""
+        where = f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
+        return f"no pairs in it; {count} lines skipped: {reason}{where}"
 
 
 class Tally:

@@ -1,13 +1,10 @@
-"""Compiles loops with Numba; without Numba they run in Python, much slower."""
+"""Compiles loops with Numba."""
 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 
 class _Compiled:
@@ -31,9 +28,8 @@ class _Compiled:
 
     @functools.cached_property
     def compiled(self) -> Callable[..., Any]:
-        numba = _numba()
-        if numba is None:
-            return _interpreted(self._function)
+        import numba  # seconds
+
         # nogil: meanwhile other threads run, training among them.
         try:
             return numba.njit(cache=True, nogil=True)(self._function)
@@ -48,25 +44,3 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     Numba's cache looks at that file only, and a change elsewhere would go unnoticed.
     """
     return _Compiled(function)
-
-
-@functools.cache
-def _numba() -> Any:
-    try:
-        import numba
-    except ImportError:
-        warnings.warn(
-            "Numba is not installed: batches are packed in plain Python, some 300 times slower",
-            stacklevel=2,
-        )
-        return None
-    return numba
-
-
-def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any) -> Any:
-        with np.errstate(over="ignore"):  # 64 bits wrap around, as when compiled
-            return function(*args)
-
-    return call

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -340,18 +338,3 @@ def test_errors(made_cache: Cache) -> None:
         Stream(made_cache, batch_rows=12, layout="bucketed")
     with pytest.raises(ValueError, match=r"widths = \[32, 16\]: must be rising"):
         Stream(made_cache, layout="bucketed", widths=(32, 16))
-
-
-def test_batches_are_the_same_without_numba(made_cache: Cache) -> None:
-    code = (
-        "import sys, warnings\n"
-        "sys.modules['numba'] = None\n"
-        "warnings.simplefilter('ignore')\n"
-        "from m4.data.cache.cache import Cache\n"
-        "from m4.data.stream.stream import Stream\n"
-        f"stream = Stream(Cache({str(made_cache.folder)!r}), batch_rows=8, layout='single')\n"
-        "print(*stream.batch(7)['decoder_target_tokens'].ravel())\n"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-    here = Stream(made_cache, batch_rows=8, layout="single").batch(7)["decoder_target_tokens"]
-    assert [int(i) for i in printed.stdout.split()] == here.ravel().tolist()

@@ -118,7 +118,6 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
                 "vocabulary": corpus.vocabulary.fingerprint,
                 "corpus": corpus.fingerprint,
                 "train_pairs": train_pairs(corpus),
-                "manifest": corpus.summary(),
             },
             flops=_flops(parts),
             begin=beginning.state if beginning else None,

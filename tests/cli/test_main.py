@@ -83,7 +83,7 @@ def trained_from(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     checkpoints = Checkpoints(folder / "model" / "checkpoints", read_only=True)
     note = checkpoints.note(1)
     checkpoints.close()
-    assert note["manifest"] == Cache(folder / "model" / "data").summary()
+    assert note["corpus"] == Cache(folder / "model" / "data").fingerprint
     COMPILES.clear()
     return text, folder / "model"
 

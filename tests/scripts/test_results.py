@@ -80,7 +80,7 @@ def decode(folder: Path, words: int, experiment: Experiment, directions: Sequenc
     pairs = split_pairs(cache, directions, "test")
     cut = iter([" ".join(y.split()[:words]) for each in pairs.values() for _, y in each])
 
-    def translate(sources: list[str]) -> list[dict[str, str]]:
+    def translate(sources: list[str], _: list[str]) -> list[dict[str, str]]:
         return [{"hypothesis": next(cut)} for _ in sources]
 
     decode_to_files(translate, folder, "test", pairs, {"step": 8})

@@ -254,19 +254,6 @@ class Cache:
         path = self.text_file(language, split).with_suffix(".subsets.json")
         return read_json(path) if path.is_file() else {}
 
-    def summary(self) -> dict[str, Any]:
-        """Returns the manifest's settings, sizes, hashes and counts, as JSON for a checkpoint."""
-        return {
-            "identity": self.manifest["identity"],
-            "languages": {
-                code: {
-                    split: {k: count[k] for k in ("pairs", "sha256")} for split, count in of.items()
-                }
-                for code, of in self.manifest["languages"].items()
-            },
-            "ledger": self.manifest["ledger"]["languages"],
-        }
-
     def ledger(self) -> Ledger:
         """Returns the ledger of what was read, kept and dropped, with examples."""
         return read_json(self.folder / LEDGER_FILE, Ledger.from_json)

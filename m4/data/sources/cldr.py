@@ -18,22 +18,27 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from m4.data.cldr.filters import accept, held, split_of
 from m4.data.cldr.phrases import Spec, english, phrases
 from m4.data.cldr.specs import Atom, Drawer, atoms
 from m4.data.cldr.tables import cldr_version
 from m4.data.languages import LANGUAGES
 from m4.data.sources import SPLITS, Pair
+from m4.data.splits import text_hash
 from m4.settings import Between, Count, InputError, SettingError, checked
 
 # Raise it when drawing, rendering or filtering changes the text; a test holds both together.
 GENERATOR = 1
 # Draws in a row without a new pair after which a language counts as exhausted.
 PATIENCE = 20_000
+MOST_CHARACTERS = 120
+TEST_PERMILLE, DEV_PERMILLE = 20, 10
+HELD_ONE_IN = 16
+_WORDS = re.compile(r"[^\W\d_]{2,}")  # letters only, two or more: digits and "e" are no words
 
 
 # CLDR gives some 50,000 different sentences a language.
@@ -244,3 +249,36 @@ def _nearest(code: str) -> str:
 def _too_few(language: str, split: str, wanted: int, available: int) -> str:
     change = f"Cldr.sizes[{language!r}]" if split == "train" else f"Cldr.{split}_pairs"
     return f"{language} has {available} {split} pairs, not {wanted}: lower {change}"
+
+
+def split_of(english: str) -> str:
+    """Returns 'train', 'dev' or 'test' by the English text: the same in every language."""
+    value = text_hash(english) % 1000
+    if value < TEST_PERMILLE:
+        return "test"
+    return "dev" if value < TEST_PERMILLE + DEV_PERMILLE else "train"
+
+
+def held(language: str, atom: Atom) -> bool:
+    """Returns whether `atom` is kept out of this language's training pairs (about 6 % are).
+
+    Other languages still see it, so that a right translation of it is transfer.
+    """
+    return text_hash(f"{language} {atom[0]} {atom[1]}") % HELD_ONE_IN == 0
+
+
+def accept(english: str, translation: str) -> bool:
+    """Returns whether there is something to translate: no copy, with letters, not too long.
+
+    A copy is an equal text, or one half or more of whose different words stand in the English.
+    Letters that make no word ("2.5 m", "5月18日") pass.
+    """
+    if len(english) > MOST_CHARACTERS or len(translation) > MOST_CHARACTERS:
+        return False
+    source, target = english.casefold(), translation.casefold()
+    if source == target:
+        return False
+    words = set(_WORDS.findall(target))
+    if not words:
+        return any(character.isalpha() for character in target)
+    return 2 * len(words.intersection(_WORDS.findall(source))) < len(words)

@@ -27,14 +27,13 @@ def hypotheses_path(folder: Path, split: str, direction: str) -> Path:
 
 
 def decode_to_files(
-    translate: Callable[[list[str]], list[dict[str, Any]]],
+    translate: Callable[[list[str], list[str]], list[dict[str, Any]]],
     folder: Path | str,
     split: str,
     pairs: Pairs,
     settings: Mapping[str, Any],
     *,
     sentences_at_once: int = 1024,
-    starting: Callable[[list[str]], None] | None = None,
 ) -> list[str]:
     """Translates the test sets of directions and writes one file each; returns the directions done.
 
@@ -44,13 +43,13 @@ def decode_to_files(
     written, is left as it is. Several processes all call this; the primary one reads and writes.
 
     Args:
-        translate: Returns what a line says of each tagged source, {"hypothesis": ...} or more.
+        translate: Takes tagged sources and the direction of each; returns what a line says of
+            each, {"hypothesis": ...} or more.
         pairs: Sentences of the directions.
         settings: JSON, all that decides the result: checkpoint step, beams, alpha, lengths,
             fingerprint of the vocabulary.
         sentences_at_once: Directions are decoded together up to this many sentences (fuller
             batches); an interrupted run loses at most these.
-        starting: Called with the direction of every source before `translate` is.
 
     Raises:
         InputError: A note is damaged.
@@ -63,11 +62,8 @@ def decode_to_files(
         of_each = [(each, *pair) for each in group for pair in pairs[each]]
         if len(of_each) < sentences_at_once and position + 1 < len(waiting):
             continue
-        if starting is not None:
-            starting([each for each, *_ in of_each])
-        found = iter(
-            translate([tag(source, split_direction(each)[1]) for each, source, *_ in of_each])
-        )
+        tagged = [tag(source, split_direction(each)[1]) for each, source, *_ in of_each]
+        found = iter(translate(tagged, [each for each, *_ in of_each]))
         for each in group if distributed.is_primary() else ():
             rows = [{"source": source, "reference": reference, **next(found)}
                     for source, reference, *_ in pairs[each]]  # fmt: skip

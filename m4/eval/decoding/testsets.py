@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import numpy as np
@@ -16,6 +16,9 @@ from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.progress import ProgressBar
 from m4.settings import InputError
+
+if TYPE_CHECKING:
+    from m4.eval.decoding.routing_counter import RoutingCounter
 
 _Row = TypeVar("_Row")
 
@@ -107,14 +110,6 @@ def check_held_out(cache: Cache) -> None:
             )
 
 
-class Counter(Protocol):
-    """Counts routing: `m4.eval.decoding.routing_counter.RoutingCounter`."""
-
-    def starting(self, directions: Sequence[str]) -> None: ...
-    def __call__(self, batch: Batch, best_BT: np.ndarray) -> None: ...
-    def save(self) -> None: ...
-
-
 class ProgressDecoder:
     """`decode` for `decode_to_files`: shows progress over all calls and counts batches.
 
@@ -132,24 +127,18 @@ class ProgressDecoder:
         params: Any,
         vocabulary: Vocabulary | SourceAndTarget,
         settings: Decoding,
-        counter: Counter | None = None,
+        counter: "RoutingCounter | None" = None,
         layout: Layout | None = None,
     ) -> None:
         """Takes the arguments of `translations`, and `counter`, which counts routing."""
         self.cut, self.batches = 0, BatchCounts()
         self._bar, self._counter, self._settings = bar, counter, settings
-        self._start, self._sentences, self._directions = time.monotonic(), 0, list[str]()
+        self._start, self._sentences = time.monotonic(), 0
         self._decode = lambda sources, **more: translations(
             model, params, vocabulary, sources, settings, layout=layout, **more
         )
 
-    def starting(self, directions: list[str]) -> None:
-        """Notes the directions of the sources of the next call."""
-        self._directions = directions
-        if self._counter is not None:
-            self._counter.starting(directions)
-
-    def __call__(self, sources: Sequence[str]) -> list[dict[str, Any]]:
+    def __call__(self, sources: Sequence[str], directions: list[str]) -> list[dict[str, Any]]:
         """Returns what a file of hypotheses says of each source: "hypothesis".
 
         With Decoding.n_best it says its direction, and all translations with their scores, too.
@@ -162,6 +151,8 @@ class ProgressDecoder:
         def on_cut(*_: int) -> None:
             self.cut += 1
 
+        if self._counter is not None:
+            self._counter.starting(directions)
         found = self._decode(sources, progress=progress, on_cut=on_cut, on_batch=self._count)
         if self._counter is not None and distributed.is_primary():
             self._counter.save()
@@ -171,7 +162,7 @@ class ProgressDecoder:
             return rows
         return [
             {**row, "direction": direction, **as_json(each)}
-            for row, direction, each in zip(rows, self._directions, found, strict=True)
+            for row, direction, each in zip(rows, directions, found, strict=True)
         ]
 
     def _count(self, batch: Batch, best_BT: np.ndarray) -> None:

@@ -313,7 +313,7 @@ def train_one(
         progress=_Reported(language, training.total_steps, report),
     )
 
-    def hypotheses(sources: list[str]) -> list[dict[str, str]]:
+    def hypotheses(sources: list[str], _: list[str]) -> list[dict[str, str]]:
         found = translate(params=trained.params, sources=sources, settings=decoding)
         return [{"hypothesis": each} for each in found]
 

@@ -41,17 +41,15 @@ def score(
     portion = PortionDecoder(experiment, Portion(split), dense=dense)
     cache, model, layout, pairs = portion.cache, portion.model, portion.layout, portion.pairs
     params, _, _ = restore_params(model, folder / "checkpoints", found, cache.vocabulary, layout)
-    decoding, targets = portion.experiment.decoding, []
+    decoding = portion.experiment.decoding
     made_by = {name: getattr(decoding, name) for name in ("alpha", "max_source_length")}
     made_by |= {"step": found, "vocabulary": cache.vocabulary.fingerprint}
 
-    def starting(directions: list[str]) -> None:
-        chosen = dict.fromkeys(directions)
-        targets[:] = [reference for each in chosen for _, reference in pairs[each]]
-
     with ProgressBar(f"score {split}", sum(map(len, pairs.values())), "sentences") as bar:
 
-        def scored(sources: list[str]) -> list[dict[str, Any]]:
+        def scored(sources: list[str], directions: list[str]) -> list[dict[str, Any]]:
+            chosen = dict.fromkeys(directions)
+            targets = [reference for each in chosen for _, reference in pairs[each]]
             given = score_references(
                 model, params, cache.vocabulary, sources, targets, decoding,
                 progress=lambda done, *_: bar.update(done), layout=layout,
@@ -59,7 +57,7 @@ def score(
             return [each._asdict() for each in given]
 
         folder = decodes_folder(folder, step)
-        decode_to_files(scored, folder, f"logprob-{split}", pairs, made_by, starting=starting)
+        decode_to_files(scored, folder, f"logprob-{split}", pairs, made_by)
         bar.update(bar.total)
     return folder
 

@@ -78,7 +78,7 @@ class PortionDecoder:
             translate = ProgressDecoder(
                 bar, model, params, cache.vocabulary, self.experiment.decoding, counter, layout
             )
-            decode_to_files(translate, folder, split, pairs, made_by, starting=translate.starting)
+            decode_to_files(translate, folder, split, pairs, made_by)
             bar.update(bar.total)
         if distributed.is_primary() and translate.batches.sentences:
             print(f"{self._name}: {translate.batches.said()}")

@@ -355,7 +355,7 @@ def test_whatever_is_damaged_in_json(made_cache: Cache, tmp_path: Path) -> None:
             for direction in (f"en-{language}", f"{language}-en"):
                 cache.mean_pieces(direction, "train")
             cache.longest(language), cache.rows(language, "dev"), cache.sizes()
-        cache.summary(), cache.identity(), cache.ledger()
+        cache.manifest, cache.identity(), cache.ledger()
         _ = cache.fingerprint, cache.separate, cache.segmentations
         _ = cache.source_length + cache.target_length
 

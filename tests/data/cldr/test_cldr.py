@@ -10,13 +10,12 @@ from datetime import date
 import pytest
 from babel import Locale, dates, localedata, numbers
 
-from m4.data.cldr.filters import accept, held, split_of
 from m4.data.cldr.phrases import Phrases, english, normalise
 from m4.data.cldr.specs import CATEGORIES, Drawer, atoms, inventory
 from m4.data.cldr.tables import cldr_version
 from m4.data.languages import LANGUAGES
 from m4.data.sources import SPLITS, Pair, cldr
-from m4.data.sources.cldr import Cldr, power_law
+from m4.data.sources.cldr import Cldr, accept, held, power_law, split_of
 
 SIZES = {"ru": 400, "de": 300, "gl": 60, "ckb": 40}
 DAY = date(1961, 5, 18).toordinal()

@@ -128,8 +128,6 @@ def test_the_ledger_of_a_cache_adds_up_to_its_rows(tmp_path: Path) -> None:
         assert count.kept == made.size("gl", split) == len(list(made.pairs("gl", split)))
         assert count.read == count.kept + sum(count.dropped.values())
     assert made.manifest["ledger"] == ledger.as_json(examples=False)
-    assert made.summary()["ledger"]["gl"]["train"]["read"] == 63
-    assert json.loads(json.dumps(made.summary())) == made.summary()
 
 
 def test_settings_of_the_cleaning_are_the_caches_identity(tmp_path: Path) -> None:
@@ -138,7 +136,9 @@ def test_settings_of_the_cleaning_are_the_caches_identity(tmp_path: Path) -> Non
     made = CorpusSpec(source, **settings).build(tmp_path / "c")
     again = CorpusSpec(source, **settings, cleaning=clean.thorough()).build(tmp_path / "c")
     first, *_ = differences(made.manifest["identity"], again.manifest["identity"])
-    assert first.startswith("cleaning.order: 4 items, now 9; more: length")
+    assert first.startswith(
+        "cleaning.order = ['normalise', 'empty', 'duplicates', 'overlap'], now ["
+    )
     assert again.manifest["corpus"] == made.manifest["corpus"]
 
 

@@ -14,7 +14,7 @@ class Upper:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, sources):
+    def __call__(self, sources, directions):
         self.calls.append(sources)
         return [{"hypothesis": source.upper()} for source in sources]
 
@@ -70,10 +70,10 @@ def test_a_damaged_note_is_named(tmp_path):
 
 def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
     class FailsSecond(Upper):
-        def __call__(self, sources):
+        def __call__(self, sources, directions):
             if self.calls:
                 raise KeyboardInterrupt
-            return super().__call__(sources)
+            return super().__call__(sources, directions)
 
     with pytest.raises(KeyboardInterrupt):
         decode_to_files(FailsSecond(), tmp_path, "dev", PAIRS, {}, sentences_at_once=1)
@@ -81,17 +81,15 @@ def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
     assert decode_to_files(Upper(), tmp_path, "dev", PAIRS, {}) == ["en-gl", "en-sr_Latn"]
 
 
-def test_starting_gets_the_directions_before_translate_the_sources(tmp_path):
+def test_translate_gets_the_direction_of_each_source(tmp_path):
     called: list[Any] = []
 
-    def translate(sources):
-        called.append(len(sources))
+    def translate(sources, directions):
+        called.append((len(sources), directions))
         return [{"hypothesis": source} for source in sources]
 
-    decode_to_files(
-        translate, tmp_path, "test", PAIRS, {}, sentences_at_once=3, starting=called.append
-    )
-    assert called == [["gl-en", "gl-en", "en-gl"], 3, ["en-sr_Latn", "en-sr_Latn"], 2]
+    decode_to_files(translate, tmp_path, "test", PAIRS, {}, sentences_at_once=3)
+    assert called == [(3, ["gl-en", "gl-en", "en-gl"]), (2, ["en-sr_Latn", "en-sr_Latn"])]
 
 
 DAMAGE = {

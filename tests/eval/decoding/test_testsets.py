@@ -110,8 +110,8 @@ def test_progress_runs_through_all_calls_and_cuts_are_counted(
     nothing: Any = None  # what the decoder that is replaced would need
     shows = Shown("decode", 5, stream=io.StringIO())
     translate = ProgressDecoder(shows, nothing, {}, nothing, Decoding(beams=2))
-    assert translate(["a", "b"]) == [{"hypothesis": "A"}, {"hypothesis": "B"}]
-    assert translate(["c", "d", "e"])[2] == {"hypothesis": "E"}
+    assert translate(["a", "b"], ["en-gl"] * 2) == [{"hypothesis": "A"}, {"hypothesis": "B"}]
+    assert translate(["c", "d", "e"], ["en-gl"] * 3)[2] == {"hypothesis": "E"}
     assert shown == [1, 2, 3, 4, 5]
     assert translate.cut == 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import sys
 import types
 
@@ -59,21 +58,6 @@ def test_without_a_terminal_it_is_a_line_every_ten_seconds(clock: Clock) -> None
     ]
 
 
-def test_total_may_change(clock: Clock) -> None:
-    stream = io.StringIO()
-    with ProgressBar("baselines", 100, stream=stream) as bar:
-        bar.update(0)
-        clock.now += 20.0
-        bar.update(20, total=60)
-        clock.now += 5.0
-    # 20 of 60 in 20 s: 40 are left for 40 s, 50 s when 25 have gone by.
-    assert stream.getvalue().splitlines() == [
-        "baselines: 0/100 steps  [0:00, left ?]",
-        "baselines: 20/60 steps  [0:20, left 0:40, 1.00 steps/s]",
-        "baselines: 20/60 steps  [0:25, left 0:50, 0.80 steps/s]",
-    ]
-
-
 def test_failed_work_adds_no_line(clock: Clock) -> None:
     stream = io.StringIO()
 
@@ -100,19 +84,6 @@ def test_on_a_terminal_it_is_a_bar(clock: Clock) -> None:
     # Square brackets are text, not rich's markup.
     assert "train [dense]" in stream.getvalue()
     assert "loss [2]" in stream.getvalue()
-
-
-def test_time_left_that_is_given_counts(clock: Clock) -> None:
-    stream = io.StringIO()
-    with ProgressBar("corpus", 100, "%", stream) as bar:
-        bar.update(50, left=math.nan)
-        clock.now += 20.0
-        bar.update(60, left=70.0)
-    assert stream.getvalue().splitlines() == [
-        "corpus: 50/100 %  [0:00, left ?]",
-        "corpus: 60/100 %  [0:20, left 1:10]",
-        "corpus: 60/100 %  [0:20, left 1:10]",
-    ]
 
 
 class ZMQInteractiveShell:

@@ -16,11 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# Compiling at XLA's lowest optimization, as in tests/conftest.py.
-_XLA = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1"
-)
+from tests.xla_flags import QUICK
 
 
 def set_up(programs: Path) -> None:
@@ -28,7 +24,7 @@ def set_up(programs: Path) -> None:
     os.environ.update(
         JAX_PLATFORMS="cpu",
         JAX_NUM_CPU_DEVICES="1",
-        XLA_FLAGS=_XLA,
+        XLA_FLAGS=QUICK,
         JAX_COMPILATION_CACHE_DIR=str(programs),
         JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
         JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="0",

@@ -78,20 +78,6 @@ def test_a_task_gives_the_ids_of_the_cache(
     assert any(len(inputs) == LENGTHS["inputs"] for inputs, _ in got), "some are trimmed"
 
 
-def test_real_text_in_many_scripts(
-    tasks: ModuleType, seqio: Any, tatoeba: Path, tmp_path: Path
-) -> None:
-    codes = ["glg", "fry", "cmn_Hans", "jpn", "heb", "ben", "tha"]
-    made = CorpusSpec(Tsv(tatoeba), codes).build(tmp_path / "c")
-    tasks.register_cache(made, "real")
-    for code in codes:
-        for direction in (f"en-{code}", f"{code}-en"):
-            task = seqio.get_mixture_or_task(tasks.task_name(direction, "real"))
-            dataset = task.get_dataset(LENGTHS, "test", shuffle=False).take(200)
-            assert ids_of(dataset) == wanted(made, direction, "test")[:200]
-    tasks.unregister("real")
-
-
 def test_a_word_that_looks_like_a_tag_is_text_in_a_task(
     tasks: ModuleType, seqio: Any, tmp_path: Path
 ) -> None:
@@ -138,23 +124,6 @@ def test_rates_of_other_samplers_and_by_tokens(tasks: ModuleType, registered: Ca
     tasks.unregister("first")
 
 
-def test_a_mixture_draws_its_tasks_at_the_rates(seqio: Any, registered: Cache) -> None:
-    mixture = seqio.get_mixture_or_task("m4.to_english")
-    dataset = mixture.get_dataset(LENGTHS, "train", num_epochs=None, seed=1)
-    rates = temperature(Cache(registered.folder, "to_english").sizes())
-    known = {
-        direction: {tuple(inputs) for inputs, _ in wanted(registered, direction, "train")}
-        for direction in rates
-    }
-    count, seen = 2000, dict.fromkeys(known, 0)
-    for inputs, _ in ids_of(dataset.take(count)):
-        (direction,) = (d for d, ids in known.items() if tuple(inputs) in ids)
-        seen[direction] += 1
-    for direction, rate in rates.items():
-        # 4 sigma of a binomial draw
-        assert abs(seen[direction] - rate * count) < 4 * (count * rate * (1 - rate)) ** 0.5
-
-
 def test_the_stream_gives_the_examples_and_the_shares_of_the_mixture(
     tasks: ModuleType, seqio: Any, registered: Cache
 ) -> None:
@@ -182,13 +151,9 @@ def test_the_stream_gives_the_examples_and_the_shares_of_the_mixture(
         for epoch in range(len(pairs) // size):
             assert Counter(pairs[epoch * size : (epoch + 1) * size]) == own, (direction, epoch)
     assert {name: len(pairs) for name, pairs in drawn.items()} == stream.examples_seen(block_steps)
-    for blocks in (1, 7, 1000, 10**6):
-        seen = stream.examples_seen(blocks * block_steps)
-        assert sum(seen.values()) == blocks * 4096
-        for direction, rate in rates.items():
-            # After whole blocks no count is off by more than 1; 1e-6: seqio's rates are floats.
-            wanted_count = rate * blocks * 4096
-            assert abs(seen[direction] - wanted_count) < 1 + 1e-6 * wanted_count**0.5, direction
+    for direction, rate in rates.items():
+        # After whole blocks no count is off by more than 1.
+        assert abs(len(drawn[direction]) - rate * 4096) <= 1, direction
 
 
 def test_feature_converter_of_t5x(seqio: Any, registered: Cache) -> None:
@@ -242,13 +207,6 @@ def test_names_in_use(tasks: ModuleType, registered: Cache, tmp_path: Path) -> N
     tasks.register_cache(other, "other")
     assert tasks.mixture_rates("other.english_centric") == {"en-gl": 0.5, "gl-en": 0.5}
     tasks.unregister("other")
-
-
-def test_one_tf_op_a_model(tasks: ModuleType, seqio: Any, registered: Cache) -> None:
-    one = seqio.TaskRegistry.get("m4.gl_en").output_features["inputs"].vocabulary
-    two = seqio.TaskRegistry.get("m4.en_pt").output_features["targets"].vocabulary
-    assert one == two
-    assert one.tf_tokenizer is two.tf_tokenizer
 
 
 def test_validation_is_dev(tasks: ModuleType, seqio: Any, registered: Cache) -> None:

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from m4 import config
-from tests.documents.blocks import ROOT, WAYS, Block, blocks, read
+from tests.documents.blocks import ROOT, WAYS, Block, blocks
 from tests.documents.commands import dry_run_all, is_like
 from tests.documents.world import World
 from tests.shared import demo_run
 
-# Nothing runs of these: (page, way, how many).
-NOT_TESTED = {("docs/model.md", "formula", 1), ("docs/t5x.md", "not run", 1)}
 BLOCKS = blocks()
 
 
@@ -50,26 +48,6 @@ def test_every_block_has_a_mark() -> None:
     assert not wrong, "\n".join([*wrong, "the line above a block must be one of", allowed])
 
 
-def test_a_block_without_a_mark_or_with_a_wrong_one_is_found() -> None:
-    (block,) = read("Text:\n\n```\nm4 train\n```\n", "page.md")
-    assert (block.way, str(block)) == (None, "page.md:3")
-    (block,) = read("<!-- test: run: A=1 -->\n```\n$ m4 train \\\n  --x\nok 1\n...\n```\n", "x")
-    assert (block.way, block.more, block.output) == ("run", "A=1", ["ok 1"])
-    assert block.commands == "m4 train \\\n  --x"
-
-
-def test_the_ways_are_those_of_contributing() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = text.split("## A block of a document")[1].split("\n## ")[0]
-    assert re.findall(r"^\| `([^`:]+)", table, re.MULTILINE) == list(WAYS)
-
-
-def test_few_blocks_are_not_tested() -> None:
-    unknown = [(block.page, block.way) for block in BLOCKS if block.way in ("formula", "not run")]
-    assert {(*one, unknown.count(one)) for one in unknown} == NOT_TESTED
-    assert all(block.more for block in BLOCKS if block.way == "not run")
-
-
 @pytest.mark.slow
 @in_the_way("run")
 def test_block_runs(block: Block, world: World) -> None:
@@ -94,14 +72,11 @@ def test_block_runs_dry(block: Block, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 MISTAKES = {
-    "m4 train --gin_file=gin_configs/demon.gin": "no such file",
     "m4 train --gin_file=gin_configs/demo.gin --gin.schedules.rsqrt.top=1": "top",
-    "m4 plan --gin_file=gin_configs/demo.gin --topology=v4:4x4": "v4:4x4",
     "m4 train --gin_flie=gin_configs/demo.gin": "",  # argparse ends the process
     "make demonstration": "demonstration",
     "scripts/cloud_tpu.sh crate --name=x --zone=us-a1-a": "crate",
     "gcloud storage buckets create gs://b --place=here": "--place",
-    "gcloud storage bucket create gs://b": "not in UNRUN",
     'python benchmarks/moe_layer.py --vs "--transport einsum"': "--transport",
     "trian m4": "command not found",
 }

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from m4.plan import launch
 from m4.plan.hlo import Collective
 from m4.plan.machines import GIB, GPUS, Cluster, topology
-from m4.plan.memory import too_much
 from m4.plan.step_time import seconds_of, step_time
 from tests.command_line import m4
 
@@ -69,33 +67,6 @@ def test_step_time_is_flops_at_the_peak_plus_collectives() -> None:
     time = step_time(0, 989e12, "bfloat16", found, machine)
     assert time.compute == pytest.approx(1.0)
     assert time.total == pytest.approx(1.000875)
-
-
-def test_refusal_of_a_gpu_program_has_advice() -> None:
-    by_kind = {"replicated weights": 8 * GIB, "temporaries": 90 * GIB}
-    refused = too_much(by_kind, 80 * GIB, ["a smaller batch"])
-    assert refused["message"] == (
-        "98.00 GiB, most of them temporaries (90.00), exceed the memory (80.00 GiB)"
-    )
-    assert refused["needed_bytes"] == 98 * GIB
-    assert refused["advice"] == ["a smaller batch"]
-
-
-def test_locks_for_gpus_are_of_the_locked_versions() -> None:
-    """XLA's plugin and JAX must be of one version; so must everything that both locks have."""
-
-    def versions(name: str) -> dict[str, str]:
-        text = (ROOT / name).read_text("utf-8")
-        assert "://" not in text
-        return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
-
-    everything, gpu = versions("requirements.lock"), versions("requirements-cuda.lock")
-    compiler = versions("requirements-cuda-compiler.lock")
-    plugin = dict.fromkeys(("jax-cuda12-plugin", "jax-cuda12-pjrt"), everything["jax"])
-    assert compiler == plugin
-    added = dict(gpu.items() - everything.items())
-    assert plugin.items() <= added.items()
-    assert {name for name in added if not name.startswith("nvidia-")} == {*plugin}
 
 
 def test_missing_gpu_compiler_error_names_the_installation(

@@ -155,7 +155,10 @@ MISTAKES = {
         "(gcloud auth login)"
     ),
     "ERROR: (gcloud.compute) PERMISSION_DENIED: Permission 'tpu.nodes.get' denied": "",
-    "ERROR: (gcloud.compute) INVALID_ARGUMENT: zone": "",
+    "ERROR: INVALID_ARGUMENT: the accelerator v4-128 was not found in zone us-central2-b": (
+        "ERROR: INVALID_ARGUMENT: the accelerator v4-128 was not found in zone us-central2-b; "
+        "what this zone has: gcloud compute tpus accelerator-types list --zone=us-central2-b"
+    ),
 }
 
 
@@ -167,22 +170,6 @@ def test_a_mistake_of_the_users_with_gcloud_ends_it_in_one_line(
     make_program(fakes / "gcloud", f'echo "{text}" >&2; echo "More follows." >&2; exit 1')
     said = call("cloud_tpu.sh", command, *slice_options(), "--poll_seconds=0")
     assert (said.returncode, said.stderr) == (2, f"cloud_tpu.sh: {MISTAKES[text] or text}\n")
-
-
-NO_SLICES = (
-    "ERROR: (gcloud.compute.tpus.queued-resources.create) INVALID_ARGUMENT: Cloud TPU received "
-    "a bad request. the accelerator v4-128 was not found in zone us-central2-b [EID: 0x9]"
-)
-
-
-def test_a_zone_without_such_slices_is_one_line_that_says_what_lists_them(fakes: Path) -> None:
-    make_program(fakes / "gcloud", f'echo "{NO_SLICES}" >&2; exit 1')
-    said = call("cloud_tpu.sh", "create", *slice_options())
-    assert said.returncode == 2
-    assert said.stderr == (
-        f"cloud_tpu.sh: {NO_SLICES}; what this zone has: "
-        "gcloud compute tpus accelerator-types list --zone=us-central2-b\n"
-    )
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,3 @@ def test_imports_are_counted_once_a_file_and_module(script: ModuleType, tmp_path
     assert graph.folders["left"] == ["inner"]
     assert graph.texts["top"] == "The top."
     assert graph.imports == {("top", "base"): 1, ("top", "left"): 1, ("left", "base"): 1}
-
-
-def test_the_same_graph_gives_the_same_bytes(script: ModuleType, tmp_path: Path) -> None:
-    graph = script.read_graph()
-    for name in ("a.svg", "b.svg"):
-        script.draw(graph, tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

@@ -11,7 +11,7 @@ import pytest
 from babel import Locale, dates, localedata, numbers
 
 from m4.data.cldr.phrases import Phrases, english, normalise
-from m4.data.cldr.specs import CATEGORIES, Drawer, atoms, inventory
+from m4.data.cldr.specs import atoms, inventory
 from m4.data.cldr.tables import cldr_version
 from m4.data.languages import LANGUAGES
 from m4.data.sources import SPLITS, Pair, cldr
@@ -279,20 +279,6 @@ def test_normalise():
     assert normalise("می\u200cخواهم") == "می\u200cخواهم"  # a letter's form: spelling
 
 
-def test_text_is_clean_and_about_as_long_as_meant():
-    drawer = Drawer(5)
-    specs = [drawer.draw() for _ in range(4000)]
-    sentences = [english().render(spec) for spec in specs]
-    assert all(sentence and sentence == normalise(sentence) for sentence in sentences)
-    characters = "".join(sentence for sentence in sentences if sentence)
-    # The design measured 27 characters a sentence, 9 % digits, 48 % lists.
-    assert 25 < len(characters) / len(specs) < 29
-    assert 0.08 < sum(c.isdigit() for c in characters) / len(characters) < 0.11
-    lists = sum(CATEGORIES[name] for name in ("dur", "list1", "listq", "listm"))
-    share = sum(spec[0] == "list" for spec in specs) / len(specs)
-    assert abs(share - lists / sum(CATEGORIES.values())) < 0.03
-
-
 def test_no_english_name_has_two_meanings():
     names = [english().render(spec) for kind in inventory().values() for spec in kind]
     folded = {name.casefold() for name in names if name}
@@ -307,13 +293,6 @@ def test_accept():
     assert not accept("Congo - Kinshasa", "Kongo-Kinshasa")  # one of two words
     assert accept("Congo - Kinshasa", "Kongo, Demokratische Republik Kinshasa")  # one of four
     assert not accept("Spain", "Españ" + "a" * 120)
-
-
-def test_split_shares():
-    # 2 % and 1 % of 20,000: 400 and 200, standard deviations 20 and 14.
-    splits = [split_of(f"sentence {number}") for number in range(20_000)]
-    assert 320 < splits.count("test") < 480
-    assert 140 < splits.count("dev") < 260
 
 
 # Babel's shared tables

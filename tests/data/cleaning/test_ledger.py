@@ -7,76 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from m4.data.cache.identity import differences
 from m4.data.cleaning import clean
-from m4.data.cleaning.clean import Cleaner
 from m4.data.cleaning.ledger import ANY, Example, Ledger
 from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS, Pair
-from m4.data.sources.tsv import Tsv
 from tests.data.cleaning.cases import Listed, run
-
-# A line of each kind -> why the source leaves it out, or None where it is a pair.
-KINDS = {
-    b"no tab": "no tab",
-    b"two\ttabs\there": "more than one tab",
-    b"": "an empty line",
-    b"\tno English": "an empty English side",
-    b"no translation\t ": "an empty translation side",
-    b"a NUL\x00 here\tx": "a NUL character",
-    b"control\x07 here\tx": "a control character",
-    b"not \xff UTF-8\tx": "not UTF-8",
-    b"half \xed\xa0\x80 a pair\tx": "not UTF-8",
-    b"x" * 70_000 + b"\ty": "longer than 65536 bytes",
-    b"good %d\tboa %d": None,
-    b"good too %d\tboa %d\r": None,
-    b"\xef\xbb\xbfwith a mark %d\tboa %d": None,
-    "right to left %d\tשלום\u200f %d".encode(): None,
-    "spaced %d\tunha\u2028li\u00f1a %d".encode(): None,
-}
-
-
-def corrupted(lines: int) -> tuple[bytes, dict[str, int], int]:
-    """(the file, reason -> lines, good lines): kinds interleaved, the long one seldom."""
-    kinds = list(KINDS)
-    text, wanted, good = [], dict[str, int](), 0
-    for number in range(lines):
-        kind = kinds[number % len(kinds)]
-        if len(kind) > 60_000 and number % 40:
-            kind = b"no tab"
-        if (why := KINDS[kind]) is None:
-            good += 1
-            kind = kind % (number, number)
-        else:
-            wanted[f"source: {why}"] = wanted.get(f"source: {why}", 0) + 1
-        text.append(kind + b"\n")
-    return b"".join(text), wanted, good
-
-
-def test_ten_thousand_corrupted_lines_are_counted_one_by_one(tmp_path: Path) -> None:
-    text, wanted, good = corrupted(10_000)
-    (tmp_path / "gl.train.tsv").write_bytes(text)
-    (tmp_path / "gl.test.tsv").write_bytes(corrupted(300)[0])
-    source, spool = Tsv(tmp_path, on_bad_line="skip"), tmp_path / "spool"
-    spool.mkdir()
-    kept, ledger = run([*clean.thorough().stages], source, spool)
-    train, test = ledger.count("gl", "train"), ledger.count("gl", "test")
-    assert (train.read, test.read) == (10_000, 300)
-    ours = {why: n for why, n in train.dropped.items() if why.startswith("source:")}
-    assert ours == wanted
-    others = sum(train.dropped.values()) - sum(wanted.values())
-    assert len(kept["gl", "train"]) == train.kept == good - others
-    assert train.changed["source: a mark of writing direction"] > 0
-    assert sum(wanted.values()) + good == 10_000
-    # Whoever used the source before: nothing is counted twice or forgotten.
-    again = run([*clean.thorough().stages], source, spool)[1]
-    assert again.as_json() == ledger.as_json()
-    assert sum(source.skipped.values()) == sum(wanted.values()) + sum(
-        n for why, n in test.dropped.items()
-    )
 
 
 class OneFile(Listed):
@@ -179,22 +117,3 @@ def test_a_ledger_that_does_not_add_up_is_found() -> None:
     count.kept += 1
     with pytest.raises(AssertionError):
         ledger.check()
-
-
-def test_real_text_is_cleaned_a_little(tatoeba: Path, tmp_path: Path) -> None:
-    codes = ["gle", "cmn_Hant", "heb", "uzb"]
-    source = Tsv(tatoeba, on_bad_line="skip")
-    cleaner = Cleaner(clean.thorough(), source, codes, tmp_path)
-    for split in reversed(SPLITS):
-        for code in codes:
-            assert np.all([len(part) for part in cleaner.pairs(code, split)])
-    ledger = cleaner.finish()
-    for code in codes:
-        count = ledger.count(code, "train")
-        lines = (tatoeba / f"{code}.train.tsv").read_bytes().count(b"\n")
-        assert count.read == lines
-        english = [why for why in count.dropped if why.startswith("overlap: english")]
-        assert not english, "its splits are by the English side"
-    # Uzbek is written in Latin letters and in Cyrillic; its code says neither, m4's table Latin.
-    assert ledger.count("uzb", "train").dropped["script: translation side"] > 50
-    assert ledger.count("heb", "train").kept > 0.98 * ledger.count("heb", "train").read

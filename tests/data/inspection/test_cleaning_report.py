@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -73,35 +73,16 @@ def test_what_is_dropped_can_be_listed(spec: CorpusSpec, tmp_path: Path) -> None
     assert (row["reason"], row["english"]) == ("overlap: english side in test", "tested")
 
 
-class Page(HTMLParser):
-    """The tags with their attributes, and the text, of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
 def test_the_page_shows_any_text_and_runs_none(spec: CorpusSpec, tmp_path: Path) -> None:
     ledger = clean_corpus(spec, tmp_path / "c", clean.thorough())
     json_path, html_path = cleaning_report.write_report(tmp_path, ledger)
-    page = Page(html_path.read_text(encoding="utf-8"))
-    assert not {tag for tag, _ in page.tags} & {"script", "img", "link", "iframe", "a", "object"}
-    assert "<script>alert(1)</script>" in page.text, "shown, not run"
-    policy = [a["content"] for _, a in page.tags if a.get("http-equiv")]
-    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-    sides = [a for tag, a in page.tags if tag == "td" and a.get("class") == "text"]
-    assert ({a["dir"] for a in sides}, {a["lang"] for a in sides}) == ({"auto"}, {"en", "gl", "ar"})
-    assert "U+202E" in page.text, "what shows nothing, or turns the line around, is named"
-    assert "\u202e" not in html_path.read_text(encoding="utf-8")
-    assert {*ledger.reasons("dropped")} <= {*page.text}
+    html = html_path.read_text(encoding="utf-8")
+    assert not re.search("<(script|img|link|iframe|a|object)\\b", html), "shown, not run"
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in html
+    assert "U+202E" in html, "what shows nothing, or turns the line around, is named"
+    assert "\u202e" not in html
+    assert all(reason in html for reason in ledger.reasons("dropped"))
     report = json.loads(json_path.read_text(encoding="utf-8"))
     assert Ledger.from_json(report).as_json() == ledger.as_json()
     assert (report["total"]["train"]["read"], report["stages_not_run"]) == (128, [])

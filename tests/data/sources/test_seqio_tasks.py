@@ -31,7 +31,6 @@ pytestmark = [
 MODULE = "tests.data.sources.seqio_made"
 TASKS = {"made_en_gl": "en-gl", "made_gl_en": "en-from_gl", "made_en_pt": "en-pt"}
 SIZES = {"gl": 40, "pt": 20}
-_PREFIX = 8  # ids of a task's name, in front of its inputs
 
 
 @pytest.fixture(scope="module")
@@ -156,21 +155,6 @@ def test_a_later_step_and_other_hosts_have_the_same_batches(cache: Cache, layout
                 joined = np.concatenate([part[name] for part in parts])
                 np.testing.assert_array_equal(joined, rows)
     assert len({batch["encoder_input_tokens"].tobytes() for batch in whole}) == len(whole)
-
-
-def test_seqio_draws_the_same_shares(seqio: Any, cache: Cache) -> None:
-    count, rates = 3000, mixing_rates(cache.sizes(), cache.source_rates)
-    dataset = seqio.get_mixture_or_task("made_all").get_dataset(
-        {"inputs": 96, "targets": 80}, "train", num_epochs=None, seed=3
-    )
-    first = {of_seqio(seqio, task, "train")[0][0][:_PREFIX]: TASKS[task] for task in TASKS}
-    assert len(first) == 3, "the task's name begins its inputs"
-    seen = Counter(
-        first[tuple(row["inputs"][:_PREFIX].tolist())]
-        for row in dataset.take(count).as_numpy_iterator()
-    )
-    for direction, rate in rates.items():
-        assert abs(seen[direction] - rate * count) < 4 * (count * rate * (1 - rate)) ** 0.5
 
 
 def test_lengths_cut_as_in_seqio(seqio: Any, tmp_path: Path) -> None:

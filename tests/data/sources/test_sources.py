@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
-import re
 import shutil
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -14,13 +13,10 @@ from pathlib import Path
 import pytest
 
 from m4.data import sources
-from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.sources.cldr import Cldr
-from tests.command_line import TINY, experiment_of
 from tests.data.corpora import WRITERS, Texts, arguments_of, texts_of
 from tests.data.corpus import Made
-from tests.documents.blocks import ROOT, blocks_of
 
 TEXTS = texts_of(Made({"gl": 60, "pt": 40}, held_out=8))
 
@@ -165,53 +161,3 @@ def test_an_empty_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
     source = source_classes()[name](**arguments_of(name, tmp_path))
     with pytest.raises(ValueError, match=r"no file is called like .* \(\w+\.files\)"):
         source.languages()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_through_the_cache(
-    name: str, made_sources: Callable[[str], Source], tmp_path: Path
-) -> None:
-    source = made_sources(name)
-    made = CorpusSpec(source, vocabulary_size=400, lengths={"inputs": 96, "targets": 96}).build(
-        tmp_path / "data"
-    )
-    assert made.languages() == ["gl", "pt"]
-    for code in made.languages():
-        for split in SPLITS:
-            pairs = list(made.pairs(code, split))
-            assert 0 < len(pairs) <= len(list(source.pairs(code, split)))
-            for side, texts in zip(
-                ("english", "translation"), zip(*pairs, strict=True), strict=True
-            ):
-                flat, offsets = made.tokens(split, side)
-                rows = made.rows(code, split)
-                ids = [flat[offsets[row] : offsets[row + 1]].tolist() for row in rows]
-                assert made.vocabulary.decode(ids) == list(texts)
-
-
-def gin_snippets() -> dict[str, str]:
-    """Name of the source's module -> the block of docs/data.md that uses it."""
-    found = {}
-    for block in blocks_of(ROOT / "docs" / "data.md"):
-        if match := re.search(r"^corpus\.CorpusSpec\.source = @(\w+)\.", block.text, re.MULTILINE):
-            found[match[1]] = block.text
-    return found
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_the_documents_example_makes_the_source(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snippet = gin_snippets()[name]
-    # The folder that the example names.
-    folder = re.search(r"^\w+\.\w+\.(?:folder|data_dir) = '(.+)'$", snippet, re.MULTILINE)
-    assert folder, snippet
-    monkeypatch.chdir(tmp_path)
-    Path(folder[1]).mkdir(parents=True)
-    if name == "tfds":
-        for dataset in re.findall(r"'(\w+/\S+)'", snippet):
-            (tmp_path / folder[1] / dataset / "1.0.0").mkdir(parents=True)
-    path = tmp_path / "snippet.gin"
-    path.write_text(f"{TINY.read_text(encoding='utf-8')}\n{snippet}", encoding="utf-8")
-    source = experiment_of(path, "MODEL_DIR = 'x'").data.corpus.opened_source
-    assert type(source).__name__ == source_classes()[name].__name__

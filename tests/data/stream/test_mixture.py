@@ -16,7 +16,6 @@ from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
 from m4.data.samplers.unimax import unimax
 from m4.data.stream import mixture
-from m4.data.stream.stream import Stream
 
 
 def token_counts(cache: Cache) -> dict[str, int]:
@@ -57,36 +56,28 @@ def test_by_tokens_the_rates_are_shares_of_the_tokens(made_cache: Cache) -> None
     assert phase.rates == pytest.approx(temperature(made_cache.sizes()))
 
 
-def test_a_phase_that_training_never_reaches_is_refused(made_cache: Cache) -> None:
-    def made(first_step: int, total_steps: int) -> Stream:
-        two = Schedule(((0, uniform, None), (first_step, temperature, None)))
-        return mixture.make_stream(made_cache, two, total_steps=total_steps, batch_rows=8)
-
-    groups = made(600, 1).group_steps  # 2,048 rows of 8
-    assert groups == 256
-    with pytest.raises(ValueError) as error:
-        made(257, 512)
-    assert str(error.value) == (
-        "the sampler's phase from step 257 never begins: phases change at multiples of "
-        "256 steps, and training has 512"
-    )
-    # One more step and it has one; a phase of after the training is for a longer one.
-    assert len(made(257, 513).phases) == len(made(600, 512).phases) == 2
-
-
-def test_a_phase_that_begins_with_the_next_one_is_refused(made_cache: Cache) -> None:
-    def made(*first_steps: int) -> Stream:
-        phases = Schedule(tuple((step, uniform, None) for step in first_steps))
-        return mixture.make_stream(made_cache, phases, total_steps=2000, batch_rows=8)
-
-    # Groups of 256 steps: 300 and 400 both wait for step 512.
-    with pytest.raises(ValueError) as error:
-        made(0, 300, 400)
-    assert str(error.value) == (
-        "the sampler's phase from step 300 never begins: phases change at multiples of "
-        "256 steps, and the next one begins at 512 too"
-    )
-    assert len(made(0, 300, 512 + 1).phases) == 3  # 512 and 768
+@pytest.mark.parametrize(
+    ("first_steps", "total_steps", "said"),
+    [
+        ((0, 257), 512, "257 never begins: .* multiples of 256 steps, and training has 512"),
+        # Groups of 2,048 / 8 = 256 steps: 300 and 400 both wait for step 512.
+        ((0, 300, 400), 2000, "300 never begins: .* 256 steps, and the next one begins at 512 too"),
+        # With one more step it has one; a phase after the training is for a longer one.
+        ((0, 257), 513, None),
+        ((0, 600), 512, None),
+        ((0, 300, 513), 2000, None),  # 512 and 768
+    ],
+)
+def test_a_phase_that_never_begins_is_refused(
+    made_cache: Cache, first_steps: tuple[int, ...], total_steps: int, said: str | None
+) -> None:
+    phases = Schedule(tuple((step, uniform, None) for step in first_steps))
+    make = functools.partial(mixture.make_stream, made_cache, phases, total_steps=total_steps)
+    if said is None:
+        assert len(make(batch_rows=8).phases) == len(first_steps)
+    else:
+        with pytest.raises(ValueError, match=f"^the sampler's phase from step {said}$"):
+            make(batch_rows=8)
 
 
 def test_what_the_stream_then_holds(made_cache: Cache) -> None:
@@ -131,14 +122,3 @@ def test_unimax_keeps_its_bound_by_the_streams_own_count(made_cache: Cache, samp
     # The smallest language reaches the bound, the largest does not.
     assert epochs["en-sr_Latn"] > times - off["en-sr_Latn"]
     assert epochs["en-gl"] < 0.9 * times
-
-
-def test_unimax_without_room_is_refused(made_cache: Cache) -> None:
-    bounded = functools.partial(unimax, max_epochs=0.01)
-    with pytest.raises(ValueError, match=r"unimax\.max_epochs = .*: must be at least"):
-        mixture.make_stream(made_cache, bounded, total_steps=200, batch_rows=4)
-
-
-def test_the_stream_class_is_the_callers(made_cache: Cache) -> None:
-    single = functools.partial(Stream, layout="single")
-    assert mixture.make_stream(made_cache, uniform, stream=single, seed=1).layout == "single"

@@ -26,11 +26,6 @@ def test_any_stretch_is_the_same_draws() -> None:
     assert np.array_equal(np.stack(far), np.stack(make().draw(10**12, 10**12 + 100)))
 
 
-def test_seeds_differ() -> None:
-    first, second = make(0).draw(0, 1000), make(1).draw(0, 1000)
-    assert (first[0] != second[0]).mean() > 0.5
-
-
 def test_shares_are_exact_after_every_block_and_near_everywhere() -> None:
     draws = make()
     directions = draws.draw(0, 10 * draws.block).directions
@@ -105,19 +100,6 @@ def test_draws_continue_where_others_ended() -> None:
     assert not np.array_equal(
         Draws(first.names, SIZES, RATES, 0, phase=1).draw(0, 50), first.draw(0, 50)
     )
-
-
-def test_shares_of_a_million_draws_are_within_binomial_error() -> None:
-    """200 directions at T=5; 5 sigma of a binomial count (a draw without replacement is closer)."""
-    sizes = [round(300 * 1.03**i) for i in range(200)]
-    rates = [size**0.2 for size in sizes]
-    draws = Draws([str(i) for i in range(200)], sizes, rates, 0)
-    counts = np.bincount(draws.draw(0, 10**6).directions, minlength=200)
-    # What resuming counts on, without drawing.
-    assert np.array_equal(draws.counts(10**6), counts)
-    wanted = np.array(rates) / sum(rates) * 10**6
-    assert counts.sum() == 10**6
-    assert (np.abs(counts - wanted) < 5 * np.sqrt(wanted)).all()
 
 
 def test_compiled_is_the_same() -> None:

@@ -72,12 +72,6 @@ def test_a_script_of_thousands_of_characters_leaves_room_for_merges(tmp_path: Pa
     assert len(trained.encode(["stone"])[0]) == 1
 
 
-def test_the_trainer_is_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    vocabulary.train(tmp_path / "v.model", TEXTS, 400, ["en"])
-    vocabulary.train(tmp_path / "v.model", TEXTS[:3], 4000, ["en"])
-    assert capfd.readouterr() == ("", "")
-
-
 def test_errors(tmp_path: Path, made_cache: Cache) -> None:
     with pytest.raises(ValueError, match=r"train\.size = 270: must be at least 276"):
         vocabulary.train(tmp_path / "v.model", TEXTS, 270, ["en"])

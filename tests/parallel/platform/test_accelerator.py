@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from m4.parallel.platform import accelerator, hardware, huge_pages
+from m4.parallel.platform import accelerator
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
 
@@ -57,18 +57,6 @@ def test_a_missing_driver_is_one_line_before_anything_is_made(tmp_path: Path) ->
     assert line.startswith("m4 train: JAX can use no GPU; does `nvidia-smi` list one?")
     assert "operation cuInit(0) failed" in line
     assert not run.exists()
-
-
-def test_a_missing_driver_is_the_same_line_where_jax_itself_fails(tmp_path: Path) -> None:
-    # With JAX_PLATFORMS=cuda JAX raises a bare AssertionError.
-    program = (
-        "from m4.parallel.platform import accelerator\n"
-        "try: accelerator.check_accelerator()\n"
-        "except accelerator.InputError as error: print(error)"
-    )
-    done = without_driver(tmp_path, "cuda", "-c", program)
-    assert done.stdout.startswith("JAX can use no GPU; ")
-    assert done.stderr == ""
 
 
 def test_a_machine_without_tpus_is_one_line(tmp_path: Path) -> None:
@@ -140,21 +128,6 @@ def test_the_plug_in_is_found_without_jax(tmp_path: Path) -> None:
         check=True,
     )
     assert found.stdout == "xla_cuda12 True False\n"
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"), [("", True), ("cuda", True), ("cpu", False), ("tpu,cpu", False)]
-)
-def test_no_huge_pages_are_asked_for_where_a_gpu_computes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, expected: bool
-) -> None:
-    monkeypatch.delenv(huge_pages.TUNABLES, raising=False)
-    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr(hardware, "gpu_plugin", lambda: "xla_cuda12")
-    monkeypatch.setenv("JAX_PLATFORMS", asked)
-    (tmp_path / "enabled").write_text("always [madvise] never")
-    assert huge_pages.wanted(tmp_path / "enabled") is not expected
 
 
 def test_linux_reports_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,24 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from m4.parallel.platform import huge_pages
+from m4.parallel.platform import hardware, huge_pages
 
 
 @pytest.mark.parametrize(
-    ("text", "result"),
+    ("text", "platforms", "result"),
     [
-        ("always [madvise] never", True),
-        ("[always] madvise never", True),
-        ("always madvise [never]", False),
-        (None, False),
+        ("always [madvise] never", "cpu", True),
+        ("[always] madvise never", "tpu,cpu", True),
+        ("always madvise [never]", "cpu", False),
+        (None, "cpu", False),
+        # A GPU computes.
+        ("always [madvise] never", "", False),
+        ("always [madvise] never", "cuda", False),
     ],
 )
 def test_requested_where_the_kernel_has_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, result: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, platforms: str, result: bool
 ) -> None:
     monkeypatch.delenv(huge_pages.TUNABLES, raising=False)
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(hardware, "gpu_plugin", lambda: "xla_cuda12")
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
     if text is not None:
         (tmp_path / "enabled").write_text(text)
     assert huge_pages.wanted(tmp_path / "enabled") is result

@@ -176,36 +176,3 @@ def test_a_remote_folder_that_cannot_be_read_is_one_clear_line(
     monkeypatch.delenv("EPATH_USE_TF")
     with pytest.raises(ValueError, match=r"s3:// needs EPATH_USE_TF=false"):
         files.folder_at("s3://b/c", "B.folder")
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_tensorflows_files_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gs:// as epath reads it when asked to, through TensorFlow; its bucket is a folder here."""
-    import tensorflow as tf
-
-    monkeypatch.setenv("EPATH_USE_TF", "true")
-    gpath._is_tf_installed.cache_clear()
-
-    gfile = tf.io.gfile
-
-    def here(path: str) -> str:
-        return path.replace("gs://bucket", str(tmp_path))
-
-    class Local:
-        """tf.io.gfile for gs://bucket."""
-
-        GFile = staticmethod(lambda path, mode: gfile.GFile(here(path), mode))
-        isdir = staticmethod(lambda path: gfile.isdir(here(path)))
-        listdir = staticmethod(lambda path: gfile.listdir(here(path)))
-        stat = staticmethod(lambda path: gfile.stat(here(path)))
-
-    monkeypatch.setattr(backend._TfBackend, "gfile", Local)
-    texts = texts_of(Made({"gl": 20}, held_out=8))
-    for name in ("moses", "huggingface", "tsv"):
-        (tmp_path / name).mkdir()
-        local = WRITERS[name](tmp_path / name, texts)
-        remote = type(local)(**arguments_of(name, epath.Path("gs://bucket") / name))  # type: ignore
-        assert texts_of(remote) == texts
-        assert remote.identity() == local.identity()
-    gpath._is_tf_installed.cache_clear()

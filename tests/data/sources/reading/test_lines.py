@@ -133,6 +133,12 @@ def test_corrupted_lines(
     kept = good + sum(count for why, count in expected.items() if why.startswith("+"))
     assert sum(1 for _ in source.pairs("gl", "train")) == kept
     assert kept + sum(count for why, count in expected.items() if why[0] != "+") == LINES
+    # The ledger of the corpus has the same counts; the last stages leave out some of the good ones.
+    count = made.ledger().count("gl", "train")
+    assert count.read == LINES
+    from_source = {why: n for why, n in count.dropped.items() if why.startswith("source: ")}
+    assert from_source == {f"source: {why}": n for (_, why), n in source.skipped.items()}  # type: ignore
+    assert count.kept == count.read - sum(count.dropped.values())
     # None reaches training: neither the cache's text nor its ids have anything of them.
     pairs = list(made.pairs("gl", "train"))
     assert 0 < len(pairs) <= kept

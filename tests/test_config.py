@@ -144,15 +144,6 @@ def test_run_files_of_a_user_are_found_and_the_saved_config_is_complete(tmp_path
         config.load(["mine.gin"], ["MODEL_DIR = 'run'"], folders=[str(runs)])
 
 
-def test_a_file_that_includes_another_needs_no_import_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "more.gin"
-    lines = (f"include '{TINY}'", "schedules.rsqrt.peak = 0.5", "TRAIN_STEPS = 7")
-    path.write_text("\n".join(lines), encoding="utf-8")
-    experiment = experiment_of(path, HERE)
-    assert experiment.training.total_steps == 7
-    assert identity(experiment)["training"]["optimizer"]["schedule"]["peak"] == 0.5
-
-
 def test_text_for_a_macro_of_text_needs_no_quotes() -> None:
     assert experiment_of(TINY, "MODEL_DIR = runs/a b").model_dir == "runs/a b"
     assert experiment_of(TINY, "MODEL_DIR = '7'").model_dir == "7"

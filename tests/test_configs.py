@@ -40,17 +40,6 @@ def experiment(path: Path) -> Experiment:
     return experiment_of(path)
 
 
-def test_its_imports_are_used(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    for name in re.findall(r"^from m4[\w.]* import (\w+)$", text, re.MULTILINE):
-        assert re.search(rf"^(\w+/)*{name}\.|@(\w+/)*{name}\.", text, re.MULTILINE), name
-
-
-def test_decoding_can_be_set_on_the_command_line(path: Path) -> None:
-    """Also where the config leaves it at its defaults."""
-    assert experiment_of(path, "experiment.Decoding.batch_rows = 3").decoding.batch_rows == 3
-
-
 def test_a_saved_copy_is_data(path: Path, tmp_path: Path) -> None:
     """Everything that configs refer to is a setting of m4: a run folder can be read."""
     made = config.load([path])
@@ -92,15 +81,6 @@ def test_the_papers_models_have_the_papers_sizes(path: Path, experiment: Experim
 
 def test_every_model_of_the_papers_tables_has_a_config() -> None:
     assert {row.config for row in TABLE3} <= {path.stem for path in CONFIGS}
-
-
-def test_folders_differ() -> None:
-    folders = [
-        re.search(r"^MODEL_DIR = '(.+)'$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        for path in CONFIGS
-    ]
-    assert all(folders)
-    assert len({found[1] for found in folders if found}) == len(CONFIGS) >= 2
 
 
 def test_samplers_gin_has_a_line_for_every_sampler() -> None:

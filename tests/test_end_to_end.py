@@ -100,19 +100,6 @@ def test_the_report_needs_nothing_else(first: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_operative_config_says_all_and_can_be_run(first: tuple[Path, str]) -> None:
-    text = (first[0] / "operative_config.gin").read_text(encoding="utf-8")
-    for line in (
-        "optimizer.adamw.b1 = 0.9",
-        "experiment.Training.z_loss = ",
-        "experiment.Training.total_steps = 4",
-    ):
-        assert f"\n{line}" in text
-    about = json.loads((first[0] / "run.json").read_text(encoding="utf-8"))
-    assert about["versions"]["jax"]
-
-
-@pytest.mark.slow
 def test_a_second_run_makes_nothing_again(first: tuple[Path, str]) -> None:
     folder, _ = first
     operative = (folder / "operative_config.gin").read_text(encoding="utf-8")
@@ -298,15 +285,6 @@ def test_the_atlas_counts_every_token(first: tuple[Path, str]) -> None:
         sources = [tag(row["source"], direction.split("-")[1]) for row in rows]
         pieces = [min(len(ids) + 1, 32) for ids in vocabulary.encode_tagged(sources)]
         assert sum(counted) == 2 * sum(pieces)
-
-
-@pytest.mark.slow
-def test_translate_answers_arguments(first: tuple[Path, str]) -> None:
-    said = m4("translate", f"--model_dir={first[0]}", "--to=gl", "two days", "", "three hours")
-    assert (said.status, said.err) == (0, "")
-    lines = said.out.split("\n")
-    assert len(lines) == 4
-    assert lines[1] == lines[3] == ""
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from m4.data.sources.tsv import Tsv
 
 # Language -> split -> pairs.
 Texts = dict[str, dict[str, list[Pair]]]
+# Splits as TFDS and Hugging Face call them.
+NAMES = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def texts_of(source: Source) -> Texts:
@@ -72,20 +74,13 @@ def jsonl(folder: Path, texts: Texts) -> Source:
             for pair in texts[code][split]
         ]
         write(folder / f"{split}.jsonl", "".join(f"{row}\n" for row in rows))
-    return Jsonl(
-        folder,
-        files="{split}.jsonl",
-        english_field="source",
-        translation_field="target",
-        language_field="lang",
-    )
+    return Jsonl(**arguments_of("jsonl", folder))
 
 
 def huggingface(folder: Path, texts: Texts) -> Source:
-    words = {"train": "train", "dev": "validation", "test": "test"}
     for code, split, pairs in parts(texts):
         table = translation_table(code, pairs)
-        name = f"{words[split]}-00000-of-00001.parquet"
+        name = f"{NAMES[split]}-00000-of-00001.parquet"
         (folder / f"en-{code}").mkdir(parents=True, exist_ok=True)
         parquet.write_table(table, folder / f"en-{code}" / name)
     return HuggingFace(folder)
@@ -117,10 +112,9 @@ def quoted(text: str) -> str:
 
 
 def tfds(folder: Path, texts: Texts) -> Source:
-    words = {"train": "train", "dev": "validation", "test": "test"}
     for code in texts:
         examples = {
-            words[split]: [{"en": pair.english, code: pair.translation} for pair in pairs]
+            NAMES[split]: [{"en": pair.english, code: pair.translation} for pair in pairs]
             for split, pairs in texts[code].items()
         }
         prepare_tfds(folder, f"en-{code}", ["en", code], examples)

@@ -3,74 +3,71 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.data.corpora import quoted, write
+from m4.data.sources import Pair
+from tests.data.corpora import Texts, parts, write, write_po
 
 _WHO = ("she", "your brother", "that teacher", "this man", "her friend")
 _WHAT = ("would like to see", "has not found", "was looking for", "can read", "will not sell")
 _THINGS = ("the red book", "a letter from his mother", "the house with the garden", "two horses")
 # Another word for every English one: no language, and no English.
 _ENDS = {"gl": "ou", "fy": "je", "pt": "ão"}
+_PARTS = {"test": slice(10), "dev": slice(10, 18), "train": slice(18, None)}
 
 
-def pairs(language: str, sentences: int = 100) -> list[tuple[str, str]]:
-    """English, the same with every language, and its "translation"."""
+def pairs(language: str) -> list[Pair]:
+    """A hundred pairs: English, the same with every language, and its "translation"."""
     english = [f"{who} {what} {thing}" for who in _WHO for what in _WHAT for thing in _THINGS]
     end = _ENDS[language]
-    made = [(text, " ".join(f"{word[::-1]}{end}" for word in text.split())) for text in english]
-    return made[:sentences]
+    return [Pair(text, " ".join(f"{word[::-1]}{end}" for word in text.split())) for text in english]
 
 
-def parts(languages: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
-    for language in languages.split():
-        found = pairs(language)
-        yield language, "test", found[:10]
-        yield language, "dev", found[10:18]
-        yield language, "train", found[18:]
+def texts(languages: str) -> Texts:
+    found = {code: pairs(code) for code in languages.split()}
+    return {code: {s: of[part] for s, part in _PARTS.items()} for code, of in found.items()}
 
 
 def tsv(folder: Path, languages: str = "gl fy pt", *, swapped: str = "") -> Path:
     """swapped: languages whose columns are the wrong way round."""
-    for language, split, found in parts(languages):
+    for language, split, found in parts(texts(languages)):
         order = -1 if language in swapped.split() else 1
         text = "".join("\t".join(pair[::order]) + "\n" for pair in found)
         write(folder / f"{language}.{split}.tsv", text)
     return folder
 
 
-def plain_tsv(folder: Path) -> Path:
+def plain_tsv(folder: Path, ending: str = "tsv.gz") -> Path:
     for language in _ENDS:
-        write(folder / f"{language}.tsv.gz", "".join(f"{e}\t{f}\n" for e, f in pairs(language)))
+        text = "".join(f"{e}\t{f}\n" for e, f in pairs(language))
+        write(folder / f"{language}.{ending}", text)
     return folder
 
 
 def train_only(folder: Path) -> Path:
-    for language in _ENDS:
-        text = "".join(f"{e}\t{f}\n" for e, f in pairs(language))
-        write(folder / f"{language}.train.tsv", text)
-    return folder
+    return plain_tsv(folder, "train.tsv")
 
 
 def moses(folder: Path) -> Path:
-    for language, split, found in parts("gl fy"):
-        name = f"{split}.en-{language}"
-        for side, texts in zip(("en", language), zip(*found, strict=True), strict=True):
-            write(folder / f"{name}.{side}", "".join(f"{text}\n" for text in texts))
+    for language, split, found in parts(texts("gl fy")):
+        _sides(folder / f"{split}.en-{language}", language, found)
     return folder
 
 
 def opus(folder: Path) -> Path:
     for language in ("gl", "fy"):
-        for side, texts in zip(("en", language), zip(*pairs(language), strict=True), strict=True):
-            text = "".join(f"{text}\n" for text in texts)
-            write(folder / f"en-{language}" / f"Made.en-{language}.{side}", text)
+        name = f"en-{language}"
+        _sides(folder / name / f"Made.{name}", language, pairs(language))
     return folder
 
 
+def _sides(stem: Path, language: str, found: list[Pair]) -> None:
+    for side, lines in zip(("en", language), zip(*found, strict=True), strict=True):
+        write(stem.with_name(f"{stem.name}.{side}"), "".join(f"{line}\n" for line in lines))
+
+
 def json_by_language(folder: Path) -> Path:
-    for language, split, found in parts("gl fy"):
+    for language, split, found in parts(texts("gl fy")):
         rows = [{"translation": {"en": e, language: f}} for e, f in found]
         _jsonl(folder / f"{language}.{split}.jsonl", rows)
     return folder
@@ -83,10 +80,10 @@ def json_mixed(folder: Path) -> Path:
 
 
 def json_many(folder: Path) -> Path:
-    for split, part in (("train", slice(18, None)), ("valid", slice(10, 18)), ("test", slice(10))):
+    for split, part in _PARTS.items():
         found = zip(pairs("gl")[part], pairs("fy")[part], strict=True)
         rows = [{"en": gl[0], "gl": gl[1], "fy": fy[1]} for gl, fy in found]
-        _jsonl(folder / f"{split}.jsonl", rows)
+        _jsonl(folder / f"{split.replace('dev', 'valid')}.jsonl", rows)
     return folder
 
 
@@ -95,18 +92,11 @@ def _jsonl(path: Path, rows: list[dict]) -> None:
 
 
 def po(folder: Path) -> Path:
-    for language in ("gl", "fy"):
-        _po(folder / f"{language}.po", language)
+    write_po(folder, texts("gl fy"), "{lang}.po")
     return folder
 
 
 def installed_po(folder: Path) -> Path:
-    for language in ("gl", "pt_BR"):
-        _po(folder / "locale" / language / "LC_MESSAGES" / "made.po", language[:2])
+    made = {"gl": texts("gl")["gl"], "pt_BR": texts("pt")["pt"]}
+    write_po(folder, made, "locale/{lang}/LC_MESSAGES/made.po")
     return folder
-
-
-def _po(path: Path, language: str) -> None:
-    head = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
-    entries = [f"msgid {quoted(e)}\nmsgstr {quoted(f)}\n" for e, f in pairs(language)]
-    write(path, "\n".join([head, *entries]))

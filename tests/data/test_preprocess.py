@@ -5,11 +5,7 @@ import unicodedata
 import pytest
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import source_ids, split_direction, tag, target_ids, trim
-
-
-def test_tag() -> None:
-    assert tag("ola mundo", "en") == "<2en> ola mundo"
+from m4.data.preprocess import source_ids, split_direction, target_ids, trim
 
 
 def test_trim_always_ends_in_eos() -> None:

@@ -340,6 +340,7 @@ _SEND = (
     'is_host_transfer=true, frontend_attributes={{_xla_host_transfer_rendezvous="psum.7_0",'
     '_xla_megascale_target={},_xla_megascale_transfer_type="{}"}}, metadata={{op_name="jit/psum"}}'
 )
+THERE, BACK = "{100000->200000}", "{200000->100000}"
 _RECEIVE = _SEND.replace("send", "recv")
 
 
@@ -351,24 +352,10 @@ _RECEIVE = _SEND.replace("send", "recv")
         ("ALL_REDUCE", '"{1,2,3}x{0:1}"', "all-reduce", 1, 4 / 3, ((0, 4, 8), (1, 5, 9))),
         ("ALL_GATHER", '"{1,2}x{1,3}"', "all-gather", 2, 1, ((1, 5), (3, 7))),
         ("REDUCE_SCATTER", '"{1:2}x{0}"', "reduce-scatter", 1 / 2, 1 / 2, ((0, 4),)),
-        (
-            "ALL_TO_ALL",
-            "{{100000,200000},{100003,200003}}",
-            "all-to-all",
-            1,
-            1 / 2,
-            ((0, 4), (3, 7)),
-        ),
+        ("ALL_TO_ALL", "{{100000,200000},{100003,200003}}", "all-to-all", 1, 0.5, ((0, 4), (3, 7))),
         # All devices of both slices: half of it leaves the slice.
         ("ALL_TO_ALL", "{{100001,100000,200001,200000}}", "all-to-all", 1, 1 / 2, ((1, 0, 5, 4),)),
-        (
-            "ONE_TO_ONE",
-            "{{100000->200000},{200000->100000}}",
-            "collective-permute",
-            1,
-            1,
-            ((0, 4), (4, 0)),
-        ),
+        ("ONE_TO_ONE", f"{{{THERE},{BACK}}}", "collective-permute", 1, 1, ((0, 4), (4, 0))),
     ],
 )
 def test_exchanges_between_slices(

@@ -33,13 +33,10 @@ def test_message_is_one_line_with_its_numbers(message: str, needed: float) -> No
     assert found["available_bytes"] / GIB == pytest.approx(15.48)
 
 
-def test_unreadable_numbers_are_none() -> None:
+def test_unreadable_numbers_and_another_error_are_none() -> None:
     found = out_of_memory("RESOURCE_EXHAUSTED: no", [])
     assert found is not None
     assert found["needed_bytes"] is found["available_bytes"] is None
-
-
-def test_another_error_is_none() -> None:
     assert out_of_memory("INVALID_ARGUMENT: shapes", []) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 from m4.plan import compile as compiling
 from m4.plan.machines import topology
 from m4.plan.program import decode_program, train_program
-from tests.command_line import TINY, m4
+from tests.command_line import TINY, Said, m4
 from tests.plan.test_hlo import SEARCH
 from tests.plan.test_program import planned_experiment
 
@@ -52,6 +52,23 @@ def compiled_to(kind: type[Searching], program: Any, *arguments: Any) -> Any:
 _TRACED: dict[Any, Any] = {}
 
 
+def plan(
+    folder: Path, patch: pytest.MonkeyPatch, kind: type[Searching], machine: str, job: str = "train"
+) -> Said:
+    """`m4 plan` where the program is compiled to one of `kind`; its files lie in the folder."""
+
+    def compiled(config: str, *_: Any) -> dict[str, Any]:
+        experiment = planned_experiment(folder / "planned")
+        return {"config": config, **compiling.facts(experiment, topology(machine), job, 3)}
+
+    program = {"train": train_program, "decode": decode_program}[job]
+    patch.setattr(compiling, "devices_of", lambda machine: jax.devices())
+    patch.setitem(compiling.PROGRAMS, job, functools.partial(compiled_to, kind, program))
+    patch.setattr("m4.plan.launch.compiled", compiled)
+    words = (f"--gin_file={TINY}", f"--output={folder}", f"--topology={machine}")
+    return m4("plan", *words, f"--program={job}")
+
+
 @pytest.mark.parametrize("machine", ["v3:2x2", "h100:1x8"])
 def test_search_is_encoding_and_a_decoding_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
@@ -78,23 +95,13 @@ def test_search_is_encoding_and_a_decoding_step(
 
 
 @pytest.mark.parametrize(
-    ("job", "program", "operations"),
-    [
-        ("train", train_program, "executed, in the traced program"),
-        ("decode", decode_program, "executed, by arithmetic"),
-    ],
+    ("job", "operations"),
+    [("train", "executed, in the traced program"), ("decode", "executed, by arithmetic")],
 )
 def test_plan_without_the_text_reports_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, program: Any, operations: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, operations: str
 ) -> None:
-    def compiled(config: str, *_: Any) -> dict[str, Any]:
-        experiment = planned_experiment(tmp_path / "planned")
-        return {"config": config, **compiling.facts(experiment, topology("v3:2x2"), job, 3)}
-
-    monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
-    monkeypatch.setitem(compiling.PROGRAMS, job, functools.partial(compiled_to, Unprinted, program))
-    monkeypatch.setattr("m4.plan.launch.compiled", compiled)
-    said = m4("plan", f"--gin_file={TINY}", f"--output={tmp_path}", f"--program={job}")
+    said = plan(tmp_path, monkeypatch, Unprinted, "v3:2x2", job)
     assert said.status == 0, said.err
     # 1 GiB given, 3 of temporaries, 1 MiB of code, of a core of TPU v3.
     assert "fits: 4.00 of 16 GiB a device at most" in said.out
@@ -152,15 +159,7 @@ class Large(Searching):
 def test_program_larger_than_the_gpus_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compiled(config: str, *_: Any) -> dict[str, Any]:
-        experiment = planned_experiment(tmp_path / "planned")
-        return {"config": config, **compiling.facts(experiment, topology("h100:1x8"), "train", 3)}
-
-    monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
-    program = functools.partial(compiled_to, Large, train_program)
-    monkeypatch.setitem(compiling.PROGRAMS, "train", program)
-    monkeypatch.setattr("m4.plan.launch.compiled", compiled)
-    said = m4("plan", f"--gin_file={TINY}", f"--output={tmp_path}", "--topology=h100:1x8")
+    said = plan(tmp_path, monkeypatch, Large, "h100:1x8")
     assert said.status == 3
     # 1 GiB given, 1 MiB of code.
     assert "does not fit: 101.00 GiB, most of them temporaries (100.00), exceed" in said.out

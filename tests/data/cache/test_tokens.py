@@ -214,8 +214,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_workers_and_blocks_change_nothing(
     tmp_path: Path, sampled: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "_BLOCK", 7)
-    monkeypatch.setattr(build, "_BLOCK", 11)
+    monkeypatch.setattr(tokens, "_BLOCK", 37)
+    monkeypatch.setattr(build, "_BLOCK", 51)
     source = Made({"gl": 120, "pt": 40})
     settings = {**SMALL, "segmentations": 3, "sampling_alpha": 0.2}
     made = CorpusSpec(source, **settings, workers=2).build(tmp_path / "c")

@@ -320,8 +320,8 @@ def fresh_process(*codes: str, hash_seed: str) -> bytes:
     return subprocess.run(command, env=environment, capture_output=True, check=True).stdout
 
 
-@pytest.mark.parametrize("language", ["de", "gl"])
-def test_no_language_contaminates_another(language):
+def test_no_language_contaminates_another():
+    language = "de"
     alone = fresh_process(language, hash_seed="1")
     assert alone.count(b"Pair(") == 340
     assert fresh_process("ja", "he", "zh", language, hash_seed="2") == alone

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from m4.data import cleaning
-from m4.data.cleaning import CleaningStage, FittedCheck, NotChecked, clean
+from m4.data.cleaning import CleaningStage, clean
 from m4.data.cleaning.chunk import chunks
 from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.script import Script
@@ -137,10 +137,3 @@ def test_wrong_settings_are_refused_at_once(make: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says) as error:
         make()
     assert "\n" not in str(error.value)
-
-
-def test_fitted_checks_and_their_kin() -> None:
-    ratio = LengthRatio().open(["gl"])("gl", "train")
-    assert isinstance(ratio, FittedCheck)
-    assert not isinstance(Empty().open(["gl"])("gl", "train"), FittedCheck)
-    assert isinstance(Script().open(["qqq"])("qqq", "train"), NotChecked)

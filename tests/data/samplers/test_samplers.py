@@ -83,9 +83,6 @@ def test_what_cannot_be_sampled(sampler: Sampler) -> None:
         sampler({})
 
 
-# --------------------------------------------------------------------------- temperature
-
-
 def test_temperature_by_hand() -> None:
     # 32^(1/5) = 2 and 1^(1/5) = 1.
     assert temperature({"a": 32, "b": 1}, 5.0) == pytest.approx({"a": 2 / 3, "b": 1 / 3})
@@ -104,9 +101,6 @@ def test_temperature_1_is_proportional_and_a_high_one_uniform(sizes: dict[str, i
 def test_proportional_and_uniform_by_hand() -> None:
     assert proportional({"z": 6, "a": 2}) == {"z": 0.75, "a": 0.25}
     assert uniform({"z": 1000, "a": 1}) == {"z": 0.5, "a": 0.5}
-
-
-# --------------------------------------------------------------------------- unimax
 
 
 def test_unimax_by_hand() -> None:
@@ -132,9 +126,6 @@ def test_unimax_is_the_most_uniform_that_keeps_the_bound(
         assert count <= max_epochs * sizes[name] * (1 + 1e-9)
         # Water-filling: who has less than the most has all that it may have.
         assert count == pytest.approx(min(most, max_epochs * sizes[name]))
-
-
-# --------------------------------------------------------------------------- sides
 
 
 def test_direction_weights_by_hand() -> None:
@@ -166,9 +157,6 @@ def test_directions_of_one_kind_keep_their_rates(direction: str) -> None:
     )
 
 
-# --------------------------------------------------------------------------- schedule
-
-
 def test_schedule_by_hand() -> None:
     sizes = {"en-gl": 1, "en-es": 3, "gl-en": 1, "es-en": 3}
     schedule = Schedule([(0, proportional, ["es"]), (7, uniform, None), (9, uniform, ["en-gl"])])
@@ -181,9 +169,6 @@ def test_schedule_by_hand() -> None:
     # Called, it is its first phase.
     assert schedule(sizes) == {"en-gl": 0.0, "en-es": 0.5, "gl-en": 0.0, "es-en": 0.5}
     assert samplers.plan(uniform, {"a": 2}) == [Phase(0, {"a": 1.0})]
-
-
-# --------------------------------------------------------------------------- learned
 
 
 def dev(**losses: float) -> dict[str, float]:

@@ -13,29 +13,22 @@ from tests.data.corpora import translation_table
 PAIRS = [Pair(f"day {number}", f"día {number}") for number in range(2500)]
 
 
-def write_stream(path: Path, table: pa.Table) -> None:
-    """Writes Arrow's stream format, as `datasets.save_to_disk` does."""
+def write(path: Path, table: pa.Table, kind: str = "parquet") -> None:
+    """Writes Parquet, Arrow's file format, or its stream, as `datasets.save_to_disk` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+    if kind == "parquet":
+        parquet.write_table(table, path)
+        return
+    new = {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}[kind]
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=1000)
 
 
-def write_file(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=1000)
-
-
-def write_parquet(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(table, path)
-
-
-@pytest.mark.parametrize("write", [write_stream, write_file, write_parquet])
-def test_every_format_in_shards(tmp_path: Path, write) -> None:  # type: ignore
+@pytest.mark.parametrize("kind", ["stream", "file", "parquet"])
+def test_every_format_in_shards(tmp_path: Path, kind: str) -> None:
     for number in range(2):
         table = translation_table("gl", PAIRS[number::2])
-        write(tmp_path / "gl" / "train" / f"data-0000{number}-of-00002.arrow", table)
+        write(tmp_path / "gl" / "train" / f"data-0000{number}-of-00002.arrow", table, kind)
     source = HuggingFace(tmp_path, files="{lang}/{split}/*.arrow")
     assert list(source.pairs("gl", "train")) == PAIRS[::2] + PAIRS[1::2]
 
@@ -43,7 +36,7 @@ def test_every_format_in_shards(tmp_path: Path, write) -> None:  # type: ignore
 def test_a_missing_shard_and_damage_are_one_clear_line(tmp_path: Path) -> None:
     table = translation_table("gl", PAIRS)
     path = tmp_path / "gl" / "train" / "data-00000-of-00002.arrow"
-    write_stream(path, table)
+    write(path, table, "stream")
     files = "{lang}/{split}/*.arrow"
     with pytest.raises(ValueError, match=r"gl/train/data-00001-of-00002\S*: missing"):
         HuggingFace(tmp_path, files=files).languages()
@@ -58,7 +51,7 @@ def test_a_missing_shard_and_damage_are_one_clear_line(tmp_path: Path) -> None:
 
 def test_columns_by_name(tmp_path: Path) -> None:
     table = pa.table({"n": [1, 2], "source": ["a", "b"], "target": ["x", None]})
-    write_parquet(tmp_path / "gl" / "train.parquet", table)
+    write(tmp_path / "gl" / "train.parquet", table)
     options = {"files": "{lang}/{split}.parquet", "english_field": "source"}
     source = HuggingFace(tmp_path, translation_field="target", on_bad_line="skip", **options)  # type: ignore
     assert list(source.pairs("gl", "train")) == [Pair("a", "x")]
@@ -78,7 +71,7 @@ def test_columns_named_by_language(tmp_path: Path) -> None:
             "sentence_srp_Cyrl": ["дан", None],
         }
     )
-    write_parquet(tmp_path / "dev.parquet", table)
+    write(tmp_path / "dev.parquet", table)
     source = HuggingFace(
         tmp_path,
         files="{split}.parquet",
@@ -99,9 +92,7 @@ def test_translations_of_variable_languages(tmp_path: Path) -> None:
         {"language": ["en", "gl", "gl"], "translation": ["day", "día", "xornada"]},
         {"language": ["pt-br"], "translation": ["sem inglês"]},
     ]
-    write_parquet(
-        tmp_path / "train.parquet", pa.table({"translation": pa.array(rows, kind), "n": [1, 2]})
-    )
+    write(tmp_path / "train.parquet", pa.table({"translation": pa.array(rows, kind), "n": [1, 2]}))
     source = HuggingFace(tmp_path, files="{split}.parquet", on_bad_line="skip")
     assert source.languages() == ["gl"]
     assert list(source.pairs("gl", "train")) == [Pair("day", "día"), Pair("day", "xornada")]
@@ -110,7 +101,7 @@ def test_translations_of_variable_languages(tmp_path: Path) -> None:
 
 def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
     bad = pa.array([b"day", b"ni\xf1ht", b"week"], pa.binary()).cast(pa.string(), safe=False)
-    write_parquet(tmp_path / "gl.train.parquet", pa.table({"en": bad, "gl": ["a", "b", "c"]}))
+    write(tmp_path / "gl.train.parquet", pa.table({"en": bad, "gl": ["a", "b", "c"]}))
     options = {"files": "{lang}.{split}.parquet", "translation_field": "{lang}"}
     source = HuggingFace(tmp_path, on_bad_line="skip", **options)  # type: ignore
     assert list(source.pairs("gl", "train")) == [Pair("day", "a"), Pair("week", "c")]

@@ -111,8 +111,3 @@ def test_compiled_is_the_same(made_cache: Cache, source_length: int, target_leng
         for key, array in wanted.items():
             assert found[key].dtype == array.dtype
             assert np.array_equal(found[key], array[rows]), key
-
-
-def test_a_split_without_pairs(made_cache: Cache) -> None:
-    with pytest.raises(ValueError, match="no language 'eo'"):
-        next(evaluation_batches(made_cache, "eo-en", "dev", 8))

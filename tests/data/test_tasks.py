@@ -6,7 +6,6 @@ import importlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -34,17 +33,12 @@ LENGTHS = {"inputs": 24, "targets": 20}
 
 
 @pytest.fixture(scope="module")
-def tasks() -> ModuleType:
+def tasks() -> Any:
     return importlib.import_module("m4.data.tasks")
 
 
-@pytest.fixture(scope="module")
-def seqio(tasks: ModuleType) -> Any:
-    return tasks.seqio
-
-
 @pytest.fixture
-def registered(tasks: ModuleType, made_cache: Cache) -> Iterator[Cache]:
+def registered(tasks: Any, made_cache: Cache) -> Iterator[Cache]:
     tasks.register_cache(made_cache)
     yield made_cache
     tasks.unregister()
@@ -70,17 +64,15 @@ def wanted(made: Cache, direction: str, split: str) -> list[tuple[list[int], lis
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
 @pytest.mark.parametrize("direction", ["en-gl", "gl-en", "en-sr_Latn", "sr_Latn-en"])
 def test_a_task_gives_the_ids_of_the_cache(
-    tasks: ModuleType, seqio: Any, registered: Cache, direction: str, split: str
+    tasks: Any, registered: Cache, direction: str, split: str
 ) -> None:
-    task = seqio.get_mixture_or_task(tasks.task_name(direction))
+    task = tasks.seqio.get_mixture_or_task(tasks.task_name(direction))
     got = ids_of(task.get_dataset(LENGTHS, split, shuffle=False))
     assert got == wanted(registered, direction, split)
     assert any(len(inputs) == LENGTHS["inputs"] for inputs, _ in got), "some are trimmed"
 
 
-def test_a_word_that_looks_like_a_tag_is_text_in_a_task(
-    tasks: ModuleType, seqio: Any, tmp_path: Path
-) -> None:
+def test_a_word_that_looks_like_a_tag_is_text_in_a_task(tasks: Any, tmp_path: Path) -> None:
     """Compares with the corpus, whose training pairs m4's own stream lays out."""
     for split in SPLITS:
         words = [f"{a}{b}{split}" for a in "abcdefgh" for b in "ijklmnop"]
@@ -91,7 +83,7 @@ def test_a_word_that_looks_like_a_tag_is_text_in_a_task(
     for side in SIDES:
         assert not tags.intersection(made.tokens("train", side)[0].tolist())
     tasks.register_cache(made, "tags")
-    task = seqio.get_mixture_or_task("tags.gl_en")
+    task = tasks.seqio.get_mixture_or_task("tags.gl_en")
     assert ids_of(task.get_dataset(LENGTHS, "dev", shuffle=False)) == wanted(made, "gl-en", "dev")
     (example, *_) = task.get_dataset(LENGTHS, "dev", shuffle=False).as_numpy_iterator()
     assert example["inputs_pretokenized"] == b"<2en> <2en> <2gl> aidev roxo"
@@ -99,14 +91,13 @@ def test_a_word_that_looks_like_a_tag_is_text_in_a_task(
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_rates_are_those_of_seqio(
-    tasks: ModuleType, seqio: Any, registered: Cache, name: str
-) -> None:
+def test_rates_are_those_of_seqio(tasks: Any, registered: Cache, name: str) -> None:
     rates = temperature(Cache(registered.folder, name).sizes())
     assert tasks.mixture_rates(f"m4.{name}") == pytest.approx(rates, rel=1e-12)
-    mixture = seqio.MixtureRegistry.get(f"m4.{name}")
+    mixture = tasks.seqio.MixtureRegistry.get(f"m4.{name}")
     own = {
-        task.name: seqio.mixing_rate_num_examples(task, temperature=5.0) for task in mixture.tasks
+        task.name: tasks.seqio.mixing_rate_num_examples(task, temperature=5.0)
+        for task in mixture.tasks
     }
     for task in mixture.tasks:
         share = own[task.name] / sum(own.values())
@@ -114,7 +105,7 @@ def test_rates_are_those_of_seqio(
     assert len(own) == len(rates)
 
 
-def test_rates_of_other_samplers_and_by_tokens(tasks: ModuleType, registered: Cache) -> None:
+def test_rates_of_other_samplers_and_by_tokens(tasks: Any, registered: Cache) -> None:
     schedule = Schedule([(0, uniform, ["gl", "pt-en"]), (50, uniform, None)])
     tasks.register_cache(registered, "first", schedule, "tokens")
     rates = tasks.mixture_rates("first.english_centric")
@@ -125,7 +116,7 @@ def test_rates_of_other_samplers_and_by_tokens(tasks: ModuleType, registered: Ca
 
 
 def test_the_stream_gives_the_examples_and_the_shares_of_the_mixture(
-    tasks: ModuleType, seqio: Any, registered: Cache
+    tasks: Any, registered: Cache
 ) -> None:
     stream = Stream(registered, batch_rows=16, layout="single")
     # Draws come in blocks of 4,096 (draws.py): with 16 pairs a step 256 steps.
@@ -141,7 +132,7 @@ def test_the_stream_gives_the_examples_and_the_shares_of_the_mixture(
             )
             drawn[stream.directions[batch["direction_ids"][row, 0]]].append(pair)
     for direction, pairs in drawn.items():
-        task = seqio.get_mixture_or_task(tasks.task_name(direction))
+        task = tasks.seqio.get_mixture_or_task(tasks.task_name(direction))
         # The lengths of the cache: nothing is trimmed.
         dataset = task.get_dataset({"inputs": 96, "targets": 96}, "train", shuffle=False)
         own = Counter((tuple(inputs), tuple(targets)) for inputs, targets in ids_of(dataset))
@@ -156,14 +147,14 @@ def test_the_stream_gives_the_examples_and_the_shares_of_the_mixture(
         assert abs(len(drawn[direction]) - rate * 4096) <= 1, direction
 
 
-def test_feature_converter_of_t5x(seqio: Any, registered: Cache) -> None:
+def test_feature_converter_of_t5x(tasks: Any, registered: Cache) -> None:
     """The batch that T5X's encoder-decoder trains on has the same names and ids."""
-    dataset = seqio.get_dataset(
+    dataset = tasks.seqio.get_dataset(
         mixture_or_task_name="m4.gl_en",
         task_feature_lengths={"inputs": 96, "targets": 96},
         dataset_split="dev",
         shuffle=False,
-        feature_converter=seqio.EncDecFeatureConverter(pack=False),
+        feature_converter=tasks.seqio.EncDecFeatureConverter(pack=False),
     )
     (batch,) = evaluation_batches(registered, "gl-en", "dev", 20, 96, 96)
     for row, example in enumerate(dataset.as_numpy_iterator()):
@@ -173,21 +164,21 @@ def test_feature_converter_of_t5x(seqio: Any, registered: Cache) -> None:
         inside = batch["decoder_segment_ids"][row] > 0
         inputs = "decoder_input_tokens"
         assert example[inputs][inside].tolist() == batch[inputs][row][inside].tolist()
-    features = seqio.EncDecFeatureConverter(pack=True).get_model_feature_lengths(LENGTHS)
+    features = tasks.seqio.EncDecFeatureConverter(pack=True).get_model_feature_lengths(LENGTHS)
     assert set(batch) == {*features, "direction_ids", "encoder_direction_ids"}
 
 
-def test_inputs_and_targets_have_separate_vocabularies(
-    tasks: ModuleType, seqio: Any, tmp_path: Path
-) -> None:
+def test_inputs_and_targets_have_separate_vocabularies(tasks: Any, tmp_path: Path) -> None:
     made = CorpusSpec(
         Made({"gl": 60}), mixture="to_english", vocabulary_size=400, target_vocabulary_size=350
     ).build(tmp_path / "c")
     tasks.register_cache(made, "own")
-    assert [task.name for task in seqio.get_mixture_or_task("own.to_english").tasks] == [
+    assert [task.name for task in tasks.seqio.get_mixture_or_task("own.to_english").tasks] == [
         "own.gl_en"
     ]
-    dataset = seqio.get_mixture_or_task("own.gl_en").get_dataset(LENGTHS, "dev", shuffle=False)
+    dataset = tasks.seqio.get_mixture_or_task("own.gl_en").get_dataset(
+        LENGTHS, "dev", shuffle=False
+    )
     pairs = list(made.pairs("gl", "dev"))
     inputs = source_ids(
         made.source_vocabulary, [p.translation for p in pairs], "en", LENGTHS["inputs"]
@@ -195,11 +186,11 @@ def test_inputs_and_targets_have_separate_vocabularies(
     targets = target_ids(made.target_vocabulary, [p.english for p in pairs], LENGTHS["targets"])
     assert ids_of(dataset) == list(zip(inputs, targets, strict=True))
     with pytest.raises(ValueError, match=r"own\.english_centric"):
-        seqio.get_mixture_or_task("own.english_centric")
+        tasks.seqio.get_mixture_or_task("own.english_centric")
     tasks.unregister("own")
 
 
-def test_names_in_use(tasks: ModuleType, registered: Cache, tmp_path: Path) -> None:
+def test_names_in_use(tasks: Any, registered: Cache, tmp_path: Path) -> None:
     tasks.register_cache(registered)  # the same again
     other = CorpusSpec(Made({"gl": 40}), ["gl"], vocabulary_size=400).build(tmp_path / "c")
     with pytest.raises(ValueError, match=r"seqio tasks m4\.\* are registered for another corpus"):
@@ -209,9 +200,9 @@ def test_names_in_use(tasks: ModuleType, registered: Cache, tmp_path: Path) -> N
     tasks.unregister("other")
 
 
-def test_validation_is_dev(tasks: ModuleType, seqio: Any, registered: Cache) -> None:
+def test_validation_is_dev(tasks: Any, registered: Cache) -> None:
     """Loads the tasks as T5X's run files do."""
-    task = seqio.get_mixture_or_task("m4.gl_en")
+    task = tasks.seqio.get_mixture_or_task("m4.gl_en")
     assert {"train", "dev", "test", "validation"} == {*task.splits}
     assert ids_of(task.get_dataset(LENGTHS, "validation", shuffle=False)) == wanted(
         registered, "gl-en", "dev"
@@ -219,32 +210,32 @@ def test_validation_is_dev(tasks: ModuleType, seqio: Any, registered: Cache) -> 
     assert task.num_input_examples("validation") == registered.size("gl", "dev")
 
 
-def test_seqio_evaluates_the_tasks_of_a_cache(seqio: Any, made_cache: Cache) -> None:
+def test_seqio_evaluates_the_tasks_of_a_cache(tasks: Any, made_cache: Cache) -> None:
     """Evaluates as T5X does: predictions are scored with BLEU and chrF, as m4's own."""
     from m4 import t5x_tasks
-    from m4.data import tasks
     from m4.eval.metrics.bleu import bleu
     from m4.eval.metrics.chrf import chrf
 
     t5x_tasks.register(str(made_cache.folder), "scored")
-    task = seqio.get_mixture_or_task("scored.en_gl")
+    task = tasks.seqio.get_mixture_or_task("scored.en_gl")
     references = [pair.translation for pair in made_cache.pairs("gl", "dev")]
     guesses = [text.replace("1", "2") for text in references]
     for function, metric in zip(task.predict_metric_fns, (bleu, chrf), strict=True):
         counted = metric(guesses, references, "gl")
         assert function(references, guesses) == {counted.metric: counted.value()}
         assert 0 < counted.value() < 100
-    assert not seqio.get_mixture_or_task("scored.gl_en").score_metric_fns
+    assert not tasks.seqio.get_mixture_or_task("scored.gl_en").score_metric_fns
     tasks.unregister("scored")
 
 
-def test_a_model_of_t5x_gets_the_vocabulary_of_its_tasks(seqio: Any, made_cache: Cache) -> None:
+def test_a_model_of_t5x_gets_the_vocabulary_of_its_tasks(tasks: Any, made_cache: Cache) -> None:
     from m4 import t5x_tasks
-    from m4.data import tasks
 
     folder = str(made_cache.folder)
     feature = t5x_tasks.inputs_vocabulary(folder)
-    assert feature == seqio.get_mixture_or_task("m4.en_gl").output_features["inputs"].vocabulary
+    assert (
+        feature == tasks.seqio.get_mixture_or_task("m4.en_gl").output_features["inputs"].vocabulary
+    )
     size = made_cache.source_vocabulary.size
     assert t5x_tasks.vocab_size(folder, multiple=1) == size
     assert size <= t5x_tasks.vocab_size(folder) < size + 128

@@ -132,17 +132,6 @@ def test_time_model_is_compared_with_the_same_model_of_the_paper_only() -> None:
         assert "model / paper" not in names, other
 
 
-def test_every_plan_has_the_band_of_the_models_error() -> None:
-    for other in ({}, {"config": "mine"}, {"topology": "v6e:16x16"}, {"topology": "h100:256x8"}):
-        text = notes({**FACTS, **other})
-        # docs/pod.md's table.
-        assert "it gives 1.09 to 1.27 of the step that the paper measured" in text, other
-        assert "128 experts 2.04 to 2.27" in text
-        assert ("estimate of cycles at the chip's clock" in text) == ("topology" not in other)
-        assert ("speed fitted to section 5.2" in text) == ("h100" not in str(other))
-    assert "1.09 to 1.27" in notes(DECODING)
-
-
 @pytest.mark.parametrize(
     ("machine", "name"),
     # Two cores of a chip are one device of v4 and v5p.

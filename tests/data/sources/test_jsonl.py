@@ -46,17 +46,6 @@ def test_many_languages_in_one_object(tmp_path: Path) -> None:
         Jsonl(tmp_path, files="{split}.jsonl").languages()
 
 
-def test_counts_are_the_same_at_every_reading(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", jsonl({"en": "a", "gl": "b"}, {"en": "", "gl": "c"}))
-    source = Jsonl(tmp_path, files="{split}.jsonl", translation_field="{lang}", on_bad_line="skip")
-    assert source.languages() == ["gl"]
-    once = dict(source.skipped)
-    assert once == {("train.jsonl", "an empty English side"): 1}
-    source.skipped.clear()  # as who wants to know what one reading counted
-    list(source.pairs("gl", "train"))
-    assert source.skipped == once
-
-
 def test_a_field_of_languages(tmp_path: Path) -> None:
     rows = [{"meta": {"l": code}, "src": "day", "tgt": code} for code in ("gl", "zh-Hant", "en", 3)]
     write(tmp_path / "all.jsonl", jsonl(*rows))

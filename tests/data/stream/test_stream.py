@@ -143,26 +143,6 @@ def test_resume_on_any_number_of_hosts(made_cache: Cache, layout: str) -> None:
         Stream(made_cache, batch_rows=64).batch(0, (0, 3))
 
 
-def test_buckets_are_few_shapes_of_about_equal_tokens(made_cache: Cache) -> None:
-    stream = Stream(made_cache, batch_rows=16, layout="bucketed", widths=(24, 48))
-    # Rows for 16 * 2 * 96 = 3,072 tokens, in eights: 3072 / 48 = 64, 3072 / 96 = 32.
-    assert stream.shapes == [(64, 24, 24), (32, 48, 48), (16, 96, 96)]
-    used, filled = Counter(), []
-    for step in range(128):
-        batch = stream.batch(step)
-        source, target = batch["encoder_segment_ids"], batch["decoder_segment_ids"]
-        shape = (*source.shape, target.shape[1])
-        used[shape] += 1
-        longest = max((source > 0).sum(axis=1).max(), (target > 0).sum(axis=1).max())
-        assert 0 < longest <= shape[1]
-        filled.append((source > 0).mean())
-    assert used.keys() <= set(stream.shapes)
-    assert len(used) >= 2
-    single = Stream(made_cache, batch_rows=16, layout="single")
-    others = [(single.batch(step)["encoder_segment_ids"] > 0).mean() for step in range(128)]
-    assert np.mean(filled) > 1.5 * np.mean(others)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fingerprint_is_everything_that_decides(made_cache: Cache, layout: str) -> None:
     base: dict[str, Any] = {"seed": 1, "batch_rows": 8, "source_length": 90, "target_length": 90}

@@ -18,11 +18,9 @@ def test_two_codes_of_one_language_are_an_error_with_both_files(tmp_path: Path) 
         (tmp_path / name).write_text("day\tdia\n")
     with pytest.raises(ValueError) as error:
         Tsv(tmp_path).languages()
-    assert str(error.value) == (
-        f"{tmp_path}/pt_BR.train.tsv: language code 'pt_BR' next to 'pt-BR' of "
-        f"{tmp_path}/pt-BR.dev.tsv: both would be 'pt_BR'; use one code, or give one another "
-        "name: Tsv.codes = {'pt_BR_2': 'pt_BR'}"
-    )
+    for words in ("/pt_BR.train.tsv: ", "/pt-BR.dev.tsv: ", "Tsv.codes = {'pt_BR_2': 'pt_BR'}"):
+        assert words in str(error.value)
+    assert "\n" not in str(error.value)
     (tmp_path / "pt_BR.train.tsv").write_text("night\tnoite\n")
     source = Tsv(tmp_path, codes={"pt_BR_2": "pt_BR"})
     assert source.languages() == ["pt_BR", "pt_BR_2"]

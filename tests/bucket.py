@@ -48,7 +48,7 @@ class Emulator:
         self._failures[pattern] = (times, cut)
 
     def failure(self, request: str) -> bool | None:
-        """Whether this request's answer is to be cut; None: it is not to fail."""
+        """Tells if this request's answer is cut, or returns None where it does not fail."""
         with self._alone:
             for pattern, (times, cut) in self._failures.items():
                 if times and re.search(pattern, request, re.DOTALL):
@@ -81,7 +81,7 @@ class Emulator:
     def ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Of the emulator itself: status, headers, body."""
+        """Returns status, headers and body of the emulator itself."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         with contextlib.closing(connection):
             connection.request(method, path, body, headers)
@@ -91,8 +91,7 @@ class Emulator:
     def ask_xml(
         self, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Google's XML API, which obstore speaks, in terms of the JSON one, which the emulator
-        speaks."""
+        """Answers a request of Google's XML API, obstore's, by the emulator's JSON API."""
         where, _, query = path.partition("?")
         bucket, _, name = where.removeprefix("/").partition("/")
         bucket, asked = urllib.parse.unquote(bucket), dict(urllib.parse.parse_qsl(query, True))
@@ -254,8 +253,8 @@ _HOP = {"Connection", "Content-Length", "Transfer-Encoding", "Host", "Keep-Alive
 
 @contextlib.contextmanager
 def _server() -> Iterator[int]:
-    """fake-gcs-server itself; its port. (The wheel's own class never reads what it logs: after
-    64 KiB it stands still.)"""
+    """Runs fake-gcs-server, and yields its port."""
+    # The wheel's own class never reads what the server logs: after 64 KiB it stands still.
     port = _find_free_port()
     options = ["-scheme=http", "-host=127.0.0.1", f"-port={port}", "-backend=memory"]
     options += [f"-external-url=http://127.0.0.1:{port}", "-log-level=error"]

@@ -17,7 +17,7 @@ TINY = Path(__file__).parent / "testdata" / "tiny.gin"
 
 @dataclass(frozen=True)
 class Said:
-    """What a command said, and its exit status."""
+    """The output of a command, and its exit status."""
 
     status: int
     out: str

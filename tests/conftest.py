@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: to look for garbage in it after each file takes half a second."""
+    """Freezes what is imported: a search for garbage in it takes half a second a file."""
     gc.collect()
     gc.freeze()
 

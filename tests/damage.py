@@ -9,8 +9,10 @@ from m4.settings import InputError
 
 
 def damaged_json(text: str) -> Iterator[bytes]:
-    """Emptied, halved, no UTF-8, nested too deep, of another kind; with a name missing or a value
-    of another kind, on the first two levels. None of it has lines."""
+    """Yields the text emptied, halved, no UTF-8, nested too deep and of another kind.
+
+    On the first two levels a name is missing too, or a value of another kind. None has lines.
+    """
     yield from (b"", text.encode()[: len(text) // 2], b"\xff" + text.encode(), b"[" * 100_000)
     yield from (b"null", b"[]", b"{}", b'"text"', b"3")
     found = json.loads(text)
@@ -25,7 +27,7 @@ def damaged_json(text: str) -> Iterator[bytes]:
 
 
 def refused(read: Callable[[], object], name: str) -> bool:
-    """Whether it is, with one line that names the file; no other error."""
+    """Tells if reading is refused, with one line that names the file; no other error."""
     try:
         read()
     except InputError as error:

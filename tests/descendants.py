@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def descendants(mark: Path) -> list[int]:
-    """Those that run and have M4_TEST=`mark` in the environment that they were started with."""
+    """Returns the processes that run and were started with M4_TEST=`mark`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

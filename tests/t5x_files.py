@@ -1,5 +1,4 @@
-"""Checkpoints of T5X for tests, written by hand: msgpack's and zarr's formats, no m4 and no
-tensorstore; and T5's parameters under T5X's names."""
+"""Checkpoints of T5X, written by hand in the formats of msgpack and zarr, and T5's parameters."""
 
 from __future__ import annotations
 
@@ -38,8 +37,10 @@ def zarr(folder: Path, array: np.ndarray) -> None:
 
 
 def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray], driver: str = "file") -> Path:
-    """`folder/checkpoint_<step>`; arrays of two axes and more are in zarr. driver: the one of the
-    machine that wrote it: file, gfile or gcs."""
+    """Writes `folder/checkpoint_<step>`; arrays of two axes and more are in zarr.
+
+    driver: the one of the machine that wrote it: file, gfile or gcs.
+    """
     place = folder / f"checkpoint_{step}"
     place.mkdir(parents=True)
     tree: dict[str, Any] = {}
@@ -104,7 +105,7 @@ def t5_parameters(
 
 
 def scanned(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same of T5X's scanned stacks: layers are axis 1, and each has the position bias."""
+    """Returns parameters of scanned stacks: layers are axis 1, each has the position bias."""
     made, stacks = {}, {}
     for name, array in parameters.items():
         stack, _, rest = name.partition("/layers_")

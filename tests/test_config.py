@@ -122,7 +122,7 @@ def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
 
 
 def test_run_files_of_a_user_are_found_and_the_saved_config_is_complete(tmp_path: Path) -> None:
-    """As T5X's run files: found in --gin_search_paths, one including the other."""
+    """Run files as T5X has them: found in --gin_search_paths, one including the other."""
     runs, models = tmp_path / "runs", tmp_path / "models"
     for folder in (runs, models):
         folder.mkdir()
@@ -184,7 +184,7 @@ def test_a_users_module_next_to_the_gin_file_is_found_and_remembered(tmp_path: P
     ],
 )
 def test_a_strangers_run_folder_runs_nothing(tmp_path: Path, lines: list[str]) -> None:
-    """robust against config.gin that imports and calls what it likes."""
+    """Robust against a config.gin that imports and calls what it likes."""
     saved = config.load([TINY], [HERE])
     saved.experiment()
     text = "\n".join([saved.text(), *lines])

@@ -35,8 +35,7 @@ def path(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def experiment(path: Path) -> Experiment:
-    """The config's, as `m4 train --gin_file=...` gets it: unknown names and unused bindings are
-    refused."""
+    """The config's experiment: unknown names and unused bindings are refused."""
     return experiment_of(path)
 
 

@@ -230,7 +230,7 @@ def test_a_converted_run_translates_and_does_not_resume(
 
 @pytest.fixture(scope="module")
 def longer(first: tuple[Path, str]) -> Path:
-    """The same folder after two steps more, and with a dense model to compare with."""
+    """The folder after two steps more, and with a dense model to compare with."""
     folder, _ = first
     demo(*LONGER, "--compare=dense")
     return folder

@@ -1,4 +1,4 @@
-"""What a progress bar writes on a terminal, in a notebook and elsewhere."""
+"""A progress bar on a terminal, in a notebook and elsewhere."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_on_a_terminal_it_is_a_bar(clock: Clock) -> None:
 
 
 class ZMQInteractiveShell:
-    """What IPython's get_ipython() returns in a notebook, by its name."""
+    """The class, by its name, of the shell that IPython's get_ipython() returns in a notebook."""
 
 
 def test_in_a_notebook_it_is_one_line_redrawn(

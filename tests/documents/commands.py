@@ -41,7 +41,7 @@ NUMBER = r"[+−-]?\d([\d.,:]*\d)?"
 
 
 def words_of(text: str, folder: Path) -> list[list[str]]:
-    """What the shell would call, in its order: each program only notes its words.
+    """Returns what the shell would call, in its order: each program only notes its words.
 
     folder: an empty one. A program that no test knows is an AssertionError.
     """
@@ -131,8 +131,7 @@ class Parsed(Exception):
 
 
 def python(rest: list[str], *, peers: bool = False) -> None:
-    """Compiles the text of -c; of a benchmark, or a package of -m, reads the arguments, and those
-    of a benchmark's commands."""
+    """Compiles the text of -c, or has a benchmark or a package of -m read its arguments."""
     first, *arguments = rest
     if first == "-m":
         package, *arguments = arguments
@@ -187,7 +186,7 @@ def listed(words: list[str]) -> None:
 
 
 def is_like(line: str, printed: str) -> bool:
-    """Whether a documented line is the printed one but for numbers, spaces and what ... omits."""
+    """Tells if a documented line is the printed one but for numbers, spaces and what ... omits."""
     parts = [re.escape(_shape(part)) for part in line.split("...")]
     return re.fullmatch(".*".join(parts), _shape(printed)) is not None
 

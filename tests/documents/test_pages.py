@@ -1,4 +1,4 @@
-"""What the pages promise as a whole: links lead somewhere, the README is short, one version."""
+"""Promises of all pages: links, names of files, commands and settings are right."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """What GitHub makes of the headings."""
+    """Returns the anchors that GitHub makes of the headings."""
     text = FENCES.sub("", document.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]

@@ -86,7 +86,7 @@ def decode(folder: Path, words: int, experiment: Experiment, directions: Sequenc
 
 
 def train_baselines(experiment: Experiment, languages: Sequence[str]) -> None:
-    """As finished ones look."""
+    """Writes what finished baselines leave."""
     plans = plans_of(experiment, open_corpus(experiment))
     for language in languages:
         plan = plans[language]
@@ -100,8 +100,10 @@ def train_baselines(experiment: Experiment, languages: Sequence[str]) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs/: dense and moe are translated, late is in training, and two of three
-    bilingual models are finished."""
+    """A folder with runs/: dense and moe are translated, late is in training.
+
+    Two of three bilingual models are finished.
+    """
     base = tmp_path_factory.mktemp("base") / "runs"
     experiment = experiment_in(base)
     directions = [f"{language}-en" for language in SIZES]
@@ -133,7 +135,7 @@ def with_a_table(base: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def results(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is kept of them."""
+    """A folder of results, with what is kept of the runs."""
     folder = with_a_table(tmp_path_factory.mktemp("kept"))
     (folder / "e1").mkdir()
     (folder / "e1" / "experiment.toml").write_text(ASKED, encoding="utf-8")
@@ -147,7 +149,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_kept_counts_give_the_numbers_of_the_translations(results: Path, runs: Path) -> None:
-    """As `m4 report` computes them where the references are."""
+    """Compares with `m4 report`, which has the references."""
     found = draw.read(results / "e1")
     gathered = results / "gathered"
     gathered.mkdir()
@@ -278,8 +280,7 @@ def test_the_table_of_experiments_is_as_it_would_be_drawn() -> None:
 
 
 def check_drawn(folder: Path) -> None:
-    """Scores and differences are those of the counts, intervals too where a few are computed again
-    (all take a minute), and page and table show them."""
+    """Compares scores, differences and a few intervals with the counts, and pages with them."""
     found = draw.read(folder, again=False)
     assert (folder / "README.md").read_text(encoding="utf-8") == page.text(found), "make results"
     counted = kept.measured(found.systems).statistics if found.systems else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from m4.data.sources import SPLITS
 from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture as mixing
 from m4.data.stream.batches import evaluation_batches
-from m4.data.stream.stream import Stream
 from tests.data.corpus import Made
 
 pytestmark = [
@@ -113,38 +111,6 @@ def test_rates_of_other_samplers_and_by_tokens(tasks: Any, registered: Cache) ->
     assert {name: rate for name, rate in rates.items() if rate} == pytest.approx(first.rates)
     assert set(rates) == set(registered.directions)  # seqio knows the others, at rate 0
     tasks.unregister("first")
-
-
-def test_the_stream_gives_the_examples_and_the_shares_of_the_mixture(
-    tasks: Any, registered: Cache
-) -> None:
-    stream = Stream(registered, batch_rows=16, layout="single")
-    # Draws come in blocks of 4,096 (draws.py): with 16 pairs a step 256 steps.
-    rates, block_steps = tasks.mixture_rates("m4.english_centric"), 256
-    drawn: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {name: [] for name in rates}
-    for step in range(block_steps):
-        batch = stream.batch(step)
-        inside = [batch[f"{side}_segment_ids"] == 1 for side in ("encoder", "decoder")]
-        for row, (source, target) in enumerate(zip(*inside, strict=True)):
-            pair = (
-                tuple(batch["encoder_input_tokens"][row][source].tolist()),
-                tuple(batch["decoder_target_tokens"][row][target].tolist()),
-            )
-            drawn[stream.directions[batch["direction_ids"][row, 0]]].append(pair)
-    for direction, pairs in drawn.items():
-        task = tasks.seqio.get_mixture_or_task(tasks.task_name(direction))
-        # The lengths of the cache: nothing is trimmed.
-        dataset = task.get_dataset({"inputs": 96, "targets": 96}, "train", shuffle=False)
-        own = Counter((tuple(inputs), tuple(targets)) for inputs, targets in ids_of(dataset))
-        size = own.total()
-        # gl has the most pairs for its share: 300 of 0.2 * 4,096, so two epochs and more of each.
-        assert len(pairs) > 2 * size
-        for epoch in range(len(pairs) // size):
-            assert Counter(pairs[epoch * size : (epoch + 1) * size]) == own, (direction, epoch)
-    assert {name: len(pairs) for name, pairs in drawn.items()} == stream.examples_seen(block_steps)
-    for direction, rate in rates.items():
-        # After whole blocks no count is off by more than 1.
-        assert abs(len(drawn[direction]) - rate * 4096) <= 1, direction
 
 
 def test_feature_converter_of_t5x(tasks: Any, registered: Cache) -> None:

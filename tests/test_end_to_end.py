@@ -296,7 +296,7 @@ def test_a_closed_stream_loses_no_translation(
         said = m4("translate", f"--model_dir={first[0]}", "--to=gl")
         assert said.mistake.startswith(f"m4 translate: standard {name[3:]}put is closed")
     listed = m4("checkpoint", "list", first[0]).mistake
-    assert listed == "m4 checkpoint: standard output is closed: what the job prints would be lost"
+    assert listed.startswith("m4 checkpoint: standard output is closed")
 
 
 @pytest.mark.slow

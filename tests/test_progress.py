@@ -58,19 +58,6 @@ def test_without_a_terminal_it_is_a_line_every_ten_seconds(clock: Clock) -> None
     ]
 
 
-def test_failed_work_adds_no_line(clock: Clock) -> None:
-    stream = io.StringIO()
-
-    def work() -> None:
-        with ProgressBar("decode", 2, "sentences", stream) as bar:
-            bar.update(1)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        work()
-    assert stream.getvalue() == "decode: 1/2 sentences  [0:00, left ?]\n"
-
-
 def test_on_a_terminal_it_is_a_bar(clock: Clock) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

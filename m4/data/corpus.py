@@ -153,7 +153,6 @@ class CorpusSpec:
         identity: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         built: Callable[[Cache], None] = lambda _: None,
-        verified: Callable[[str], bool] = lambda name: True,
     ) -> Cache:
         """Returns the corpus in `data_dir/<fingerprint>`: opened if it is there, else built.
 
@@ -163,7 +162,6 @@ class CorpusSpec:
             identity: The result of `identity`, if it is known already.
             progress: Called with (stage, done, total); the stages are text, vocabulary, tokens.
             built: Called with a corpus that was built just now.
-            verified: Which files are compared with their checksums, by name (`Cache.verify`).
 
         Raises:
             InputError: A file of the corpus is damaged; a language has no training pairs.
@@ -173,7 +171,7 @@ class CorpusSpec:
         folder = data_dir / fingerprint_of(identity)
         if (folder / "manifest.json").is_file():
             cache = Cache(folder, self.mixture)
-            cache.verify(verified)
+            cache.verify()
             return cache
         self._check_vocabulary_sizes(len(settings["languages"]))
         with whole_folder(folder, replace=False) as unfinished:

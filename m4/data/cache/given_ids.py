@@ -45,11 +45,19 @@ def write(
         for side, role, most in zip(SIDES, roles, longest, strict=True)
     ]
     ledger = Ledger()
-    blocks = _Blocks(source, arrays, ledger, progress, len(languages))
+    blocks = _Blocks(source, arrays, ledger)
+    parts, done = len(SPLITS) * len(languages), 0
+
+    def of(split: str, language: str) -> Iterator[Tokenized]:
+        nonlocal done
+        yield from blocks.of(split, language)
+        done += 1
+        progress("tokens", done, parts)
+
     counts: dict[str, dict[str, dict[str, Any]]] = {
         code: {split: {} for split in SPLITS} for code in languages
     }
-    write_arrays(folder, languages, arrays, counts, blocks.of)
+    write_arrays(folder, languages, arrays, counts, of)
     _write_token_counts(folder, arrays)
     return counts, ledger, made
 
@@ -72,16 +80,8 @@ def _write_vocabularies(folder: Path, source: IdSource) -> dict[str, dict[str, A
 class _Blocks:
     """A source's blocks as what the cache is written from, and the counts of what is left out."""
 
-    def __init__(
-        self,
-        source: IdSource,
-        arrays: Sequence[TokenArray],
-        ledger: Ledger,
-        progress: Progress,
-        languages: int,
-    ) -> None:
+    def __init__(self, source: IdSource, arrays: Sequence[TokenArray], ledger: Ledger) -> None:
         self._source, self._arrays, self._ledger = source, arrays, ledger
-        self._progress, self._parts, self._done = progress, len(SPLITS) * languages, 0
         self._vocabularies = [Vocabulary(array.vocabulary) for array in arrays]
         self._types = [id_type(array.vocabulary) for array in arrays]
 
@@ -116,8 +116,6 @@ class _Blocks:
             )
         if split == "train" and not read:
             raise InputError(f"language {language!r} has no training pairs: the source has none")
-        self._done += 1
-        self._progress("tokens", self._done, self._parts)
 
     def _check(self, sides: Sequence[Ragged], language: str, split: str, before: int) -> None:
         """InputError: an example without ids, or an id that the vocabulary does not have."""

@@ -31,6 +31,7 @@ from m4.settings import InputError, SettingError, checked, configurable
 OnDrop = Callable[[str, str, str, int, Pair], None]
 # (language, split, pairs), for all that is read.
 OnRead = Callable[[str, str, Chunk], None]
+_EXAMPLES = 5  # kept for each reason
 _Counts = dict[tuple[str, str], int]  # (file, reason) -> lines
 
 
@@ -110,7 +111,6 @@ class Cleaner:
 
     Args:
         spool: Folder for text that is read twice.
-        examples: Examples that the ledger keeps for each reason.
         on_drop: Called for every training pair that is dropped.
         on_read: Called for every chunk that is read.
     """
@@ -121,12 +121,11 @@ class Cleaner:
         source: Source,
         languages: Sequence[str],
         spool: Path,
-        examples: int = 5,
         on_drop: OnDrop | None = None,
         on_read: OnRead = lambda *_: None,
     ) -> None:
         self._source, self._spool, self._on_read = source, spool, on_read
-        self._examples, self._on_drop = examples, on_drop
+        self._on_drop = on_drop
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
         self._opened = {stage.name: stage.open(languages) for stage in cleaning.stages}
         self._lines = _SkippedLines(source)
@@ -142,7 +141,7 @@ class Cleaner:
                 not_checked[name] = check.why
             else:
                 checks[name] = check
-        part = _Part(language, split, count, self._examples, self._on_drop)
+        part = _Part(language, split, count, self._on_drop)
         with self._lines.of(language, split):
             read = self._read(language, split, count)
             run = self._drop if split == "train" else self._flag
@@ -242,11 +241,8 @@ class _SkippedLines:
 class _Part:
     """A language and split on its way through the checks, with its counts."""
 
-    def __init__(
-        self, language: str, split: str, count: Count, examples: int, on_drop: OnDrop | None
-    ) -> None:
-        self.language, self.split, self.count = language, split, count
-        self._examples, self._on_drop = examples, on_drop
+    def __init__(self, language: str, split: str, count: Count, on_drop: OnDrop | None) -> None:
+        self.language, self.split, self.count, self._on_drop = language, split, count, on_drop
 
     def checked(self, name: str, check: Check, stream: Iterator[Chunk]) -> Iterator[Chunk]:
         """Yields the stream without what a check drops, and with what it changes."""
@@ -281,11 +277,11 @@ class _Part:
                 self.count.not_checked[f"{name}: {reason}"] += int(mask.sum())
 
     def _show(self, reason: str, chunk: Chunk, mask: Mask) -> None:
-        rows = np.flatnonzero(mask)[: self._examples].tolist()
+        rows = np.flatnonzero(mask)[:_EXAMPLES].tolist()
         shown = (
             Example(int(chunk.numbers[r]), chunk.english[r], chunk.translation[r]) for r in rows
         )
-        self.count.show(reason, shown, self._examples)
+        self.count.show(reason, shown, _EXAMPLES)
 
     def _tell(self, reason: str, chunk: Chunk, mask: Mask) -> None:
         if self._on_drop is not None:

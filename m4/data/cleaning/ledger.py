@@ -111,10 +111,9 @@ class Ledger:
                 assert count.read == count.kept + dropped, (language, split, count)
                 assert count.kept >= 0, (language, split, count)
 
-    def reasons(self, what: str, split: str | None = None) -> list[str]:
+    def reasons(self, what: str) -> list[str]:
         """Returns the reasons of a counter, such as "dropped", the most frequent ones first."""
-        total = self.total(split)
-        return [reason for reason, pairs in getattr(total, what).most_common() if pairs]
+        return [reason for reason, pairs in getattr(self.total(), what).most_common() if pairs]
 
     def total(self, split: str | None = None) -> Count:
         """Returns the sum over languages of one split or of all, without examples."""

@@ -192,7 +192,6 @@ def evaluation_batches(
     batch_rows: int,
     source_length: int | None = None,
     target_length: int | None = None,
-    length_multiple: int | None = None,
     pack: bool = False,
     limit: int | None = None,
 ) -> Iterator[Batch]:
@@ -204,10 +203,6 @@ def evaluation_batches(
         directions: One direction, or several, in which `direction_ids` count.
         source_length: Longest source. Defaults to the corpus's.
         target_length: Longest target. Defaults to the corpus's.
-        length_multiple: Each batch is only as wide as its longest pair needs, rounded up to a
-            multiple of this. Defaults to full lengths.
-        pack: Several pairs share a row, in another order than the split's: for losses, not for
-            decoding.
         limit: Takes the first pairs of each direction only. Defaults to all.
     """
     names = [directions] if isinstance(directions, str) else list(directions)
@@ -227,11 +222,7 @@ def evaluation_batches(
     )
     for chosen, rows in _rows_in_order(examples, batch_rows, widest, pack):
         part = examples.take(chosen)
-        source, target = widest
-        if length_multiple is not None:
-            source = _rounded(rows, part.source_lengths, length_multiple, source)
-            target = _rounded(rows, part.target_lengths, length_multiple, target)
-        yield lay_out(data, part, np.arange(len(rows)), rows, Shape(batch_rows, source, target))
+        yield lay_out(data, part, np.arange(len(rows)), rows, Shape(batch_rows, *widest))
 
 
 def _rows_in_order(
@@ -250,8 +241,3 @@ def _rows_in_order(
         rows = first_fit_decreasing(source[:stop], target[:stop], Shape(batch_rows, *widths))
         yield left[:stop][rows >= 0], rows[rows >= 0]
         left = np.concatenate([left[:stop][rows < 0], left[stop:]])
-
-
-def _rounded(rows: Ints, lengths: Ints, multiple: int, most: int) -> int:
-    """Returns the ids of the fullest row, rounded up to a multiple, at most `most`."""
-    return min(-(-int(np.bincount(rows, lengths).max()) // multiple) * multiple, most)

@@ -233,7 +233,7 @@ def _search_batch(
     return jax.block_until_ready(found)
 
 
-def _encoded_sources(
+def encoded_sources(
     vocabulary: Pieces, sources: Sequence[str], longest: int, on_cut: OnCut
 ) -> list[list[int]]:
     """Returns the pieces of each source with EOS, at most `longest`."""
@@ -356,7 +356,7 @@ def translations(
     lengths = default_buckets(settings.max_source_length)
     at_once = batches_at_once(layout)
     batch_rows = _rows_of_a_batch(settings, layout, len(sources))
-    ids = _encoded_sources(vocabulary, sources, settings.max_source_length, on_cut)
+    ids = encoded_sources(vocabulary, sources, settings.max_source_length, on_cut)
     forced = _encoded_prefixes(vocabulary, prefixes, len(sources), settings)
     results: dict[int, Translations] = {}
     done = tokens = 0

@@ -11,8 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from m4.data.preprocess import EOS_ID, trim
-from m4.eval.decoding.decode import SHORTEST_BUCKET, OnCut, Pieces, Progress, warn_of_cut
+from m4.data.preprocess import EOS_ID
+from m4.eval.decoding.decode import (
+    SHORTEST_BUCKET,
+    Pieces,
+    Progress,
+    encoded_sources,
+    warn_of_cut,
+)
 from m4.eval.decoding.search import jit_over, run_over, unstacked
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
@@ -71,7 +77,6 @@ def score_references(
     settings: Decoding = DEFAULTS,
     *,
     progress: Progress | None = None,
-    on_cut: OnCut = warn_of_cut,
     layout: Layout | None = None,
 ) -> list[Scored]:
     """Scores each target, given its tagged source ("<2en> ola mundo"), in their order.
@@ -83,11 +88,7 @@ def score_references(
     """
     longest = settings.max_source_length
     rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
-    source_ids = vocabulary.encode_tagged(sources)
-    for index, pieces in enumerate(source_ids):
-        if len(pieces) + 1 > longest:
-            on_cut(index, len(pieces) + 1, longest)
-    source_ids = [trim(pieces, longest) for pieces in source_ids]
+    source_ids = encoded_sources(vocabulary, sources, longest, warn_of_cut)
     target_ids = [[*pieces, EOS_ID] for pieces in vocabulary.encode_targets(targets)]
     results: list[Scored | None] = [None] * len(sources)
     done = tokens = 0

@@ -117,13 +117,11 @@ def measure(
     systems: Iterable[System],
     metrics: Sequence[Metric],
     split: str = "test",
-    copy: bool = True,
     directions: Collection[str] | None = None,
 ) -> Measured:
-    """Reads every system's hypotheses and counts what its scores need.
+    """Reads every system's hypotheses, adds the copy baseline, and counts what scores need.
 
     Args:
-        copy: Adds the copy baseline.
         directions: Defaults to all that there are.
 
     Raises:
@@ -147,9 +145,8 @@ def measure(
                     f"{path}: other test sentences than those of {other.name} in {other.decodes}"
                 )
             decodes[system.name, direction] = rows
-    if copy:
-        for direction, (_, rows) in first.items():
-            decodes[COPY, direction] = copied(rows, direction)
+    for direction, (_, rows) in first.items():
+        decodes[COPY, direction] = copied(rows, direction)
     found: dict[tuple[str, str], dict[str, Statistics]] = {}
     # All systems of a direction together: metrics keep what they have counted of its references.
     for name, direction in sorted(decodes, key=lambda key: key[1]):

@@ -48,15 +48,6 @@ def test_long_pairs_are_trimmed_as_seqio_does(made_cache: Cache) -> None:
     )
 
 
-def test_length_multiple(made_cache: Cache) -> None:
-    for batch in evaluation_batches(made_cache, "en-pt", "dev", 4, length_multiple=16):
-        for key, segments in (("encoder", "encoder"), ("decoder", "decoder")):
-            used = (batch[f"{segments}_segment_ids"] > 0).sum(axis=1).max()
-            width = batch[f"{key}_segment_ids"].shape[1]
-            assert width % 16 == 0
-            assert used <= width < used + 16
-
-
 @pytest.mark.parametrize("pack", [False, True])
 def test_several_directions_each_pair_once(made_cache: Cache, pack: bool) -> None:
     names = ["gl-en", "en-pt"]

@@ -144,10 +144,13 @@ class Reading:
         if not found:
             return "no pairs in it"
         count, named, reason = max(found)
-        numbers = self.places.get((named, reason), [])
-        more = ", ..." if count > len(numbers) else ""
-        where = f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
-        return f"no pairs in it; {count} lines skipped: {reason}{where}"
+        return f"no pairs in it; {count} lines skipped: {reason}{self.where(named, reason)}"
+
+    def where(self, name: str, reason: str) -> str:
+        """Returns the first lines skipped for a reason, ' (line 3, 17)', or '' for no mistake."""
+        numbers = self.places.get((name, reason), [])
+        more = ", ..." if self.skipped.get((name, reason), 0) > len(numbers) else ""
+        return f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
 
 
 class Tally:

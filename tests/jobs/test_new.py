@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -268,7 +269,8 @@ def test_no_name_becomes_a_line_of_the_gin_file(make: Callable[[Path], Path], he
     assert said.status == 0, said.err
     (path,) = here.glob("*.gin")
     made = config.load([path]).experiment()
-    assert (made.model_dir, made.data.corpus.opened_source.folder) == (f"runs/{NASTY}", NASTY)
+    source: Any = made.data.corpus.opened_source
+    assert (made.model_dir, source.folder) == (f"runs/{NASTY}", NASTY)
     plain = new(make(here / "plain").name, "--yes")
     assert plain.status == 0
     lines = (here / "plain.gin").read_text(encoding="utf-8").count("\n")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import pytest
@@ -110,9 +110,7 @@ def test_planned_search_is_the_one_that_decodes(
 
     @contextlib.contextmanager
     def opened(model: Any, *_: Any) -> Iterator[Any]:
-        yield inference_checkpoint._Found(
-            cast(Any, Unread()), 1, "params", {}, abstract_variables(model)
-        )
+        yield Unread(), 1, "params", abstract_variables(model)
 
     texts: list[str] = []
     real = search.jit_search

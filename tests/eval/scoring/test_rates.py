@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import random
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from m4.data.cleaning import language_id
+from m4.data.cleaning.language_id import Py3langid
 from m4.eval.scoring import rates
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import Decode, Measured, System
@@ -19,7 +21,7 @@ from m4.storage.files import write_jsonl
 LEVELS = ResourceLevels(min_test_sentences=2)
 
 
-class Words:
+class Words(Py3langid):
     """Identifies a language by its code in the text; else the first that it may give."""
 
     def __init__(self, *languages: str) -> None:
@@ -28,7 +30,7 @@ class Words:
     def languages(self) -> set[str]:
         return self._known
 
-    def choose_among(self, codes: set[str]) -> None:
+    def choose_among(self, codes: Collection[str]) -> None:
         self._among = sorted(codes)
 
     def identify(self, text: str) -> tuple[str, float]:

@@ -10,9 +10,6 @@ from pathlib import Path
 
 from m4.data.cldr import tags
 
-# ISO 15924, of scripts that somebody writes today.
-RIGHT_TO_LEFT = ("Arab", "Aran", "Hebr", "Syrc", "Thaa", "Nkoo", "Adlm", "Rohg", "Mand", "Samr")
-
 
 @dataclass(frozen=True)
 class Language:
@@ -20,7 +17,6 @@ class Language:
 
     Attributes:
         iso639_3: ISO 639-3 code.
-        rtl: True if it is written from right to left.
     """
 
     code: str
@@ -28,7 +24,6 @@ class Language:
     name: str
     script: str
     branch: str
-    rtl: bool
 
 
 def _table() -> dict[str, Language]:
@@ -36,7 +31,7 @@ def _table() -> dict[str, Language]:
     text = Path(__file__).with_name("languages.txt").read_text(encoding="utf-8")
     for line in text.splitlines()[1:]:
         code, iso, name, script, branch = line.split("|")
-        found[code] = Language(code, iso, name, script, branch, script in RIGHT_TO_LEFT)
+        found[code] = Language(code, iso, name, script, branch)
     return found
 
 
@@ -75,7 +70,7 @@ def describe(code: str) -> Language:
     if known := listed(code):
         return known
     if (tag := tags.parse(code)) is None:
-        return Language(code, code, code, "", "", False)
+        return Language(code, code, code, "", "")
     tag = tag._replace(language=_MEANT.get(tag.language, tag.language))
     same = _BY_SCRIPT.get((tag.language, tags.likely_script(tag)))
     if same and not tag.territory and not tag.variants:
@@ -90,7 +85,6 @@ def describe(code: str) -> Language:
         f"{name} ({more})" if more else name,
         script,
         base.branch if base else "",
-        script in RIGHT_TO_LEFT,
     )
 
 

@@ -71,8 +71,6 @@ MetricFns = Callable[[str], Sequence[Callable[..., Mapping[str, float]]]]
 _TOKENIZERS: dict[tuple[str, Callable[[bytes], bytes]], Any] = {}
 # prefix -> identity of the corpus
 _REGISTERED: dict[str, dict[str, Any]] = {}
-# task name -> direction: a code may have '_' in it, so the name alone is not enough.
-_DIRECTIONS: dict[str, str] = {}
 
 
 class SharedVocabulary(seqio.SentencePieceVocabulary):
@@ -188,7 +186,6 @@ def register_cache(
     _REGISTERED[prefix] = meaning
     sources = {code: PairSource(cache, code) for code in cache.languages()}
     for direction in dict.fromkeys(itertools.chain.from_iterable(directions.values())):
-        _DIRECTIONS[task_name(direction, prefix)] = direction
         seqio.TaskRegistry.add(
             task_name(direction, prefix),
             source=sources[language_of(direction)],
@@ -201,8 +198,9 @@ def register_cache(
             metric_fns=metric_fns(direction),
         )
     for name, of_mixture in directions.items():
-        names = [task_name(direction, prefix) for direction in of_mixture]
-        seqio.MixtureRegistry.add(f"{prefix}.{name}", names, _Rates(cache, sampler, names, unit))
+        names = {direction: task_name(direction, prefix) for direction in of_mixture}
+        rates = _Rates(cache, sampler, names, unit)
+        seqio.MixtureRegistry.add(f"{prefix}.{name}", list(names.values()), rates)
 
 
 def unregister(prefix: str = "m4") -> None:
@@ -212,7 +210,6 @@ def unregister(prefix: str = "m4") -> None:
         seqio.MixtureRegistry.remove(f"{prefix}.{name}")
     for code in meaning["languages"]:
         for direction in (f"en-{code}", f"{code}-en"):
-            _DIRECTIONS.pop(task_name(direction, prefix), None)
             seqio.TaskRegistry.remove(task_name(direction, prefix))
 
 
@@ -222,22 +219,13 @@ def task_name(direction: str, prefix: str = "m4") -> str:
     return f"{prefix}.{first}_{second}"
 
 
-def mixture_rates(name: str) -> dict[str, float]:
-    """Returns direction -> rate of a registered mixture of m4 tasks; they sum to 1."""
-    mixture = seqio.MixtureRegistry.get(name)
-    rates = {_DIRECTIONS[task.name]: float(mixture.get_rate(task)) for task in mixture.tasks}
-    total = sum(rates.values())
-    return {direction: rate / total for direction, rate in rates.items()}
-
-
 class _Rates:
     """Rate function of a mixture: a sampler over the sizes of its tasks, called once."""
 
     def __init__(
-        self, cache: Cache, sampler: Sampler, names: Sequence[str], unit: Mapping[str, float]
+        self, cache: Cache, sampler: Sampler, names: Mapping[str, str], unit: Mapping[str, float]
     ) -> None:
-        self._cache, self._sampler, self._unit = cache, sampler, unit
-        self._names = {_DIRECTIONS[name]: name for name in names}
+        self._cache, self._sampler, self._names, self._unit = cache, sampler, names, unit
 
     def __call__(self, task: seqio.Task) -> float:
         return self._by_task[task.name]

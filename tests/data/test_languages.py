@@ -21,11 +21,6 @@ def test_the_table_is_whole():
     assert len({language.iso639_3 for language in LANGUAGES.values()}) == 135
 
 
-def test_direction_of_writing():
-    right_to_left = {code for code, language in LANGUAGES.items() if language.rtl}
-    assert right_to_left == {"ar", "he", "fa", "ur", "ps", "sd", "ug", "ckb", "yi"}
-
-
 @pytest.mark.parametrize(
     ("code", "known"),
     [
@@ -79,12 +74,11 @@ def test_another_spelling_is_the_language_of_the_table(code, known):
 def test_describe_understands_tags_of_bcp_47(code, tag, name, script):
     found = describe(code)
     assert (found.code, found.name, found.script) == (tag, name, script)
-    assert found.rtl == (script in ("Arab", "Thaa"))
 
 
 @pytest.mark.parametrize("code", ["toki", "qqq", "my_own", "gl_2", "de_en"])
 def test_describe_lets_unknown_codes_name_themselves(code):
-    assert describe(code) == Language(code, code, code, "", "", False)
+    assert describe(code) == Language(code, code, code, "", "")
 
 
 def test_closely_related_languages_are_of_one_group_or_one_language_in_one_script():

@@ -23,9 +23,9 @@ import numpy as np
 
 from m4.data.preprocess import EOS_ID, target_of, trim
 from m4.eval.decoding.methods.constraints import NEG_INF
-from m4.eval.decoding.methods.mbr import utilities
 from m4.eval.decoding.search import search, search_over
 from m4.eval.decoding.settings import DEFAULTS, Decoding
+from m4.eval.metrics import Metric
 from m4.parallel.layout import Layout
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError, SettingError
@@ -259,6 +259,18 @@ def _encoded_prefixes(
         allowed = f"of less than Decoding.max_target_length = {settings.max_target_length} pieces"
         raise SettingError("Decoding.prefix", texts[longest], allowed)
     return encoded
+
+
+def utilities(candidates: Sequence[str], metric: Metric, language: str) -> np.ndarray:
+    """Returns each candidate's mean metric with every candidate as reference, percent: [K].
+
+    Minimum Bayes risk: Kumar and Byrne 2004; Eikema and Aziz 2020. Equal candidates count as often
+    as they come: of samples this is the expectation under the model.
+    """
+    count = len(candidates)
+    hypotheses = [each for each in candidates for _ in candidates]
+    statistics = metric(hypotheses, list(candidates) * count, language)
+    return statistics.formula(statistics.counts).reshape(count, count).mean(axis=1)
 
 
 def _ranked(

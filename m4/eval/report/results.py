@@ -24,16 +24,6 @@ from m4.storage.files import write_jsonl, write_text
 from m4.storage.steps import complete_steps
 
 
-class PlotFiles(NamedTuple):
-    """The files of the differences: picture and tables."""
-
-    png: Path
-    pdf: Path
-    svg: Path
-    csv: Path
-    tex: Path
-
-
 class Results(NamedTuple):
     """The files of a report, and the numbers in them. Without a baseline drawn and deltas are None.
 
@@ -43,7 +33,7 @@ class Results(NamedTuple):
 
     html: Path
     scores: Path
-    drawn: PlotFiles | None
+    drawn: list[Path] | None
     deltas: Path | None
     rows: list[Delta]
     averages: list[Average]
@@ -56,7 +46,7 @@ def draw(
     means: Sequence[Average],
     folder: Path,
     levels: ResourceLevels = DEFAULT_LEVELS,
-) -> PlotFiles:
+) -> list[Path]:
     """Writes the plot and the tables of differences to a folder; the same rows give the same bytes.
 
     The plot is delta_<metric>.png, .pdf and .svg, the table of the languages .csv, and with the
@@ -67,11 +57,12 @@ def draw(
         rows: Differences of one metric from one baseline (`delta.deltas`).
     """
     stem = Path(folder) / f"delta_{rows[0].metric}"
-    drawn = PlotFiles(*(stem.with_suffix(f".{kind}") for kind in PlotFiles._fields))
-    plot(rows, [drawn.png, drawn.pdf, drawn.svg], levels)
-    write_text(drawn.csv, export.csv_text(rows, levels))
-    write_text(drawn.tex, export.latex_text(rows, means, levels))
-    return drawn
+    pictures = [stem.with_suffix(f".{kind}") for kind in ("png", "pdf", "svg")]
+    csv, tex = stem.with_suffix(".csv"), stem.with_suffix(".tex")
+    plot(rows, pictures, levels)
+    write_text(csv, export.csv_text(rows, levels))
+    write_text(tex, export.latex_text(rows, means, levels))
+    return [*pictures, csv, tex]
 
 
 def write_results(

@@ -1,1 +1,1 @@
-"""Ways of choosing tokens and translations: constraints, sampling, flat beams, MBR."""
+"""Ways of choosing tokens: constraints, sampling, flat beams."""

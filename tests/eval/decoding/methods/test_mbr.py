@@ -8,8 +8,7 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from m4.eval.decoding.decode import translations
-from m4.eval.decoding.methods.mbr import utilities
+from m4.eval.decoding.decode import translations, utilities
 from m4.eval.metrics.bleu import bleu
 from m4.eval.metrics.chrf import chrf
 from tests.eval.small_model import SETTINGS, Words, sentences, tiny

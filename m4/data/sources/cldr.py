@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -145,10 +144,6 @@ class Cldr:
             "sizes": self._sizes,
             **{f"{split}_pairs": count for split, count in self.counts.items()},
         }
-
-    def fingerprint(self) -> str:
-        """Returns the SHA-256 of identity(), in hexadecimal."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
     def _check(self, language: str, split: str) -> None:
         if language not in self._sizes:

@@ -90,11 +90,7 @@ class Config(Bindings):
         self.mutable: set[str] = set()
 
     def experiment(self) -> Experiment:
-        """Makes the experiment.
-
-        Raises:
-            ConfigError: A value is not allowed, or nothing uses a name.
-        """
+        """Makes the experiment."""
         self._within = []
         made = self._make(Reference((), "experiment.Experiment", True), Experiment, (), False, "")
         made = self._with_saved_folders(made)
@@ -397,10 +393,8 @@ def load(
     """Reads gin files, then bindings, in their order.
 
     Args:
-        files: Names of gin files.
         bindings: Further bindings, "NAME = VALUE".
         model_dir: MODEL_DIR. Defaults to the config's own.
-        folders: Folders where gin files are searched.
         allowed_modules: Modules that a saved config may import outside m4. Defaults to all.
 
     Raises:

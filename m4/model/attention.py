@@ -23,7 +23,6 @@ def relative_buckets(offset: Array, *, bidirectional: bool, buckets: int, distan
     Args:
         offset: Position of the key minus position of the query, int32.
         bidirectional: Half of the buckets are for keys behind the query.
-        buckets: Number of buckets.
         distance: Offset from which all keys share the last bucket.
 
     Returns:
@@ -118,13 +117,8 @@ class Attention(nn.Module):
         """Returns [B, Q, M]; the softmax is computed in float32.
 
         Args:
-            x_BQM: Queries.
             y_BRM: Memory; `x_BQM` in self-attention.
-            bias_1NQR: Added to the logits.
             mask_BQR: True where a query may look. Defaults to everywhere.
-            deterministic: No dropout.
-            decode: One step of a search, with the cache.
-            cross: The memory is the encoder's output.
         """
         M, ND = x_BQM.shape[-1], self.heads * self.head_width
         q_kernel = Kernel((M, ND), ("embed", "joined_kv"), name="query")()

@@ -107,12 +107,8 @@ class MoeLayer(nn.Module):
         """Returns y_BLM; a token without a slot gets zeros.
 
         Args:
-            x_BLM: Tokens.
             mask_BL: True for real tokens; padding gets no slot.
-            ids_BL: Token ids, for gates that route by them.
             direction_BL: Translation direction of each token, int32, for counts and gates.
-            step: Training step, for gates that anneal.
-            deterministic: No dropout and no random choices.
             decode: One step of a search, with `decode_capacity_factor`.
         """
         B, L, _ = x_BLM.shape

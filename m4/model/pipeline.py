@@ -54,9 +54,6 @@ def check(
 
     Args:
         mesh: The mesh; without stages everything fits.
-        model: The model.
-        rows: Rows of a batch, on all devices.
-        of: Setting that gives the number of rows.
 
     Raises:
         SettingError: Layers, microbatches or rows do not divide, the model has experts, or its
@@ -174,10 +171,7 @@ def pipelined(
 
     Args:
         stack: Bound scan of dense layers (`m4.model.stack.scanned`).
-        x_BLM: Rows.
         inputs: See `m4.model.stack.Inputs`.
-        mode: Static options.
-        microbatches: m.
         policy: A name of `REMAT`.
         dropout_key: Key of this stack, from which every layer and microbatch, on every part of the
             mesh that has other rows, gets a key of its own. None without dropout.
@@ -232,7 +226,6 @@ def schedule(work, rows, m: int):
         work: (number of the microbatch, moving arrays) -> moving arrays: this stage's layers.
         rows: Tree of arrays [m / stages, ...]: the microbatches that are placed at this stage;
             stage s has the numbers from s m / stages on.
-        m: Number of microbatches.
 
     Returns:
         The output of the last stage, placed as `rows` is.

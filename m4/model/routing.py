@@ -147,7 +147,6 @@ def expert_capacity(
     Args:
         group_tokens: S.
         num_experts: E.
-        factor: The capacity factor.
         choices: K.
         rule: A name in `CAPACITY_RULES`.
     """
@@ -167,7 +166,6 @@ def assign_positions(
     """Hands out slots in the papers' order: all first choices, then all second ones, ...
 
     Args:
-        expert_GSK: The expert of each choice.
         wants_GSK: False for choices that take no slot.
         num_experts: E.
         capacity: C.
@@ -214,8 +212,6 @@ def balance_loss(
     times as large.)
 
     Args:
-        probs_GSE: The softmax of the logits.
-        expert_GSK: The choices that count, before capacity.
         mask_GS: True for real tokens.
         real_token_means: Means are over a group's real tokens, then over the groups that have any;
             False divides by S and by all groups, padding included (paper, Lingvo's legacy).
@@ -323,8 +319,6 @@ def make_routing(
         capacity: C.
         ranked_GSK: Choices that asked for a slot, in the order of preference; for metrics.
         logits_GSE: Logits, for z-loss and entropy. None for a gate without a router.
-        aux_loss: The balance loss.
-        metrics: The gate's own metrics.
     """
     assigned_GSK = position_GSK >= 0
     # Shares of the real tokens.

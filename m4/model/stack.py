@@ -129,7 +129,6 @@ def remat(kind: type[nn.Module], policy: str, *, scanned: bool) -> type[nn.Modul
     Args:
         kind: Class of modules that are called as (x, inputs, mode).
         policy: A name of `REMAT`.
-        scanned: The module is the body of a scan.
     """
     if policy == "none":
         return kind

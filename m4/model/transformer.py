@@ -212,8 +212,6 @@ class Transformer(nn.Module):
         Args:
             encoder_input_tokens: Token ids [B, L]; 0 is padding.
             encoder_segment_ids: Number of the pair that a token of a packed row belongs to.
-            enable_dropout: Training, with dropout and random choices.
-            encoder_positions: Positions within the pairs of packed rows.
             encoder_direction_ids: Directions [B, L], for gates and counts; T5X passes none.
             step: Training step, for gates; T5X passes none.
 
@@ -270,13 +268,8 @@ class Transformer(nn.Module):
             decoder_input_tokens: Target token ids [B, T], shifted right by one.
             decoder_target_tokens: Target token ids [B, T]; 0 is padding. Not read in decoding.
             encoder_segment_ids: See `encode`.
-            decoder_segment_ids: The same for the targets.
             decoder_positions: Positions in packed targets; the relative bias does not need them.
-            enable_dropout: Training, with dropout and random choices.
-            decode: One step of a search.
-            max_decode_length: Length of the cache.
             decoder_direction_ids: Directions [B, T], for gates and counts.
-            step: Training step, for gates.
             past_BTR: For T sequences that are interleaved in the cache, one token of each decoded:
                 True where a token sees the position (`m4.eval.decoding.methods.flat`).
         """
@@ -388,7 +381,6 @@ def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | N
 
     Args:
         model: The model whose sizes the layer has where it has none of its own.
-        causal: The layer is in the decoder.
         place: Its name, or `parent=None` for an unbound layer.
     """
     if model.moe is None:

@@ -86,7 +86,6 @@ def shard(x: A, device_assignment: Ids, *, devices: Devices = None) -> A:
     [128, 1024, 2048]; `device_assignment[i, 0, k]` has rows 128 i ... of columns 2048 k ... .
 
     Args:
-        x: The array, or its shape.
         device_assignment: Ids of devices, with as many dimensions as x.
         devices: The devices in order. Defaults to `jax.devices()`.
 
@@ -106,13 +105,9 @@ def partial_tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
     """Splits into tiles of which there are copies.
 
     Args:
-        x: The array, or its shape.
         tile_assignment: Ids of devices, with one dimension more than x has; the devices along the
             last one hold the same tile.
         devices: The devices in order. Defaults to `jax.devices()`.
-
-    Raises:
-        ValueError: The same cases as for `shard`.
     """
     return _tiled("partial_tile", x, tile_assignment, devices, copies=1)
 
@@ -126,7 +121,6 @@ def mesh_split(
     feed-forward [width, hidden] by [0, 1].
 
     Args:
-        x: The array, or its shape.
         device_mesh: Ids of devices, or a mesh of JAX with Auto axes (which includes devices).
         dims_mapping: For each dimension of x the dimension of the mesh that it is split over, or -1
             where it is not. Along dimensions of the mesh that are not named there are copies.
@@ -244,12 +238,7 @@ def _all_digits(ids: np.ndarray) -> list[list[tuple[int, int]]] | None:
 
 
 def _digits(along: np.ndarray, done: int = 1) -> list[tuple[int, int]] | None:
-    """Returns (step, size) of the digits that count 0, along[1], ..., innermost first, or None.
-
-    Args:
-        along: The ids along a dimension, minus the first.
-        done: The first `done` of them are counted by inner digits.
-    """
+    """Returns (step, size) of the digits that count 0, along[1], ..., innermost first, or None."""
     if done == len(along):
         return []
     for size in _prime_factors(len(along) // done):

@@ -26,11 +26,7 @@ PROGRAMS = {"train": train_program, "decode": decode_program}
 
 
 def devices_of(machine: Machine) -> Sequence[Any]:
-    """Returns the machine's devices: programs can be compiled for them, not run.
-
-    Raises:
-        InputError: The compiler does not know the topology.
-    """
+    """Returns the machine's devices: programs can be compiled for them, not run."""
     if isinstance(machine, Cluster):
         # Slices are the domains of NVLink: nodes. All hosts' devices are in one process here.
         devices = topologies.get_topology_desc(
@@ -65,10 +61,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     encoding a batch ("encoding") and of a decoding step ("step") in a beam search.
 
     Args:
-        experiment: The config.
-        machine: The machine to compile for.
         kind: One of `PROGRAMS`.
-        languages: Number of languages where the config names none.
 
     Returns:
         The facts; with "refused" where the program does not fit.

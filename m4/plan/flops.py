@@ -43,11 +43,6 @@ def forward_flops(
     dropped, as many rows as the dispatch `dropless` may need for any routing. "experts_used" counts
     two choices a token, none dropped (for "model FLOPs"). "dispatch" is GShard's one-hot products
     of dispatch and combine (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` has.
-
-    Args:
-        model: The model.
-        rows, source_length, target_length: Size of a batch, in rows and pieces.
-        experts_apart: Experts are on several devices.
     """
     source, target = rows * source_length, rows * target_length
     M, ND = model.width, model.heads * model.head_width
@@ -112,14 +107,7 @@ def _feed_forward(
     *,
     apart: bool,
 ) -> dict[str, int]:
-    """Returns the operations of the feed-forward layers of a stack, with experts or without.
-
-    Args:
-        model, experts, layers, tokens: The model, the stack's experts, layers and tokens.
-        mode: "train", "eval" or "decode", which have their own capacity factors.
-        row: Tokens of a group where none is dropped outside training (a factor of None).
-        apart: Experts are on several devices.
-    """
+    """Returns the operations of the feed-forward layers of a stack, with experts or without."""
     M = model.width
     expert_layers = layers // model.moe_every if experts else 0
     products = len(part_names(model.activations)) + 1

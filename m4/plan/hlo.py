@@ -148,11 +148,7 @@ def collectives(hlo: str) -> list[Collective]:
 
 
 def read(hlo: str) -> Program:
-    """Reads the text of an optimised HLO module.
-
-    Raises:
-        ValueError: Not an HLO module, or replica groups or types in an unknown notation.
-    """
+    """Reads the text of an optimised HLO module."""
     computations, entry = _computations(_lines(hlo))
     once: dict[str, int] = defaultdict(int, {entry: 1})
     iteration: dict[str, int] = defaultdict(int)
@@ -337,11 +333,6 @@ def _trip_count(
     XLA writes the number at the loop on CPU and GPU; on TPU it follows from the loop's form, for
     (i = start; i < limit; i += step). The rounds in which rows travel to their experts are one, as
     for a balanced routing.
-
-    Args:
-        line: The loop's line.
-        operand: The tuple that it starts with.
-        caller, condition, body: Computations of the loop's place, of its test and of its body.
     """
     if noted := _TRIPS.search(line):
         return int(noted[1])
@@ -469,11 +460,7 @@ def read_groups(line: str, devices: int) -> Groups:
     """Reads the replica groups in an instruction's text, in any of HLO's four notations.
 
     Args:
-        line: The instruction.
         devices: Devices of the whole program, for `replica_groups={}`.
-
-    Raises:
-        ValueError: There are none, or in an unknown notation.
     """
     found = _GROUPS.search(line)
     if found is None:
@@ -490,14 +477,7 @@ def read_pairs(line: str) -> Groups:
 
 
 def _read_slices(line: str, devices: int) -> tuple[Groups, int]:
-    """Reads an exchange between slices of `devices` devices.
-
-    Returns:
-        The groups, devices numbered slice by slice, and the number of slices in a group.
-
-    Raises:
-        ValueError: There are none, or in an unknown notation.
-    """
+    """Reads an exchange between slices of `devices` devices."""
     found = _TARGET.search(line)
     if found is None:
         raise ValueError(f"HLO: no readable slices in '{line.strip()[:200]}'")
@@ -588,11 +568,7 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
 def type_bytes(text: str) -> int:
-    """Returns the bytes of a type, "f32[2,8]{1,0:T(8,128)}" or a tuple; 4 bits are packed.
-
-    Raises:
-        ValueError: An element type without a size in its name.
-    """
+    """Returns the bytes of a type, "f32[2,8]{1,0:T(8,128)}" or a tuple; 4 bits are packed."""
     total = 0
     for element, sizes in _ARRAY.findall(text):
         bits = _BITS.get(element)
@@ -660,14 +636,6 @@ def _product_flops(products: Sequence[str], lines: Sequence[str]) -> tuple[int, 
     """Counts the operations of a computation's products, without its callees.
 
     A contraction over n is 2n operations for each number of the result.
-
-    Args:
-        products: Its lines that can be products.
-        lines: All its lines, which have the operands' types.
-
-    Returns:
-        The operations; and how many instructions are not counted and may be products, by opcode
-        or, for custom calls, target.
     """
     types = {found[1]: found[2] for line in lines if (found := _TYPE.match(line))}
     total, unread = 0, Counter[str]()

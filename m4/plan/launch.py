@@ -124,11 +124,9 @@ def compiled(
     """Returns the facts of one compilation, with the config's name.
 
     Args:
-        config: Name of the config.
         arguments: Words of the command line, from which the subprocess reads the config.
         machine: Name of the machine, such as "v3:8x8".
         program: "train" or "decode".
-        console: Where the user sees that it compiles.
 
     Raises:
         InputError: The arguments or the config have a mistake, or the compiler is missing.

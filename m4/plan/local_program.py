@@ -21,9 +21,6 @@ def facts(experiment: Experiment, languages: int) -> dict[str, Any]:
 
     Nothing is computed and no corpus is read; the vocabularies have the sizes that the config asks
     for.
-
-    Raises:
-        InputError: The config has a mistake.
     """
     program = train_program(experiment, jax.devices(), languages)
     compiled = program.lowered.compile()

@@ -261,11 +261,7 @@ Machine = Topology | Cluster
 
 
 def topology(name: str) -> Machine:
-    """Returns the machine of that name.
-
-    Raises:
-        InputError: The name is unknown; the message has the allowed ones.
-    """
+    """Returns the machine of that name."""
     found = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)+)", name)
     if found is None or found[2] not in {**CHIPS, **GPUS}:
         raise InputError(

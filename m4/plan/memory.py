@@ -139,7 +139,6 @@ def out_of_memory(message: str, helps: list[str]) -> dict[str, Any] | None:
     """Reads a compiler's message; returns None where it is another error.
 
     Args:
-        message: The compiler's error.
         helps: Changes of the config, from `training_advice` or `decoding_advice`.
 
     Returns:
@@ -183,7 +182,6 @@ def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
     """Returns changes of a config that reduce a training step's memory, the most useful first.
 
     Args:
-        model: The config's model.
         given: Bytes from `given`.
     """
     # Replicated weights have gradients of the same size.
@@ -213,10 +211,7 @@ def decoding_advice(
     """Returns changes of a config that reduce a beam search's memory, the most useful first.
 
     Args:
-        model: The config's model.
         given: Bytes from `given`.
-        rows: Rows of a batch over all devices.
-        beams: Hypotheses of a row.
     """
     found = _sharding_advice(given["replicated weights"], "weights")
     if model.encoder_experts and model.encoder_experts.eval_capacity_factor is None:

@@ -60,8 +60,6 @@ def planned(experiment: Experiment, languages: int, devices: Sequence[Any] | Non
     """Returns the parts of an experiment without its corpus.
 
     Args:
-        experiment: The config.
-        languages: Number of languages where the config names none.
         devices: Devices of the mesh. Defaults to all that are here.
 
     Raises:
@@ -82,9 +80,7 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
     """Returns the step of `m4 train`: the function that training compiles, with its shardings.
 
     Args:
-        experiment: The config.
         devices: Devices of the mesh, which need not be present.
-        languages: Number of languages where the config names none.
 
     Raises:
         SettingError: The mesh is impossible, or sizes do not divide over it.

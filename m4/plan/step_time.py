@@ -59,11 +59,6 @@ def step_time(
     """Returns the model's time of one step.
 
     Args:
-        cycles: Cycles by the TPU compiler.
-        flops: Operations executed on a device.
-        dtype: Type of the activations.
-        found: The program's collectives.
-        machine: The machine that it is compiled for.
         kernels: Operations in custom kernels, whose cycles have no estimate.
     """
     by_kind: dict[str, float] = {}

@@ -68,11 +68,9 @@ def run(
     """Compiles each of `CASES` that has no plan yet from the same config, arguments and versions.
 
     Args:
-        configs: Folder of the cases' gin files.
         output: Folder of the plans, and of family.json and family.md, their table.
         arguments, bindings: Words of the command line for every case; bindings come after its own.
         reuse: Reuse plans made by other versions of m4's code too.
-        console: Where progress is printed.
 
     Raises:
         InputError: A config is missing, or a mistake of `m4.plan.launch.compiled`.
@@ -108,7 +106,6 @@ def reusable(path: Path, identity: Mapping[str, Any], other_code: bool) -> dict[
     """Returns the facts in the file if they were made from the same, else None.
 
     Args:
-        path: The file of an earlier sweep.
         identity: Everything that decides a plan, except for m4's own code.
         other_code: Facts of other versions of m4's code count too.
     """

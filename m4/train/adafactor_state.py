@@ -33,8 +33,6 @@ def with_moments(state: Any, step: int, given: Given) -> Any:
     means of the full moments.
 
     Args:
-        state: The optimizer's state.
-        step: Steps done.
         given: Moments of each parameter by its path among unscanned layers
             (`m4.train.t5x_layout.moments`).
     """

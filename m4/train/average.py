@@ -134,8 +134,6 @@ def from_items(step: Array, found: dict[str, Any], fresh: Any = None) -> TrainSt
     """Returns the state whose `items` are `found`.
 
     Args:
-        step: Steps done.
-        found: A checkpoint's trees.
         fresh: The optimizer's state before the first step, whose groups' state is used where
             `found` has none.
     """

@@ -100,7 +100,6 @@ class StepGuard:
 
         Args:
             action: "stop" or "skip".
-            rule: Which steps are bad.
             saved: The checkpoint's note. Empty at the beginning of a run.
             sharding: Replicated over all devices, for the window of recent values.
         """

@@ -106,17 +106,10 @@ def train(
     writes the other files.
 
     Args:
-        program: The training step.
-        training: The settings.
-        folder: The model's folder.
-        stream: The batches.
-        evaluators: Run in this order.
-        sampling: Learns from evaluations how often directions are drawn.
         groups: Resource level -> directions, for the loss that is shown.
         note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
         flops: FLOPs of a step and of the devices, for the share that is used (MFU).
         begin: Makes the state before the first step. Defaults to random numbers.
-        progress: Where progress is shown.
 
     Raises:
         InputError: A checkpoint of another stream or vocabulary. BadStep: a step whose numbers are
@@ -351,14 +344,6 @@ def _restored(
 
     The state of groups of directions is taken over from a step with the same groups; else it begins
     again.
-
-    Args:
-        checkpoints: The run's.
-        step: The step.
-        saved: Its note.
-        state: A state of the same shapes, which is given away.
-        stopper: Of early stopping.
-        about: What this run's checkpoints say.
 
     Raises:
         InputError: The step was trained on something else, or is a mean of checkpoints.

@@ -32,8 +32,6 @@ def cross_entropy(
     the several of automatic differentiation.
 
     Args:
-        logits_BTV: Logits.
-        targets_BT: Target ids.
         label_smoothing: The target has probability 1 - label_smoothing, and all V ids share
             label_smoothing evenly (Szegedy et al. 2016, arXiv 1512.00567).
         z_loss: Factor of log(Z)^2, which keeps log(Z) near 0 (Mesh TensorFlow, T5X).

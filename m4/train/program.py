@@ -94,10 +94,7 @@ def train_program(
     """Returns the training step of a model; nothing is computed, read or written.
 
     Args:
-        training: The settings.
-        model: The model.
         directions: Directions in the order of a batch's direction_ids. Names alone are of one size.
-        mesh: The mesh.
         batch_shapes: Shapes that batches can have. Defaults to none, which are not checked.
 
     Raises:

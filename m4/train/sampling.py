@@ -32,10 +32,8 @@ class LearnedSampling:
         """Starts at the sampler's first rates.
 
         Args:
-            sampler: The sampler.
             start: Its rates at the beginning, in its unit (pairs or tokens).
             pair_rates: Rates in that unit -> shares of the pairs, for the stream.
-            stream: The stream.
             measured: Values of the settings that decide when and on what the sampler learns, by
                 name ("Training.dev_period").
         """
@@ -73,7 +71,6 @@ class LearnedSampling:
         """Begins a run after `step` steps of another one, with the weights that it learned.
 
         Args:
-            step: Steps of the other run.
             saved: Part of the other run's note; None where nothing was learned.
         """
         self.resume(None)

@@ -83,14 +83,9 @@ def make_train_step(
     by direction and expert where the model counts directions, in `data_counts` pairs and tokens.
 
     Args:
-        model: The model.
-        optimizer: The optimizer.
-        directions: Number of translation directions.
         seed: Seed of dropout, of the gates' random choices and of the surgery's order.
         label_smoothing: See `m4.train.loss.cross_entropy`.
         z_loss: See `m4.train.loss.cross_entropy`.
-        aux_loss_factor: Factor of the MoE layers' auxiliary loss.
-        router_z_loss_factor: Factor of the routers' z-loss.
         grad_accum_steps: Number of parts in which the rows go through the model, one after the
             other; the sum of their gradients makes one step (T5X: num_microbatches). Loss and
             gradients are the same, in the memory of a part's activations, except for random

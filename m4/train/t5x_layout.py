@@ -65,9 +65,6 @@ class T5xParameter(NamedTuple):
 def sources(shapes: Shapes) -> dict[str, T5xParameter]:
     """Returns the place of each parameter in a checkpoint, by m4's path among unscanned layers.
 
-    Args:
-        shapes: Shapes of the checkpoint's arrays, by their names.
-
     Raises:
         InputError: The names are neither m4's nor T5's, or m4's model does not have a parameter.
     """
@@ -197,10 +194,7 @@ def t5x_moments(
     """Returns v_row, v_col, v and m of T5X's Adafactor for a parameter of m4's module.
 
     Args:
-        name: Name of the parameter.
-        shape: Its shape.
         given: Moments as `moments` returns them.
-        stacked: The first axis counts a scanned stack's layers.
     """
     none = {key: np.zeros(1, np.float32) for key in ("m", "v", "v_col", "v_row")}
     if not _is_factored(name, shape, stacked):

@@ -45,15 +45,10 @@ def by_exchange(
     """Carries tokens by the given exchanges.
 
     Args:
-        name: The transport, for messages.
-        x_GSM: Tokens.
-        routing: Their plan.
-        experts: The experts.
         there: Exchange in a manual region over the experts' mesh axes: all experts' slots of this
             device's groups -> its own experts' slots of the groups of all devices along the axes,
             in their order: [E, G/(D X), C, M] -> [E/X, G/D, C, M], with X devices along the axes
             and D along "data".
-        back: The inverse exchange.
     """
     axes = experts_over(name, x_GSM, routing)
     if not axes:

@@ -60,11 +60,7 @@ def blocks_of(expert_J: Array, row_J: Array, size_E: Array, most: int, rows: int
     """Cuts the rows of choices in blocks.
 
     Args:
-        expert_J: The expert of each choice.
         row_J: The choice's number in the order of experts; -1 without a row.
-        size_E: Number of rows of each expert.
-        most: Most rows of all experts together.
-        rows: b.
     """
     J, E = expert_J.shape[0], size_E.shape[0]
     N = most_blocks(most, E, rows)

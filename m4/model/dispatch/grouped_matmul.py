@@ -26,8 +26,6 @@ def grouped_matmul(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) ->
     `lax.ragged_dot`; elsewhere `lax.ragged_dot`.
 
     Args:
-        x_NbM: N blocks of b rows.
-        w_EMF: Matrices of the experts.
         expert_N: The expert of each block, rising; E for blocks without rows.
         count: Number of blocks with rows; they come first.
 

@@ -25,11 +25,6 @@ _GROUPS = (
 def experts_over(name: str, x_GSM: Array, routing: Routing) -> tuple[str, ...]:
     """Returns the mesh axes that the experts are sharded over; () where they are whole.
 
-    Args:
-        name: The transport, for messages.
-        x_GSM: Tokens.
-        routing: Their plan.
-
     Raises:
         SettingError: Groups or experts do not divide over their devices.
     """

@@ -27,9 +27,6 @@ def check_accelerator() -> None:
     Those are the devices that JAX_PLATFORMS names first, or else the GPU whose plug-in is
     installed. It prints a line on stderr where that plug-in is installed and JAX_PLATFORMS=cpu
     leaves it unused. (libtpu is installed on machines without TPUs too, for `m4 plan`.)
-
-    Raises:
-        InputError: They cannot be used; the message says what to do.
     """
     plugin = gpu_plugin()
     if jax.config.values["jax_platforms"] is None and importlib.util.find_spec("libtpu"):

@@ -72,9 +72,6 @@ def use_fake_devices(count: int) -> None:
     """Makes JAX show `count` CPU devices, all of them this machine's CPUs.
 
     It is called before JAX is used; where JAX runs already, its devices must be enough.
-
-    Raises:
-        InputError: They are not.
     """
     try:
         jax.config.update("jax_platforms", "cpu")

@@ -121,9 +121,6 @@ def end_with(parent: int) -> None:
 
     On Linux the kernel does it, elsewhere a thread that looks every second. It ends at once where
     the parent has ended already.
-
-    Args:
-        parent: Process id of the parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -26,10 +26,7 @@ class Counters:
         """Continues from a checkpoint.
 
         Args:
-            directions: Names of the directions.
             groups: Resource level -> directions.
-            saved: Note of the checkpoint. Empty at the beginning.
-            start: Step of the checkpoint.
             tokens: Tokens of one side of a batch, at most.
         """
         # A token chooses an expert once.

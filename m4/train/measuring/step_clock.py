@@ -41,7 +41,6 @@ class StepClock:
         Args:
             flops: FLOPs of a step and of the devices. Defaults to no MFU.
             started: Time of the run's first start, `time.time`.
-            saved: Note of the checkpoint. Empty at the beginning.
         """
         self.step, self.phase, self.since = 0, "step", time.monotonic()
         self._flops, self._started = flops, started

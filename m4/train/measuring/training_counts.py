@@ -64,9 +64,7 @@ class ExpertLoadCounter:
         """Continues from a note.
 
         Args:
-            directions: Names of the directions.
             saved: What `note` gave. None at the beginning.
-            start: Step at which counting begins.
             most: Choices that a step can count for one direction and expert.
         """
         # A checkpoint without counts: counting begins with the next step.
@@ -115,9 +113,7 @@ class DataCounter:
         """Continues from a note.
 
         Args:
-            directions: Names of the directions.
             saved: What `note` gave. None at the beginning.
-            start: Step at which counting begins.
             most: Tokens that a step can count for one direction.
             drawn: Tokens by direction since the last row, of a note.
         """

@@ -95,11 +95,7 @@ class DirectionGroups:
         """Makes the updates of a step.
 
         Args:
-            optimizer: The optimizer.
             stacked: Gradients with a first axis that counts the groups.
-            state: State of the optimizer and the groups.
-            params: Parameters.
-            key: Key of the surgery's order.
 
         Returns:
             Updates, the gradient that they are made of, the new state, and metrics.
@@ -171,9 +167,7 @@ def direction_groups(
     """Returns the groups that a training needs; None where it needs none.
 
     Args:
-        surgery: Alters the gradients of its own groups.
         rates: Learning rate of each direction. Defaults to 1.
-        directions: The directions.
 
     Raises:
         SettingError: The surgery has only one group, or a direction is in two groups or in none.

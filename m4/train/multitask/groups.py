@@ -146,12 +146,10 @@ def by_direction(setting: str, given: Factors, directions: Directions) -> npt.ND
     """Returns the factor of each direction, in their order.
 
     Args:
-        setting: Name of the setting, for messages.
         given: Factors by direction ("en-gl"), language ("gl", both of its directions) or resource
             level ("low"); the narrower name counts, and all other directions have 1. Or a function,
             such as a sampler, which gives every direction a number; these are divided by their
             mean, so that equal numbers change nothing.
-        directions: The directions.
 
     Raises:
         SettingError: A name is no direction, language or level here, or a function leaves out a

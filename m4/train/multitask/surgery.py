@@ -53,8 +53,6 @@ class PCGrad:
 
         Args:
             gram_GG: Gram matrix of the groups' gradients in a part of the model.
-            state: Empty.
-            key: Key of the order.
         """
         groups = len(gram_GG)
 
@@ -109,7 +107,6 @@ class GradientVaccine:
         Args:
             gram_GG: Gram matrix of the groups' gradients in a part of the model.
             state: The part's targets [G, G].
-            key: Key of the order.
         """
         groups = len(gram_GG)
         present_G = jnp.diagonal(gram_GG) > 0

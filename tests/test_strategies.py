@@ -19,7 +19,7 @@ import pytest
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.model.transformer import Transformer
 from m4.parallel.axes import MESH_AXES
-from m4.parallel.host_batches import to_global
+from m4.parallel.layout import to_global
 from m4.parallel.mesh import make_mesh
 from m4.plan.hlo import collectives
 from m4.train.program import train_program

@@ -5,12 +5,18 @@ communication and memory of its training step.
 """
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from m4.jobs import command, streams
 from m4.settings import InputError
+from m4.storage.files import write_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXAMPLE = "m4 collectives --gin_file=gin_configs/demo.gin --devices=8"
 
@@ -48,9 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         use_fake_devices(int(devices))
         with command.experiment_of(arguments) as (experiment, _):
-            from m4.plan import local_program
+            from m4.plan.compile import local_facts
 
-            local_program.show(experiment, arguments.languages, arguments.output, console)
+            _show(local_facts(experiment, arguments.languages), arguments.output, console)
         return 0
     from m4.plan import table4
 
@@ -60,3 +66,27 @@ def run(arguments: argparse.Namespace) -> int:
         table4.save(rows, arguments.output)
         print(f"wrote {arguments.output}")
     return 0
+
+
+def _show(found: dict[str, Any], output: Path | None, console: "Console") -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=f"One training step on {found['devices']} devices", box=SIMPLE_HEAD)
+    table.add_column("collective")
+    for name in ("times", "MiB in", "MiB out", "MiB sent"):
+        table.add_column(name, justify="right")
+    for kind, total in found["collectives"].items():
+        sizes = (total[name] for name in ("operand_bytes", "result_bytes", "sent_bytes"))
+        table.add_row(kind, f"{total['count']:,}", *(f"{size / 2**20:,.2f}" for size in sizes))
+    console.print(table)
+    table = Table(title="Memory of one device", box=SIMPLE_HEAD)
+    table.add_column("kind")
+    table.add_column("MiB", justify="right")
+    for kind, size in found["memory_bytes"].items():
+        if kind != "code":  # of a program for CPUs, not for the machine that is meant
+            table.add_row(kind, f"{size / 2**20:,.2f}")
+    console.print(table)
+    if output is not None:
+        write_text(output, json.dumps(found, indent=1) + "\n")
+        console.print(f"wrote {output}", highlight=False, soft_wrap=True)

@@ -6,23 +6,17 @@ for each other for ever, or add up numbers that do not belong together.
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from m4.parallel import distributed
 from m4.settings import InputError
-
-# Bytes of each gathered fact: their shape must be the same in all processes.
-_BYTES = 64
-
-Gather = Callable[[np.ndarray], np.ndarray]
 
 
 def check_agreement(config: Mapping[str, str]) -> None:
@@ -35,9 +29,9 @@ def check_agreement(config: Mapping[str, str]) -> None:
         config: Setting -> value, as text.
     """
     if jax.process_count() > 1:
-        counts = Counter(device.process_index for device in jax.devices())
-        check_device_counts([counts[index] for index in range(jax.process_count())])
-        agree(facts(config))
+        mine = json.dumps([socket.gethostname(), facts(config)])
+        hosts, every = zip(*map(json.loads, distributed.texts_of_all("facts", mine)), strict=True)
+        agree(hosts, every)
 
 
 def facts(config: Mapping[str, str]) -> dict[str, str]:
@@ -58,27 +52,16 @@ def facts(config: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def agree(
-    facts: Mapping[str, str],
-    *,
-    host: str | None = None,
-    gather: Gather = multihost_utils.process_allgather,
-) -> None:
+def agree(hosts: Sequence[str], every: Sequence[Mapping[str, str]]) -> None:
     """Raises InputError unless all processes have the same facts; it says which differs in what.
 
     Args:
-        facts: Name -> value; the names are the same in all processes. Values of more than 64 bytes
-            are compared by their SHA-256.
-        host: This process's name in the message. Defaults to the machine's name.
-        gather: Maps uint8 [rows, 64] of this process to those of all, [processes, rows, 64].
+        hosts: Name of each process's machine, for the message.
+        every: The facts of each process, name -> value; their names are the same in all.
     """
-    values = [socket.gethostname() if host is None else host, *facts.values()]
-    gathered_PRB = np.asarray(gather(np.stack([_encoded(value) for value in values])))
-    hosts, *columns = zip(
-        *[[_decoded(row_B) for row_B in rows_RB] for rows_RB in gathered_PRB], strict=True
-    )
     differences = []
-    for name, column in zip(facts, columns, strict=True):
+    for name in every[0]:
+        column = [each[name] for each in every]
         # The value that most have; without a majority, that of process 0.
         usual = Counter(column).most_common(1)[0][0]
         others = [index for index, value in enumerate(column) if value != usual]
@@ -93,24 +76,6 @@ def agree(
         raise InputError(
             f"the {len(hosts)} processes do not agree, so nothing is started: "
             f"{'; '.join(differences)}"
-        )
-
-
-def check_device_counts(counts: list[int]) -> None:
-    """Raises InputError where processes have different numbers of devices.
-
-    It is apart from `agree`, because gathering needs as many devices in every process. Every
-    process knows all counts, so that all raise the same.
-
-    Args:
-        counts: Number of devices of each process, in their order.
-    """
-    usual = Counter(counts).most_common(1)[0][0]
-    others = [index for index, count in enumerate(counts) if count != usual]
-    if others:
-        raise InputError(
-            f"the {len(counts)} processes do not agree, so nothing is started: process {others[0]} "
-            f"has {counts[others[0]]} devices, {len(counts) - len(others)} have {usual}"
         )
 
 
@@ -136,17 +101,6 @@ def config_digest(config: Mapping[str, str]) -> str:
     """Returns the SHA-256 over the settings, in any order."""
     text = "\n".join(f"{name} = {value}" for name, value in sorted(config.items()))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _encoded(text: str) -> np.ndarray:
-    content = text.encode()
-    if len(content) > _BYTES:
-        content = hashlib.sha256(content).hexdigest().encode()
-    return np.frombuffer(content.ljust(_BYTES, b"\0"), np.uint8)
-
-
-def _decoded(row_B: np.ndarray) -> str:
-    return row_B.astype(np.uint8).tobytes().rstrip(b"\0").decode()
 
 
 def _short(value: str) -> str:

@@ -112,6 +112,22 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     return {**found, **read_text(text, machine, found)}
 
 
+def local_facts(experiment: Experiment, languages: int) -> dict[str, Any]:
+    """Returns collectives and bytes of one device in a training step on the devices that are here.
+
+    Nothing is computed and no corpus is read.
+    """
+    program = train_program(experiment, jax.devices(), languages)
+    compiled = program.lowered.compile()
+    found = hlo.summary(hlo.collectives(compiled.as_text() or ""))
+    stats = compiled.memory_analysis()
+    return {
+        "devices": jax.device_count(),
+        "collectives": {kind: total._asdict() for kind, total in found.items()},
+        "memory_bytes": memory.by_kind(memory.given(program), stats, memory.kept(program)),
+    }
+
+
 def read_text(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts that the compiled program's text adds to those in `found`."""
     read = hlo.read(text)

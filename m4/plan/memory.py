@@ -6,7 +6,7 @@ The latter gives the compiler's message in one line, and the changes that would 
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from m4.model.transformer import Transformer
 from m4.plan.machines import GIB
 from m4.plan.program import PlannedProgram
-from m4.train.measuring.metric_window import shown_layers
+from m4.train.measuring.counters import shown_layers
 
 KINDS = (
     "replicated weights",
@@ -39,18 +39,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SUMMED = ("expert_loads", "data_counts")
 
 
-class State(Protocol):
-    """Shapes and shardings of parameters and of an optimizer's state, which may be None."""
-
-    @property
-    def params(self) -> Any: ...
-    @property
-    def params_axes(self) -> Any: ...
-    @property
-    def optimizer(self) -> Any: ...
-
-
-def counts(program: State) -> dict[str, int]:
+def counts(program: PlannedProgram) -> dict[str, int]:
     """Counts the parameters of all devices by kind: experts, embeddings, attention, the rest."""
     found: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(program.params)[0]:
@@ -72,7 +61,7 @@ def _kind(names: list[str]) -> str:
     return "routers, norms, biases"
 
 
-def given(program: State) -> dict[str, int]:
+def given(program: PlannedProgram) -> dict[str, int]:
     """Returns bytes a device of weights and optimizer state, by their shardings, unpadded.
 
     "replicated weights" are all but the experts', also where `Training.fsdp_axes` or the mesh axis

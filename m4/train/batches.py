@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from m4.parallel.host_batches import host_batch, host_shards, to_global
+from m4.parallel.layout import host_batch, host_shards, to_global
 
 # (rows, source length, target length) that a batch can have.
 BatchShape = tuple[int, int, int]

@@ -19,7 +19,7 @@ from m4.model.stack import Mode, unstack
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.axes import MESH_AXES
 from m4.parallel.batched_init import draw_together
-from m4.parallel.host_batches import to_global
+from m4.parallel.layout import to_global
 from m4.parallel.mesh import axis_rules_context, parameter_shardings
 from m4.plan.hlo import collectives, summary
 from tests.shared import small_model

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.model.gates.switch import switch
-from m4.parallel.host_batches import to_global
+from m4.parallel.layout import to_global
 from m4.parallel.mesh import axis_rules_context
 from m4.plan.hlo import collectives, summary
 from m4.settings import SettingError

@@ -20,7 +20,7 @@ from m4.data.samplers.uniform import uniform
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.train.loop import Evaluator, Interrupted, Trained
-from m4.train.measuring.training_counts import DATA_COUNTS, DataCounter
+from m4.train.measuring.counters import DATA_COUNTS, Counters
 from m4.train.sampling import LearnedSampling
 from m4.train.step import count_data
 from tests.shared import small_corpus, small_model
@@ -63,23 +63,32 @@ def test_a_steps_counts_equal_a_recount(corpus: caches.Cache, layout: str) -> No
 
 
 def test_counts_continue_from_a_note() -> None:
-    step = {name: np.array([i + 1, 10 * i]) for i, name in enumerate(DATA_COUNTS)}
-    seen = DataCounter(["en-gl", "gl-en"], None, 0, most=20)
-    seen.add(step)
-    seen.add(step)
+    names = ["en-gl", "gl-en"]
+
+    def add(seen: Counters, number: int) -> None:
+        counts = {name: np.array([i + 1, 10 * i], np.int32) for i, name in enumerate(DATA_COUNTS)}
+        zeros = dict.fromkeys(("nll_sum_D", "tokens_D"), np.zeros(2))
+        zeros |= dict.fromkeys(("target_tokens", "source_tokens"), np.zeros(()))
+        seen.add(number, {"expert_loads": {}, "layers": {}, "data_counts": counts, **zeros})
+
+    seen = Counters(names, {}, {}, 0, 20)
+    add(seen, 1)
+    add(seen, 2)
     # Tokens a step: 2 + 3 of en-gl, 10 + 20 of gl-en.
-    assert seen.flush() == pytest.approx({"share/en-gl": 5 / 35, "share/gl-en": 30 / 35}, rel=1e-5)
-    saved = seen.note()["seen"]
-    assert saved["directions"] == {
+    shares = {name: value for name, value in seen.row().items() if name.startswith("share/")}
+    assert shares == pytest.approx({"share/en-gl": 5 / 35, "share/gl-en": 30 / 35}, rel=1e-5)
+    saved = seen.note()
+    assert saved["seen"]["directions"] == {
         "en-gl": {"pairs": 2, "source_tokens": 4, "target_tokens": 6},
         "gl-en": {"pairs": 0, "source_tokens": 20, "target_tokens": 40},
     }
-    assert saved["languages"] == {"gl": {"pairs": 2, "source_tokens": 24, "target_tokens": 46}}
-    again = DataCounter(["en-gl", "gl-en"], saved, 2, most=20)
-    again.add(step)
+    languages = {"gl": {"pairs": 2, "source_tokens": 24, "target_tokens": 46}}
+    assert saved["seen"]["languages"] == languages
+    again = Counters(names, {}, saved, 2, 20)
+    add(again, 3)
     assert again.note()["seen"]["directions"]["en-gl"]["target_tokens"] == 9
     assert again.note()["seen"]["from_step"] == 0
-    assert DataCounter(["en-gl"], None, 7, most=20).note()["seen"]["from_step"] == 7
+    assert Counters(names, {}, {}, 7, 20).note()["seen"]["from_step"] == 7
 
 
 def run(

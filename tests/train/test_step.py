@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from m4.parallel.axes import MESH_AXES
-from m4.parallel.host_batches import to_global
+from m4.parallel.layout import to_global
 from m4.settings import SettingError
 from m4.train.optimizer import adafactor, adamw
 from m4.train.state import state_shardings

@@ -1,18 +1,36 @@
-"""Sums over the steps of a training run."""
+"""What a run's steps measure and count: rows of metrics.jsonl, choices of experts, training data.
 
+The notes of checkpoints keep all of it, so that a resumed run continues to count and its next row
+is the one of a run that was not interrupted.
+"""
+
+import functools
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from m4.train.measuring.metric_window import MetricWindow
-from m4.train.measuring.training_counts import DataCounter, ExpertLoadCounter
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from m4.data.preprocess import language_of
+from m4.train.measuring import routing_counts
+
+# What a step counts by direction (`m4.train.step.count_data`).
+DATA_COUNTS = ("pairs", "source_tokens", "target_tokens")
+# With more experts a row would be mostly their loads; the counts of the whole run have them all.
+_MOST_LOADS = 64
 
 
 class Counters:
-    """Sums over steps: until the next row of metrics, and over the whole run.
+    """Sums over steps, until the next row of metrics and over the whole run.
 
-    Everything stays on the devices until it is asked for. Checkpoints' notes have it, so that a
-    resumed run continues to count and its next row is the one of a run that was not interrupted.
+    Everything stays on the devices until it is asked for. Padding is no token; both directions of a
+    language count for it.
+
+    Attributes:
+        text: The last row in short.
     """
 
     def __init__(
@@ -23,38 +41,196 @@ class Counters:
         start: int,
         tokens: int,
     ):
-        """Continues from a checkpoint.
+        """Continues from the note `saved` of a checkpoint.
 
         Args:
             groups: Resource level -> directions.
+            start: The checkpoint's step, at which counting begins where the note has no counts.
             tokens: Tokens of one side of a batch, at most.
         """
-        # A token chooses an expert once.
-        self._loads = ExpertLoadCounter(directions, saved.get("assigned"), start, tokens)
-        self._data = DataCounter(directions, saved.get("seen"), start, tokens, saved.get("drawn"))
-        self._window = MetricWindow(directions, groups, saved.get("window"))
+        self._directions, self._groups = list(directions), groups
+        assigned, seen = saved.get("assigned"), saved.get("seen")
+        self._loads_from = start if assigned is None else assigned["from_step"]
+        self._loads = routing_counts.Counts(directions)
+        if assigned is not None:
+            self._loads.replace(routing_counts.Counts.from_json(assigned))
+        self._data_from = start if seen is None else seen["from_step"]
+        old = {} if seen is None else seen["directions"]
+        self._data = {
+            name: np.array([old.get(d, {}).get(name, 0) for d in directions], np.int64)
+            for name in DATA_COUNTS
+        }
+        self._drawn_D = np.array(saved.get("drawn") or [0] * len(directions), np.int64)
+        # A token chooses an expert once, so that neither count of a step exceeds the tokens.
+        self._new_loads, self._new_data = DeviceSum(tokens), DeviceSum(tokens)
+        self._steps: dict[int, dict[str, Any]] = {}
+        self._since = time.monotonic()
+        self.text = ""
+        if (window := saved.get("window")) is not None:
+            self._since -= window["seconds"]
+            steps = jax.tree.map(_array, window["metrics"], is_leaf=lambda x: isinstance(x, list))
+            for i, step in enumerate(window["steps"]):
+                self._steps[step] = jax.tree.map(lambda x, at=i: x[at], steps)
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
-        """Takes the metrics of a step."""
-        self._loads.add(metrics.pop("expert_loads"))
-        self._data.add(metrics.pop("data_counts"))
-        self._window.add(step, metrics)
+        """Takes the metrics of a step without reading them, and removes the counts."""
+        if loads := metrics.pop("expert_loads"):
+            self._new_loads.add(loads)
+        self._new_data.add(dict(metrics.pop("data_counts")))
+        self._steps[step] = {**metrics, "layers": shown_layers(metrics["layers"])}
 
     def leave_out(self, step: int) -> None:
         """Takes a step that was added, and then skipped, out of the next row."""
-        self._window.leave_out(step)
+        del self._steps[step]
+
+    def _count(self) -> None:
+        self._loads.add(self._new_loads.take() or {})
+        if (added := self._new_data.take()) is not None:
+            for name in DATA_COUNTS:
+                self._data[name] += added[name]
+            self._drawn_D += added["source_tokens"] + added["target_tokens"]
 
     def row(self) -> dict[str, float]:
-        """Returns the metrics since the last row."""
-        self._loads.flush()
-        return {**self._window.flush(), **self._data.flush()}
+        """Returns the metrics since the last row.
 
-    @property
-    def text(self) -> str:
-        return self._window.text
+        They are loss, nll, nll/<direction>, tokens_per_second, and the MoE layers' metrics, on
+        average and of each ("moe/encoder_1/load/0"), without those of steps that were left out; and
+        share/<direction> of the tokens, source and target.
+        """
+        self._count()
+        drawn_D, self._drawn_D = self._drawn_D, np.zeros_like(self._drawn_D)
+        share_D = drawn_D / max(drawn_D.sum(), 1)
+        shares = zip(self._directions, share_D, strict=True)
+        shown = {f"share/{name}": float(f"{share:.6g}") for name, share in shares if share}
+        return {**self._measured(), **shown}
+
+    def _measured(self) -> dict[str, float]:
+        steps = jax.device_get([*self._steps.values()])
+        seconds = time.monotonic() - self._since
+        self._steps, self._since = {}, time.monotonic()
+        if not steps:
+            return {}
+        sums = jax.tree.map(lambda *each: np.sum(each, axis=0), *steps)
+        layers = jax.tree.map(lambda x: x / len(steps), sums.pop("layers"))
+        nll_D, tokens_D = sums.pop("nll_sum_D"), sums.pop("tokens_D")
+        target, source = float(sums.pop("target_tokens")), float(sums.pop("source_tokens"))
+        row = {"target_tokens": target, "source_tokens": source}
+        row["tokens_per_second"] = (target + source) / max(seconds, 1e-9)
+        for name, value in sums.items():
+            row |= _parts(name, value / len(steps))
+        row |= _layer_row(layers)
+        row["nll"] = float(nll_D.sum() / max(tokens_D.sum(), 1))
+        for name, nll, count in zip(self._directions, nll_D, tokens_D, strict=True):
+            if count:
+                row[f"nll/{name}"] = float(nll / count)
+        parts = [f"nll {row['nll']:.2f}"]
+        for level, members in self._groups.items():
+            inside = [self._directions.index(name) for name in members]
+            if tokens := tokens_D[inside].sum():
+                row[f"nll/{level}"] = float(nll_D[inside].sum() / tokens)
+                parts.append(f"{level} {row[f'nll/{level}']:.2f}")
+        parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+        self.text = " · ".join(parts)
+        return row
 
     def note(self) -> dict[str, Any]:
-        return {**self._loads.note(), **self._data.note(), **self._window.note()}
+        """Returns what `saved` must be to continue from here.
+
+        It has every step since the last row, not their sums: NumPy adds up many numbers in another
+        order than one after the other.
+        """
+        self._count()
+        directions = {
+            direction: {name: int(self._data[name][i]) for name in DATA_COUNTS}
+            for i, direction in enumerate(self._directions)
+        }
+        languages: dict[str, dict[str, int]] = {}
+        for direction, count in directions.items():
+            total = languages.setdefault(language_of(direction), dict.fromkeys(DATA_COUNTS, 0))
+            for name in DATA_COUNTS:
+                total[name] += count[name]
+        made: dict[str, Any] = {}
+        if self._loads.layers:
+            made["assigned"] = {"from_step": self._loads_from, **self._loads.as_json()}
+        about = {"from_step": self._data_from, "directions": directions, "languages": languages}
+        made |= {"seen": about, "drawn": self._drawn_D.tolist()}
+        if self._steps:
+            steps = jax.device_get([*self._steps.values()])
+            stacked = jax.tree.map(lambda *each: np.stack(each).tolist(), *steps)
+            seconds = time.monotonic() - self._since
+            made["window"] = {"steps": [*self._steps], "seconds": seconds, "metrics": stacked}
+        return made
 
     def write(self, folder: Path, note: Mapping[str, Any]) -> None:
-        self._loads.write(folder, note)
+        """Writes atlas.train.json, for a model that counts choices of experts."""
+        if self._loads.layers:
+            about = {"split": "train", "steps": [self._loads_from, note["step"]]}
+            about["train_pairs"] = note.get("train_pairs", {})
+            routing_counts.write(folder / "atlas.train.json", self._loads, about)
+
+
+class DeviceSum:
+    """Integers that every step counts, added up on the devices.
+
+    A step's counts of 2,048 experts are 14 MiB on every device: kept one by one until they are
+    read they would be more than a gigabyte.
+    """
+
+    def __init__(self, most: int):
+        """most: what a step adds to one number at most: sums on the devices are int32."""
+        self._limit = max((2**31 - 1) // max(most, 1), 1)
+        self._steps = 0
+        self._sums: Any = None
+        self._read: Any = None
+
+    def add(self, counts: Any) -> None:
+        """A tree of arrays int32, which are not to be used any more."""
+        if self._steps == self._limit:
+            self._read, self._sums, self._steps = self.take(), None, 0
+        self._sums = counts if self._sums is None else _add(self._sums, counts)
+        self._steps += 1
+
+    def take(self) -> Any:
+        """The sums since the last call, numpy int64; None: nothing was added."""
+        read, sums = self._read, jax.device_get(self._sums)
+        self._read, self._sums, self._steps = None, None, 0
+        if sums is None:
+            return read
+        sums = jax.tree.map(lambda x: np.asarray(x, np.int64), sums)
+        return sums if read is None else jax.tree.map(np.add, read, sums)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _add(sums: Any, counts: Any) -> Any:
+    return jax.tree.map(jnp.add, sums, counts)
+
+
+def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """ "moe/<layer>/<metric>" -> number, short: six digits."""
+    row = {}
+    for layer, values in layers.items():
+        for name, value in values.items():
+            for part, number in _parts(name, value).items():
+                row[f"moe/{layer}/{part}"] = float(f"{number:.6g}")
+    return row
+
+
+def shown_layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the layers' metrics that a row has: all else need not be kept."""
+    return {
+        layer: {name: value for name, value in values.items() if value.size <= _MOST_LOADS}
+        for layer, values in layers.items()
+    }
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    """Returns numbers of JSON as an array; those that are no integers have 32 bits."""
+    array = np.asarray(values)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def _parts(name: str, value: np.ndarray) -> dict[str, float]:
+    """A scalar under its name; load_E as load/0, load/1, ..."""
+    if value.ndim == 0:
+        return {name: float(value)}
+    return {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(value)}

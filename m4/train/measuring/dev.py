@@ -13,7 +13,7 @@ from m4.data.stream.batches import evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
 from m4.parallel.distributed import SynchronizedProgram
-from m4.parallel.host_batches import host_rows, to_global
+from m4.parallel.layout import host_rows, to_global
 from m4.parallel.mesh import axis_rules_context
 from m4.train.step import make_eval_step
 

@@ -19,8 +19,7 @@ from m4.parallel.mesh import axis_rules_context
 from m4.settings import Period, SettingError, checked
 from m4.train.loss import cross_entropy
 from m4.train.measuring.dev import dev_batches
-from m4.train.multitask import gram
-from m4.train.multitask.grouped import DirectionGroups, gradients_of
+from m4.train.multitask.grouped import DirectionGroups, gradients_of, gram
 from m4.train.multitask.groups import Directions, Grouping, by_level, check_groups
 from m4.train.step import apply_model
 
@@ -85,7 +84,7 @@ def gradient_cosines(
     stacked = gradients_of(functools.partial(_losses, model, compared), compared)
     part = SynchronizedProgram(jax.jit(lambda *a: stacked(*a)[0]), "the groups' gradients")
     add = jax.jit(lambda *trees: jax.tree.map(jnp.add, *trees), donate_argnums=0)
-    products = jax.jit(lambda tree: gram.gram(tree, "model")[0], out_shardings=whole)
+    products = jax.jit(lambda tree: gram(tree, "model")[0], out_shardings=whole)
 
     def run(params: Any) -> dict[str, float]:
         sums = None

@@ -1,9 +1,12 @@
-"""A training step with altered gradients of groups of directions, and with rates by direction."""
+"""A training step with altered gradients of groups of directions, and with rates by direction.
+
+A stacked gradient has a first axis G that counts the groups, in every array.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -14,11 +17,13 @@ import optax
 
 from m4.train import average
 from m4.train.average import Grouped
-from m4.train.multitask import gram
 from m4.train.multitask.groups import Directions, check_groups
+from m4.train.optimizer import is_stacked
 
 Array = jax.Array
 Floats = npt.NDArray[np.float32]
+# Parts of a model whose gradients are compared: all of it, each layer, each parameter.
+GRANULARITIES = ("model", "layer", "matrix")
 
 
 class Surgery(Protocol):
@@ -76,7 +81,7 @@ class DirectionGroups:
             surgery = rates = None
             if self.surgery is not None:
                 own = self.surgery.initial_state(len(self.names))
-                count = gram.parts(params, self.surgery.granularity)[0]
+                count = parts(params, self.surgery.granularity)[0]
                 surgery = jnp.tile(own[None], (count, *[1] * own.ndim)) if own.size else None
             if self.rates_G is not None:
                 rates = jax.tree.map(lambda p: jnp.ones(p.shape[:-1]), params)
@@ -104,7 +109,7 @@ class DirectionGroups:
         gradients, weights_nG, surgery, metrics = None, None, state.surgery, {}
         if self.surgery is not None:
             weights_nG, surgery, metrics = self._weights(stacked, state.surgery, key)
-            gradients = gram.weighted(stacked, weights_nG, granularity)
+            gradients = weighted(stacked, weights_nG, granularity)
         else:
             gradients = jax.tree.map(lambda x_G: jnp.sum(x_G, axis=0), stacked)
         rates = state.rates
@@ -121,7 +126,7 @@ class DirectionGroups:
 
     def _weights(self, stacked: Any, surgery: Any, key: Array):
         assert self.surgery is not None
-        gram_nGG = gram.gram(stacked, self.surgery.granularity)
+        gram_nGG = gram(stacked, self.surgery.granularity)
         gram_nHH = jnp.einsum(
             "hg,ngk,ik->nhi", self.coarse_HG, gram_nGG, self.coarse_HG, precision="highest"
         )
@@ -145,9 +150,9 @@ class DirectionGroups:
         if weights_nG is None:
             weights_nG = jnp.ones((1, len(self.members_GD)))
         found = []
-        given = gram.by_parameter(stacked, weights_nG, granularity)
+        given = by_parameter(stacked, weights_nG, granularity)
         for x_G, w_nG, old in zip(leaves, given, jax.tree.leaves(rates), strict=True):
-            norm_G = jnp.sqrt(jnp.sum(jnp.square(gram.spread(w_nG, x_G) * x_G), axis=-1))
+            norm_G = jnp.sqrt(jnp.sum(jnp.square(spread(w_nG, x_G) * x_G), axis=-1))
             rate_G = jnp.reshape(self.rates_G, (-1, *[1] * (norm_G.ndim - 1)))
             total = jnp.sum(norm_G, axis=0)
             mean = jnp.sum(rate_G * norm_G, axis=0) / jnp.where(total > 0, total, 1.0)
@@ -210,3 +215,72 @@ def gradients_of(
         return jax.lax.map(lambda one: pull(one)[0], jnp.eye(len(groups.members_GD))), metrics
 
     return stacked
+
+
+def parts(params: Any, granularity: str) -> tuple[int, list[tuple[slice, bool]]]:
+    """Divides a model's parameters into parts.
+
+    Returns:
+        The number of parts; and of each parameter the slice of its parts, with True where that has
+        a part for each layer, because the parameter is of a scanned stack and its first axis counts
+        layers.
+    """
+    numbers: dict[str, slice] = {}
+    found, count = [], 0
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        names = [str(key.key) for key in path]
+        layers = granularity != "model" and is_stacked(path)
+        if granularity != "matrix":
+            names = names[: 1 + layers] if granularity == "layer" else []
+        name = "/".join(names)
+        if name not in numbers:
+            numbers[name] = slice(count, count := count + (leaf.shape[0] if layers else 1))
+        found.append((numbers[name], layers))
+    return count, found
+
+
+def gram(stacked: Any, granularity: str) -> Array:
+    """Returns the groups' inner products in each part, float32 [parts, G, G]."""
+    count, where = _parts_of_stacked(stacked, granularity)
+    leaves = jax.tree.leaves(stacked)
+    sums = jnp.zeros((count, *[leaves[0].shape[0]] * 2), jnp.float32)
+    for (part, layers), x_G in zip(where, leaves, strict=True):
+        first = 2 if layers else 1
+        inside = tuple(range(first, x_G.ndim))
+        batch = (1,) if layers else ()
+        product = jax.lax.dot_general(
+            x_G,
+            x_G,
+            ((inside, inside), (batch, batch)),
+            precision=jax.lax.Precision.HIGHEST,
+            preferred_element_type=jnp.float32,
+        )
+        sums = sums.at[part].add(product if layers else product[None])
+    return sums
+
+
+def weighted(stacked: Any, weights: Array, granularity: str) -> Any:
+    """Adds up the groups' gradients with the weights [parts, G]."""
+    leaves, treedef = jax.tree.flatten(stacked)
+    found = []
+    for w_nG, x_G in zip(by_parameter(stacked, weights, granularity), leaves, strict=True):
+        found.append(jnp.sum(spread(w_nG, x_G) * x_G, axis=0))
+    return jax.tree.unflatten(treedef, found)
+
+
+def by_parameter(stacked: Any, weights: Array, granularity: str) -> Iterator[Array]:
+    """Yields each parameter's weights, [n, G]: n layers of a scanned stack, else 1."""
+    for part, _ in _parts_of_stacked(stacked, granularity)[1]:
+        yield weights[part]
+
+
+def spread(w_nG: Array, x_G: Array) -> Array:
+    """Returns a parameter's weights in a shape that multiplies its stacked gradient."""
+    if x_G.ndim == 1:
+        return w_nG[0]
+    return w_nG.T.reshape(*w_nG.T.shape, *[1] * (x_G.ndim - 2))
+
+
+def _parts_of_stacked(stacked: Any, granularity: str) -> tuple[int, list[tuple[slice, bool]]]:
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacked)
+    return parts(first, granularity)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from m4.settings import Between, OneOf, checked
-from m4.train.multitask.gram import GRANULARITIES
+from m4.train.multitask.grouped import GRANULARITIES
 from m4.train.multitask.groups import Grouping, by_level
 
 Array = jax.Array

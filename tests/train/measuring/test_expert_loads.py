@@ -16,7 +16,7 @@ from m4.data.cache import cache as caches
 from m4.data.stream.stream import Stream
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing
-from m4.parallel.host_batches import to_global
+from m4.parallel.layout import to_global
 from m4.storage.metrics_log import read_metrics
 from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from m4.train.measuring.training_counts import DeviceSum
+from m4.train.measuring.counters import DeviceSum
 
 
 def test_one_array_whatever_the_number_of_steps() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from m4.data.stream.stream import Stream
 from m4.model.gates.switch import switch
-from m4.parallel.host_batches import to_global
+from m4.parallel.layout import to_global
 from m4.settings import SettingError
 from m4.train.average import averaged
 from m4.train.multitask.groups import Listed, by_language, by_side

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from m4.train.multitask import gram
+from m4.train.multitask import grouped as gram
 from m4.train.multitask.surgery import GradientVaccine, PCGrad, order_of
 
 KEY = jax.random.key(7, impl="threefry2x32")

@@ -77,7 +77,7 @@ def _training(experiment: Experiment, languages: int) -> Table:
     rows = f"{program.rows:,} rows of {program.source_length} + {program.target_length} pieces"
     table.add_row("a batch", rows)
     table.add_row("steps", f"{training.total_steps:,}")
-    table.add_row("directions", f"{program.directions:,}")
+    table.add_row("directions", f"{len(program.parts.directions.names):,}")
     table.add_row("mesh", _mesh(training.mesh()))
     table.caption = "without activations: m4 plan, or m4 collectives, compiles for them"
     return table

@@ -15,6 +15,7 @@ from jax.experimental import topologies
 
 from m4.experiment import Experiment
 from m4.model.dispatch.einsum import einsum
+from m4.parallel.mesh import split_axes
 from m4.plan import flops, hlo, launch, memory
 from m4.plan.machines import Cluster, Machine
 from m4.plan.program import PlannedProgram, decode_program, train_program
@@ -181,12 +182,12 @@ def _first_line(error: Exception) -> str:
 
 def _advice(program: PlannedProgram, given: Mapping[str, int]) -> list[str]:
     if program.optimizer is not None:
-        return memory.training_advice(program.model, given)
-    return memory.decoding_advice(program.model, given, program.rows, program.beams)
+        return memory.training_advice(program.parts.model, given)
+    return memory.decoding_advice(program.parts.model, given, program.rows, program.beams)
 
 
 def _sizes(program: PlannedProgram) -> dict[str, Any]:
-    model = program.model
+    model = program.parts.model
     experts = model.encoder_experts
     return {
         "batch": {
@@ -202,7 +203,7 @@ def _sizes(program: PlannedProgram) -> dict[str, Any]:
             "eval_capacity_factor": experts.eval_capacity_factor if experts else None,
             "vocab_size": model.vocab_size,
             "source_vocab_size": model.source_vocab_size,
-            "directions": program.directions,
+            "directions": len(program.parts.directions.names),
             "remat": model.remat,
             "dtype": str(jax.numpy.dtype(model.dtype)),
         },
@@ -211,11 +212,11 @@ def _sizes(program: PlannedProgram) -> dict[str, Any]:
 
 def _flops(program: PlannedProgram, devices: int) -> dict[str, dict[str, Any]]:
     """Returns part of the program -> its operations, by arithmetic and in the traced program."""
-    model = program.model
+    model = program.parts.model
     ways = [layer.dispatch for layer in (model.encoder_experts, model.decoder_experts) if layer]
     one_hot = any(way is einsum or "einsum" in getattr(way, "__name__", "") for way in ways)
     lengths = program.rows, program.source_length, program.target_length
-    apart = {"experts_apart": program.experts_apart}
+    apart = {"experts_apart": bool(split_axes(program.parts.mesh, "expert"))}
     if program.optimizer is None:
         parts = flops.search_flops(model, *lengths, program.beams, **apart)
         return {
@@ -235,7 +236,7 @@ def _flops(program: PlannedProgram, devices: int) -> dict[str, dict[str, Any]]:
             "model": flops.model_flops(forward) / devices,
             "executed": executed(forward) / devices,
             "experts_executed": (executed(forward) - executed({**forward, "experts": 0})) / devices,
-            "traced": flops.traced_flops(program.jaxpr, devices),
+            "traced": flops.traced_flops(program.traced.jaxpr, devices),
         }
     }
 

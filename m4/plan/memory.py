@@ -14,7 +14,7 @@ from flax.core import unfreeze
 from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 
-from m4.model.transformer import Transformer
+from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.machines import GIB
 from m4.plan.program import PlannedProgram
 from m4.train.measuring.counters import shown_layers
@@ -67,7 +67,8 @@ def given(program: PlannedProgram) -> dict[str, int]:
     "replicated weights" are all but the experts', also where `Training.fsdp_axes` or the mesh axis
     fsdp shards them.
     """
-    axes = unfreeze(partitioning.get_axis_names(program.params_axes))
+    logical = abstract_variables(program.parts.model)["params_axes"]
+    axes = unfreeze(partitioning.get_axis_names(logical))
     leaves = jax.tree.leaves(program.params)
     names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, PartitionSpec))
     assert len(leaves) == len(names)
@@ -93,14 +94,15 @@ def kept(program: PlannedProgram) -> int:
     They are one sum of the counts by direction and expert, and the other metrics of all steps since
     the last log row. The compiler counts those of one step, among the temporaries.
     """
-    if program.metrics is None:
+    if program.optimizer is None:
         return 0
-    metrics = {**program.metrics, "layers": shown_layers(program.metrics["layers"])}
+    metrics = program.traced.out_info[1]
+    metrics = {**metrics, "layers": shown_layers(metrics["layers"])}
     once, each = 0, 0
     for name, tree in metrics.items():
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
         once, each = (once + size, each) if name in _SUMMED else (once, each + size)
-    return once + each * program.log_period
+    return once + each * program.parts.training.log_period
 
 
 def by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, int]:

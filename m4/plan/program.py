@@ -18,8 +18,7 @@ from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.eval.decoding.decode import target_limit
 from m4.eval.decoding.search import jit_search, search
 from m4.experiment import Experiment
-from m4.model.transformer import Transformer, abstract_variables
-from m4.parallel.mesh import logical_spec, split_axes
+from m4.parallel.mesh import logical_spec
 from m4.settings import InputError
 
 
@@ -27,33 +26,24 @@ class PlannedProgram(NamedTuple):
     """A program before its compilation, and its sizes.
 
     Attributes:
+        parts: The experiment's parts.
+        traced: The traced program, as JAX's stages have it.
         lowered: The program; `.compile()` compiles it.
-        jaxpr: The traced program.
-        model: The config's model.
-        params, params_axes: Shapes and shardings of the parameters, and their logical axes.
+        params: Shapes and shardings of the parameters.
         optimizer: Shapes and shardings of the optimizer's state; None in decoding.
         rows, source_length, target_length: Size of a batch over all devices, in rows and pieces.
         beams: Hypotheses of a sentence in decoding; 1 in training.
-        directions: Number of directions.
-        experts_apart: Experts are on several devices.
-        metrics: Shapes of the metrics that a step reports; None in decoding.
-        log_period: Steps of a log row.
     """
 
+    parts: Parts
+    traced: Any
     lowered: Any
-    jaxpr: Any
-    model: Transformer
     params: Any
-    params_axes: Any
     optimizer: Any
     rows: int
     source_length: int
     target_length: int
-    beams: int
-    directions: int
-    experts_apart: bool
-    metrics: Any = None
-    log_period: int = 0
+    beams: int = 1
 
 
 def planned(experiment: Experiment, languages: int, devices: Sequence[Any] | None = None) -> Parts:
@@ -85,30 +75,13 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
     Raises:
         SettingError: The mesh is impossible, or sizes do not divide over it.
     """
-    training, lengths = experiment.training, experiment.data.corpus.lengths
-    parts = planned(experiment, languages, devices)
-    mesh, model, program = parts.mesh, parts.model, parts.program
-    rows, source_length, target_length = training.batch_size, lengths["inputs"], lengths["targets"]
-    with program.axis_rules():
-        state = program.abstract_state()
-        traced = program.jit().trace(state, _batch(mesh, rows, source_length, target_length))
+    parts, lengths = planned(experiment, languages, devices), experiment.data.corpus.lengths
+    sizes = experiment.training.batch_size, lengths["inputs"], lengths["targets"]
+    with parts.program.axis_rules():
+        state = parts.program.abstract_state()
+        traced = parts.program.jit().trace(state, _batch(parts.mesh, *sizes))
         lowered = traced.lower()
-    return PlannedProgram(
-        lowered,
-        traced.jaxpr,
-        model,
-        state.params,
-        abstract_variables(model)["params_axes"],
-        state.optimizer,
-        rows,
-        source_length,
-        target_length,
-        1,
-        len(parts.directions.names),
-        _apart(mesh),
-        metrics=traced.out_info[1],
-        log_period=training.log_period,
-    )
+    return PlannedProgram(parts, traced, lowered, state.params, state.optimizer, *sizes)
 
 
 def decode_program(
@@ -121,7 +94,7 @@ def decode_program(
     Arguments and errors are those of `train_program`.
     """
     parts = planned(experiment, languages, devices)
-    model, mesh, layout = parts.model, parts.mesh, parts.layout()
+    model, layout = parts.model, parts.layout()
     settings = experiment.decoding
     source_length, rows = settings.max_source_length, settings.batch_rows
     target_length = target_limit(source_length, settings.max_target_length)
@@ -139,24 +112,8 @@ def decode_program(
             batch = {"encoder_input_tokens": tokens_BL}
             traced = jit_search(layout, model, *options).trace(params, batch)
             lowered = traced.lower()
-    return PlannedProgram(
-        lowered,
-        traced.jaxpr,
-        model,
-        params,
-        abstract_variables(model)["params_axes"],
-        None,
-        rows,
-        source_length,
-        target_length,
-        settings.beams,
-        len(parts.directions.names),
-        _apart(mesh),
-    )
-
-
-def _apart(mesh: Mesh) -> bool:
-    return bool(split_axes(mesh, "expert"))
+    sizes = rows, source_length, target_length, settings.beams
+    return PlannedProgram(parts, traced, lowered, params, None, *sizes)
 
 
 def _batch(mesh: Mesh, rows: int, source_length: int, target_length: int) -> dict[str, Any]:

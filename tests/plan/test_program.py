@@ -28,15 +28,21 @@ def planned_experiment(folder: Path, *flags: str) -> Experiment:
 
 def assert_counts_are_kept_once(planned: PlannedProgram) -> None:
     """Choices by direction and expert are one sum; other metrics are kept for a row's steps."""
-    model, experts = planned.model, planned.model.encoder_experts
+    parts, model, experts = planned.parts, planned.parts.model, planned.parts.model.encoder_experts
     assert experts is not None
     layers = (model.encoder_layers + model.decoder_layers) // model.moe_every
-    sizes = [leaf.size for leaf in jax.tree.leaves(planned.metrics["expert_loads"])]
-    assert sizes == [planned.directions * experts.num_experts] * layers
-    once, each = (memory.kept(planned._replace(log_period=period)) for period in (0, 1))
+    directions = len(parts.directions.names)
+    sizes = [leaf.size for leaf in jax.tree.leaves(planned.traced.out_info[1]["expert_loads"])]
+    assert sizes == [directions * experts.num_experts] * layers
+
+    def kept(period: int) -> int:
+        training = dataclasses.replace(parts.training, log_period=period)
+        return memory.kept(planned._replace(parts=dataclasses.replace(parts, training=training)))
+
+    each = kept(2) - kept(1)
     # Three counts of the data by direction; int32 all.
-    assert once == (sum(sizes) + 3 * planned.directions) * 4
-    assert memory.kept(planned) == once + planned.log_period * (each - once)
+    assert kept(1) - each == (sum(sizes) + 3 * directions) * 4
+    assert memory.kept(planned) == kept(1) + (parts.training.log_period - 1) * each
 
 
 def test_what_training_keeps_is_in_the_memory() -> None:

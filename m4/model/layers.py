@@ -57,8 +57,6 @@ class Kernel(nn.Module):
 
     Attributes:
         shape: [in, out], or [E, in, out] for experts.
-        axes: Logical axes, one for each dimension.
-        init: Initializer.
     """
 
     shape: tuple[int, ...]
@@ -73,12 +71,7 @@ class Kernel(nn.Module):
 
 
 class Dense(nn.Module):
-    """Projection without bias: [..., in] -> [..., features].
-
-    Attributes:
-        features: Width of the result.
-        axes: Logical axes of its kernel [in, features].
-    """
+    """Projection without bias: [..., in] -> [..., features]."""
 
     features: int
     axes: tuple[str, str]
@@ -177,7 +170,6 @@ class Table(nn.Module):
     (`m4.train.optimizer.keep_tables`).
 
     Attributes:
-        size: V.
         make: V -> initial values.
     """
 

@@ -110,7 +110,6 @@ class Block(nn.Module):
 
     Attributes:
         make: (index in the stack, name) -> layer.
-        size: Number of layers in a block.
     """
 
     make: Callable[[int, str | None], nn.Module]

@@ -55,7 +55,6 @@ class _State:
 
     Attributes:
         calls: Calls of `on_primary_then_broadcast`, the same number in all processes.
-        alone: The others wait for this one.
         linger_seconds: How long the primary stays at most after an error.
     """
 

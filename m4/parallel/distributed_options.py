@@ -12,8 +12,6 @@ class DistributedOptions(NamedTuple):
     Attributes:
         coordinator_address: "host:port" of process 0. With it process_count and process_index are
             given; if all are None, JAX asks the cluster (Cloud TPU, GKE, Slurm, Open MPI).
-        process_count: Number of processes of the job.
-        process_index: Index of this process.
         heartbeat_seconds: Seconds without a heartbeat until a process counts as dead.
         join_timeout_s: Seconds to wait for all processes at start-up.
     """

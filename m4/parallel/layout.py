@@ -97,7 +97,6 @@ class Layout:
     """A mesh and how weights and rows are sharded over it; equal ones share compiled programs.
 
     Attributes:
-        mesh: The mesh.
         fsdp_axes, extra_axis_rules: The settings under which the model was trained.
     """
 

@@ -15,7 +15,6 @@ class PaperRow:
 
     Attributes:
         steps_per_second, core_years, days: None where the paper gives none.
-        batch_tokens: Tokens of one side, rounded as there.
         tokens: Tokens that its days and core-years are for.
     """
 

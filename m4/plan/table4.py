@@ -45,9 +45,6 @@ class Operator(NamedTuple):
 
     Attributes:
         name, split: As in the paper; the dimensions that are split and grow with D.
-        communication: The paper's growth of its time.
-        kinds: The collectives that the paper allows.
-        program: The operator for some devices.
         compute: The paper's growth of the FLOPs a device.
         listed: False for an operator of the paper's text that is not in its table.
     """
@@ -73,14 +70,12 @@ class Row(NamedTuple):
     """An operator and the costs that were found.
 
     Attributes:
-        operator: The paper's row.
         costs: Number of devices D -> cost.
         bytes_growth, compute_growth: Growth of the payload and of the FLOPs a device, in D.
         time_growth: Growth of the communication's time on a 2-D torus of D devices. Sending to
             neighbours or around a ring takes time in proportion to the bytes. An all-to-all's bytes
             take sqrt(D) / 2 hops on average, and links a device are constant: its time grows by
             sqrt(D) more than its bytes (section 5.3 of the paper).
-        agrees: Collectives and growths equal the paper's.
     """
 
     operator: Operator

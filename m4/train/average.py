@@ -17,9 +17,7 @@ class Averaged(NamedTuple):
     """State of an averaging optimizer.
 
     Attributes:
-        inner: State of the optimizer within.
         count: Steps done, int32 scalar.
-        average: The averages, in the parameters' shapes.
     """
 
     inner: Any
@@ -97,7 +95,6 @@ class Grouped(NamedTuple):
     """An optimizer's state with that of groups of directions (`m4.train.multitask.grouped`).
 
     Attributes:
-        inner: State of the optimizer.
         surgery: State of the method that alters gradients, [parts, ...]; None without one.
         rates: Factor of each row's last update, by parameter; None where all rates are 1.
     """

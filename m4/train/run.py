@@ -72,12 +72,8 @@ class Run:
 
     Attributes:
         state: State after the last step that was dispatched.
-        end: The step that ends training.
-        received: Signals that this process has received.
         measured: Numbers that evaluators found at the present step.
-        step: The last step that was dispatched.
         stepped: Whether there was one; else there is nothing to save yet.
-        last: Whether training ends with it.
     """
 
     program: TrainProgram

@@ -46,8 +46,6 @@ class T5xParameter(NamedTuple):
     Attributes:
         name: The checkpoint's name, without "target/".
         layer: Number of its layer in a scanned stack; None where it is the whole array.
-        axis: Axis of the array that counts layers.
-        factor: m4's value divided by the checkpoint's.
     """
 
     name: str

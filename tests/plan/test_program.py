@@ -1,6 +1,7 @@
 """A plan compiles what training compiles, from shapes alone."""
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path

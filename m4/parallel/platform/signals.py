@@ -42,10 +42,7 @@ class _State:
     """State of the signals.
 
     Attributes:
-        first: The first signal.
-        raised: The program knows of it.
         thrown: It knows by an exception of this module.
-        swallowed: The exception was lost.
         holds: Conditions of the `held` blocks that the main thread is in.
     """
 

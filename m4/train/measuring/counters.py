@@ -28,9 +28,6 @@ class Counters:
 
     Everything stays on the devices until it is asked for. Padding is no token; both directions of a
     language count for it.
-
-    Attributes:
-        text: The last row in short.
     """
 
     def __init__(

@@ -43,7 +43,6 @@ class Heartbeat(NamedTuple):
     """The content of heartbeat.json.
 
     Attributes:
-        step, phase: Where the run is.
         time, started: When it was written, and when the run was started first, `time.time`.
     """
 

@@ -45,7 +45,6 @@ class DirectionGroups:
 
     Attributes:
         surgery: Alters the gradients. None where groups are only compared or have rates.
-        names: The surgery's groups; [] without surgery.
         members_GD: 1 where a direction is in a group.
         coarse_HG: 1 where a group is in one of the surgery's groups.
         rates_G: Learning rates. None where all are 1.

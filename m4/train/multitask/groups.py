@@ -27,8 +27,6 @@ class Directions:
 
     Attributes:
         names: Directions in the order of a batch's direction_ids.
-        sizes: Number of training pairs of each direction.
-        levels: The directions of each resource level.
     """
 
     names: Sequence[str]

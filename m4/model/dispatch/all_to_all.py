@@ -24,9 +24,6 @@ def all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """Carries tokens by one exchange there and one back, each over node x expert.
 
     Without a mesh, or where experts are not sharded, it is `gather`: there is nothing to exchange.
-
-    Raises:
-        SettingError: Groups or experts do not divide over the devices.
     """
     return by_exchange("all_to_all", x_GSM, routing, experts, _there, _back)
 

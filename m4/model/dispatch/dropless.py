@@ -82,9 +82,6 @@ def dropless(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     Where experts are sharded, rows travel to the devices of their experts (`row_exchange`).
     Otherwise each device sorts its own groups; groups that do not divide over the devices are
     worked on by all of them.
-
-    Raises:
-        SettingError: Groups or experts do not divide over the devices of an expert axis.
     """
     axes = experts_over("dropless", x_GSM, routing)
     E, C = routing.num_experts, routing.capacity

@@ -23,9 +23,6 @@ def hierarchical_all_to_all(x_GSM: Array, routing: Routing, experts: Experts) ->
     """Carries tokens as `all_to_all` does, by two exchanges there and two back.
 
     A mesh without `node`, or with one device a node, has one stage only.
-
-    Raises:
-        SettingError: Groups or experts do not divide over the devices.
     """
     return by_exchange("hierarchical_all_to_all", x_GSM, routing, experts, _there, _back)
 

@@ -23,11 +23,7 @@ _GROUPS = (
 
 
 def experts_over(name: str, x_GSM: Array, routing: Routing) -> tuple[str, ...]:
-    """Returns the mesh axes that the experts are sharded over; () where they are whole.
-
-    Raises:
-        SettingError: Groups or experts do not divide over their devices.
-    """
+    """Returns the mesh axes that the experts are sharded over; () where they are whole."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = split_axes(mesh, "expert")
     if axes:

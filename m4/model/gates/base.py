@@ -37,7 +37,6 @@ def base(
     alone.
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is not asked.
         raises: See `auction`; fairseq's value is 50, quicker and less exact.
         holding: See `auction`; fairseq's value is 1.
         max_rounds: See `auction`. The metric `auction_rounds` is the number of rounds taken.

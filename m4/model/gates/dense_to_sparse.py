@@ -41,16 +41,11 @@ def dense_to_sparse(
     after the dense phase Switch's plan as its shortcut.
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is asked for one choice, by Switch.
         tau_max: Temperature after the warm-up.
         tau_min: Temperature at the start, and after the annealing.
         anneal_steps: Steps in which tau falls as a cosine.
         warmup_steps: Steps in which tau rises linearly before that.
         threshold: Must be well below 1/E, or the dense phase may leave a token without an expert.
-
-    Raises:
-        SettingError: tau_min is above tau_max.
-        InputError: No step is given in training.
     """
     if tau_min > tau_max:
         raise SettingError("dense_to_sparse.tau_min", tau_min, f"at most tau_max = {tau_max}")

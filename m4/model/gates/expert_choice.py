@@ -41,11 +41,7 @@ def expert_choice(
     `MoeLayer.eval_capacity_factor` groups mix rows, and it depends on the other rows.)
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is not asked.
         capacity_factor: Mean number of experts of a token, in training and outside.
-
-    Raises:
-        SettingError: The layer is in a decoder, where a token must not depend on later ones.
     """
     refuse_causal(tokens, "MoeLayer.gate", "expert_choice")
     logits_GSE = tokens.score("router")

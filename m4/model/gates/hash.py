@@ -39,18 +39,12 @@ def hash(
     beyond the capacity get nothing.
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is asked for one choice.
         table: "random": drawn with `seed`. "balanced": ids by falling frequency, each to the expert
             with the least so far. "clustered": k-means of the embeddings, with `seed`.
         seed: Seed of the table.
         counts: For "balanced", an .npy file with the number of each id, such as the
             token_counts.npy that is made with the data.
         embeddings: For "clustered", an .npy file [V, width], such as a trained model's.
-
-    Raises:
-        SettingError: A file is not named.
-        InputError: It is not there or of another vocabulary, or the embeddings do not have a
-            cluster for each expert.
     """
     assert tokens.table is not None
     assert tokens.ids_GS is not None

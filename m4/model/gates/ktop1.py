@@ -35,12 +35,8 @@ def ktop1(
     prototypes and groups: 1 when balanced. The z-loss is that of all E logits.
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is asked for Z choices.
         prototypes: Z, the number of experts that a token uses.
         paper_scale: The auxiliary loss is the sum over prototypes, Z when balanced.
-
-    Raises:
-        SettingError: E is not a multiple of the number of prototypes.
     """
     if num_experts % prototypes:
         raise SettingError("ktop1.prototypes", prototypes, f"a divisor of {num_experts} experts")

@@ -33,11 +33,7 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Si
     token order, then to all second ones.
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is asked for k choices.
         choices: k.
-
-    Raises:
-        SettingError: `choices` is not in [1, E].
     """
     check_choices("mixtral.choices", choices, num_experts)
     logits_GSE = tokens.score("router")

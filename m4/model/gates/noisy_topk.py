@@ -50,14 +50,10 @@ def noisy_topk(
     x Wg, without noise.
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is asked for k choices.
         choices: k.
         importance: Factor of the loss on the sums of weights.
         load: Factor of the loss on the load; 0 is the plain importance loss.
         noise_epsilon: Smallest standard deviation of the noise.
-
-    Raises:
-        SettingError: `choices` is not in [1, E].
     """
     check_choices("noisy_topk.choices", choices, num_experts)
     clean_GSE = tokens.score("router", init="zeros")

@@ -45,15 +45,11 @@ def sam(
     p of the k-th choice): by how much the group keeps a token from better experts.
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is asked for k choices.
         choices: k.
         expert_groups: D.
         alignment: Factor of the misfit.
         paper_scale: Scales as in HetuMoE: the balance is k times as large (the sum over choices),
             and the misfit is summed over tokens, not averaged.
-
-    Raises:
-        SettingError: E is not a multiple of the number of groups, or `choices` is not in [1, E/D].
     """
     if num_experts % expert_groups:
         raise SettingError(

@@ -37,15 +37,11 @@ def switch(
     f is the share of tokens whose best expert is e, before capacity, and P the mean of p_e.
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is asked for one choice.
         jitter: In training the float32 copy of the tokens that the router sees is multiplied by
             U(1 - jitter, 1 + jitter).
         priority: Tokens that get the slots of a full expert. "order": the first ones of the group;
             "probability": those with the largest p_e (Mesh TensorFlow's switch_max), which looks at
             later tokens.
-
-    Raises:
-        SettingError: The priority is "probability" in a decoder.
     """
     if priority == "probability":
         refuse_causal(tokens, "switch.priority", priority)

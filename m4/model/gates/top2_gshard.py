@@ -41,7 +41,6 @@ def top2_gshard(
     """Routes each token to its best expert and, by chance, to its second best.
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is asked for two choices.
         second_policy: The second expert in training: "random" (accepted iff 2 g2 > U(0,1)), "all",
             "sampling" (drawn from the softmax of the others, NLLB's default) or "none".
         eval_second_policy: The second expert outside training: "all" or "none".
@@ -54,10 +53,6 @@ def top2_gshard(
             False divides by S and by all groups, padding included (paper and Lingvo legacy).
         paper_scale: The auxiliary loss is that of the paper's line 13; False is E^2 times that, 1
             when balanced.
-
-    Raises:
-        SettingError: There is one expert only, or a random policy in training has no random
-            numbers.
     """
     if num_experts < 2:
         raise SettingError("MoeLayer.num_experts", num_experts, "at least 2 for top2_gshard")

@@ -42,7 +42,6 @@ def topk(
     loss is 1 when balanced. (flaxformer counts each as 1, which gives k times this loss.)
 
     Args:
-        tokens, num_experts, capacity: See `Gate`; the capacity is asked for k choices.
         choices: k.
         normalize: The weights are p divided by the sum of the k best, before anything is dropped
             (Tutel), instead of p (V-MoE, flaxformer).
@@ -52,9 +51,6 @@ def topk(
         batch_priority: Slots go to tokens by falling p of their first choice, not in their order
             (V-MoE), which looks at later tokens.
         paper_scale: Divides the auxiliary loss by E^2, as in GShard's line 13.
-
-    Raises:
-        SettingError: `choices` is not in [1, E], or there is batch priority in a decoder.
     """
     check_choices("topk.choices", choices, num_experts)
     if batch_priority:

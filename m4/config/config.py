@@ -396,9 +396,6 @@ def load(
         bindings: Further bindings, "NAME = VALUE".
         model_dir: MODEL_DIR. Defaults to the config's own.
         allowed_modules: Modules that a saved config may import outside m4. Defaults to all.
-
-    Raises:
-        ConfigError: A file or binding has a mistake.
     """
     config = Config(allowed_modules)
     for name in files:

@@ -13,11 +13,7 @@ from m4.experiment import Experiment, partial_arguments
 
 
 def of_experiment(experiment: Experiment) -> Config:
-    """Returns the config of an experiment made in Python, so that its folder can be read again.
-
-    Raises:
-        ConfigError: An object in it is neither a literal nor made of named classes and functions.
-    """
+    """Returns the config of an experiment made in Python, so that its folder can be read again."""
     return _Written().config(experiment)
 
 

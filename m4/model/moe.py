@@ -272,11 +272,7 @@ class MoeFactory:
 
     @classmethod
     def from_function(cls, make: Callable[..., MoeLayer], setting: str) -> "MoeFactory":
-        """Returns a factory from a function that makes layers.
-
-        Raises:
-            SettingError: `make` makes no layers; `setting` is its name.
-        """
+        """Returns a factory from a function that makes layers."""
         if isinstance(make, cls):
             return make
         wanted = "a function that makes a MoeLayer, such as MoeLayer itself"

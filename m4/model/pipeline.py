@@ -54,10 +54,6 @@ def check(
 
     Args:
         mesh: The mesh; without stages everything fits.
-
-    Raises:
-        SettingError: Layers, microbatches or rows do not divide, the model has experts, or its
-            stacks are not scans.
     """
     G, m = stages(mesh), model.pipeline_microbatches
     if G == 1:

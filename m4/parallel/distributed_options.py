@@ -41,10 +41,6 @@ def distributed_options(
 
     Where JAX uses TPUs first (JAX_PLATFORMS=tpu,cpu), the hosts of a slice are found as with
     multiprocess.
-
-    Raises:
-        SettingError: An argument has an impossible value.
-        InputError: Arguments contradict each other, or some are missing.
     """
     arguments: dict[str, object] = {
         "coordinator_address": coordinator_address,

@@ -48,10 +48,6 @@ def make_mesh(
             (expert) differently.
         model: Parts of each matrix.
         devices: Sequence of devices, such as those of a topology (`m4.plan`). Defaults to all.
-
-    Raises:
-        SettingError: The sizes do not multiply to the number of devices, or no axis takes the
-            slices.
     """
     devices = jax.devices() if devices is None else devices
     slices = slice_count(devices)
@@ -158,10 +154,6 @@ def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
         mesh: The mesh.
         extra_rules: Rules for the axes that the table leaves whole. Defaults to those of a context
             around this one, if any.
-
-    Raises:
-        SettingError: A rule names no logical axis or no axis of the mesh, or an axis that the table
-            splits already.
     """
     rules = with_extra_rules(extra_rules) if extra_rules else _rules()
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
@@ -217,10 +209,6 @@ def parameter_shardings(
         params_axes: Logical axes of the parameters.
         params: Parameters, as arrays or shapes.
         fsdp_axes: Mesh axes over which a parameter is sharded further (`shard_further`).
-
-    Raises:
-        SettingError: fsdp_axes names no axis of the mesh.
-        InputError: A dimension does not divide over its mesh axes.
     """
     if isinstance(fsdp_axes, str) or not set(fsdp_axes) <= set(mesh.shape):
         allowed = (

@@ -66,9 +66,6 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
 
     Returns:
         The facts; with "refused" where the program does not fit.
-
-    Raises:
-        InputError: The config has a mistake, or the compiler fails.
     """
     start = _now()
     devices = devices_of(machine)

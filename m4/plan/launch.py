@@ -127,9 +127,6 @@ def compiled(
         arguments: Words of the command line, from which the subprocess reads the config.
         machine: Name of the machine, such as "v3:8x8".
         program: "train" or "decode".
-
-    Raises:
-        InputError: The arguments or the config have a mistake, or the compiler is missing.
     """
     platform = topology(machine).platform
     check_compiler(platform)

@@ -51,9 +51,6 @@ def planned(experiment: Experiment, languages: int, devices: Sequence[Any] | Non
 
     Args:
         devices: Devices of the mesh. Defaults to all that are here.
-
-    Raises:
-        InputError: More languages than m4 knows.
     """
     if not 1 <= languages <= len(LANGUAGES):
         raise InputError(f"--languages={languages}: must be from 1 to {len(LANGUAGES)}")
@@ -71,9 +68,6 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
 
     Args:
         devices: Devices of the mesh, which need not be present.
-
-    Raises:
-        SettingError: The mesh is impossible, or sizes do not divide over it.
     """
     parts, lengths = planned(experiment, languages, devices), experiment.data.corpus.lengths
     sizes = experiment.training.batch_size, lengths["inputs"], lengths["targets"]

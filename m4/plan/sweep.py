@@ -71,9 +71,6 @@ def run(
         output: Folder of the plans, and of family.json and family.md, their table.
         arguments, bindings: Words of the command line for every case; bindings come after its own.
         reuse: Reuse plans made by other versions of m4's code too.
-
-    Raises:
-        InputError: A config is missing, or a mistake of `m4.plan.launch.compiled`.
     """
     files = {case.config: configs / f"{case.config}.gin" for case in CASES}
     for config, path in files.items():

@@ -87,12 +87,7 @@ class Row(NamedTuple):
 
 
 def table(counts: Sequence[int]) -> list[Row]:
-    """Compiles every operator for each number of devices.
-
-    Raises:
-        InputError: Not two or more increasing powers of two from 2 to 64, or fewer devices than the
-            largest of them.
-    """
+    """Compiles every operator for each number of devices."""
     allowed = [2**n for n in range(1, MOST_DEVICES.bit_length())]
     if len(counts) < 2 or sorted({*counts}) != list(counts) or not {*counts} <= {*allowed}:
         raise InputError(

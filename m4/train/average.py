@@ -48,9 +48,6 @@ def averaged(
         optimizer: total_steps -> the optimizer that makes the steps.
         eta: The average goes back over about 1 / (eta + 1) of the steps so far; with 0 all steps
             have the same weight.
-
-    Raises:
-        SettingError: eta is below 0, or no optimizer is given (a config may have forgotten it).
     """
     if optimizer is None:
         raise SettingError("averaged.optimizer", None, "a reference such as @optimizer.adamw")

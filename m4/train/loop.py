@@ -27,11 +27,10 @@ from m4.train.batches import BatchStream, device_batches
 from m4.train.early_stopping import EarlyStopper
 from m4.train.measuring import watchdog
 from m4.train.measuring.counters import Counters
-from m4.train.measuring.profile import StepProfile
 from m4.train.measuring.step_clock import Flops, StepClock
 from m4.train.preemption import stop_signals
 from m4.train.program import TrainProgram
-from m4.train.run import Run, StepsInFlight, most_in_flight
+from m4.train.run import Run, StepProfile, StepsInFlight, most_in_flight
 from m4.train.sampling import LearnedSampling
 from m4.train.state import TrainState
 from m4.train.training import Training

@@ -96,10 +96,6 @@ def train_program(
     Args:
         directions: Directions in the order of a batch's direction_ids. Names alone are of one size.
         batch_shapes: Shapes that batches can have. Defaults to none, which are not checked.
-
-    Raises:
-        SettingError: Sizes of the model or of batches that do not divide over the mesh, or a
-            setting that names an unknown direction.
     """
     if not isinstance(directions, Directions):
         directions = Directions.assumed(directions)
@@ -147,9 +143,6 @@ def decoding_layout(training: Training, model: Transformer, mesh: Mesh) -> Layou
 
     Lengths are never sharded (rules for "length" are left out): a step of decoding has one
     position.
-
-    Raises:
-        SettingError: Sizes of the model that do not divide over the mesh.
     """
     with axis_rules_context(mesh, training.extra_axis_rules):
         check_model(mesh, model)

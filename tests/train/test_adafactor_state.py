@@ -6,7 +6,7 @@ import pytest
 
 from m4.settings import SettingError
 from m4.train import optimizer
-from m4.train.adafactor_state import check_adafactor, with_moments
+from m4.train.initial import check_adafactor, with_moments
 
 # Rows are multiples of each other, so that rows and columns stand for the whole.
 FULL = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)

@@ -19,8 +19,7 @@ from m4.settings import SettingError
 from m4.storage import run_folder
 from m4.storage.local_copy import fetched
 from m4.train import initial
-from m4.train.adafactor_state import check_adafactor
-from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use
+from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use, check_adafactor
 from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 

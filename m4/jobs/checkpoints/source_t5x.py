@@ -17,8 +17,16 @@ from m4.settings import InputError, SettingError
 from m4.storage import t5x
 from m4.storage.t5x import T5xCheckpoint
 from m4.train import t5x_layout
-from m4.train.adafactor_state import check_adafactor, with_moments
-from m4.train.initial import InitialModel, Leaf, Rows, Use, flat, restacked
+from m4.train.initial import (
+    InitialModel,
+    Leaf,
+    Rows,
+    Use,
+    check_adafactor,
+    flat,
+    restacked,
+    with_moments,
+)
 from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 

@@ -49,11 +49,7 @@ class GradientCosines:
     pairs: Period = 100
 
     def of(self, directions: Directions) -> dict[str, list[str]]:
-        """Returns the groups.
-
-        Raises:
-            SettingError: There are fewer than 2 or more than 40, or a name has a slash.
-        """
+        """Returns the groups."""
         setting = "GradientCosines.groups"
         groups = check_groups(self.groups, directions, setting)
         if len(groups) > MOST_GROUPS:

@@ -172,9 +172,6 @@ def direction_groups(
 
     Args:
         rates: Learning rate of each direction. Defaults to 1.
-
-    Raises:
-        SettingError: The surgery has only one group, or a direction is in two groups or in none.
     """
     names = list(directions.names)
     rate_D = [1.0] * len(names) if rates is None else rates.tolist()

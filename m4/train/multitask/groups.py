@@ -46,11 +46,7 @@ class Directions:
         return cls(names, dict.fromkeys(names, 1), levels)
 
     def named(self, name: str, setting: str) -> list[str]:
-        """Returns the directions that a direction, a language or a resource level stands for.
-
-        Raises:
-            SettingError: The name, a value of `setting`, is none of them here.
-        """
+        """Returns the directions that a direction, a language or a resource level stands for."""
         if name in self.levels:
             return list(self.levels[name])
         return matching([name], self.names, setting)
@@ -123,11 +119,7 @@ class Listed:
 
 
 def check_groups(grouping: Grouping, directions: Directions, setting: str) -> Groups:
-    """Returns the groups of a grouping.
-
-    Raises:
-        SettingError: There is only one group, or a direction is in two groups or in none.
-    """
+    """Returns the groups of a grouping."""
     groups = {name: list(members) for name, members in grouping(directions).items() if members}
     listed = [d for members in groups.values() for d in members]
     if sorted(listed) != sorted(directions.names):
@@ -148,10 +140,6 @@ def by_direction(setting: str, given: Factors, directions: Directions) -> npt.ND
             level ("low"); the narrower name counts, and all other directions have 1. Or a function,
             such as a sampler, which gives every direction a number; these are divided by their
             mean, so that equal numbers change nothing.
-
-    Raises:
-        SettingError: A name is no direction, language or level here, or a function leaves out a
-            direction or gives none a number above 0.
     """
     names = list(directions.names)
     if isinstance(given, Mapping):

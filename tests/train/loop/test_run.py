@@ -24,9 +24,8 @@ from m4.storage.steps import latest_step
 from m4.train import loop as runs
 from m4.train.bad_steps import BadStep
 from m4.train.loop import Trained
-from m4.train.measuring.profile import STEP_NAME
 from m4.train.measuring.step_clock import Flops, StepClock
-from m4.train.run import StepsInFlight
+from m4.train.run import STEP_NAME, StepsInFlight
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import timeless_rows, train, training_of
 

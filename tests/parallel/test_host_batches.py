@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from m4.parallel import host_batches
+from m4.parallel import layout as host_batches
 from m4.parallel.layout import host_batch, host_rows, host_shards, to_global
 from m4.parallel.mesh import make_mesh
 

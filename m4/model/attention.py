@@ -23,10 +23,6 @@ def relative_buckets(offset: Array, *, bidirectional: bool, buckets: int, distan
     Args:
         offset: Position of the key minus position of the query, int32.
         bidirectional: Half of the buckets are for keys behind the query.
-        distance: Offset from which all keys share the last bucket.
-
-    Returns:
-        int32 in [0, buckets), in the shape of `offset`.
     """
     result = jnp.zeros_like(offset)
     behind = -offset

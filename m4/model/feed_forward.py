@@ -93,12 +93,10 @@ class Experts:
         product: Product = expert_product,
         spread: Callable[[Array], Array] = lambda keep_EG1F: keep_EG1F,
     ) -> Array:
-        """Applies each expert to its rows.
+        """Applies each expert to its rows, by default x_EGCM.
 
-        Args:
-            x: Rows in the layout that `product` multiplies; by default x_EGCM.
-            product: Multiplies rows by the matrices [E, in, out].
-            spread: Brings keep_EG1F into the layout of `x`.
+        `product` multiplies rows in another layout by the matrices [E, in, out]; `spread` brings
+        keep_EG1F into it.
         """
         h = activate([product(x, kernel) for kernel in self.inward], self.activations)
         if self.keep_EG1F is not None:

@@ -11,7 +11,7 @@ over "stage".
 """
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -27,16 +27,6 @@ from m4.settings import SettingError, nearest_valid
 STAGE = "stage"
 
 
-class Stacks(Protocol):
-    """The fields of a model (`m4.model.transformer.Transformer`) that a pipeline reads."""
-
-    encoder_layers: int
-    decoder_layers: int
-    moe: Any
-    scan_layers: bool
-    pipeline_microbatches: int
-
-
 def stages(mesh: Mesh | AbstractMesh) -> int:
     """Returns the number of stages of a mesh; 1 is no pipeline."""
     return mesh.shape.get(STAGE, 1)
@@ -48,9 +38,9 @@ def bubble(stages: int, microbatches: int) -> float:
 
 
 def check(
-    mesh: Mesh | AbstractMesh, model: Stacks, rows: int, of: str = "Training.batch_size"
+    mesh: Mesh | AbstractMesh, model: Any, rows: int, of: str = "Training.batch_size"
 ) -> None:
-    """Checks that a model can run as a pipeline over this mesh.
+    """Raises SettingError unless a model (`Transformer`) can run as a pipeline over this mesh.
 
     Args:
         mesh: The mesh; without stages everything fits.
@@ -92,7 +82,7 @@ def check(
         )
 
 
-def about(mesh: Mesh | AbstractMesh, model: Stacks) -> dict[str, float]:
+def about(mesh: Mesh | AbstractMesh, model: Any) -> dict[str, float]:
     """Describes the pipeline for a run's notes; {} without one.
 
     The bubble is that of each stack: the decoder begins when the encoder is through.

@@ -106,10 +106,8 @@ Capacity = Callable[[int], int]
 class Gate(Protocol):
     """Plans where tokens go; `m4.model.gates` has one file for each gate.
 
-    Args:
-        tokens: The tokens; most gates score them by the matrix `score("router")`.
-        num_experts: E.
-        capacity: Asked for the number of a token's choices; see `Capacity`.
+    Most score the tokens by the matrix `score("router")`. `capacity` is asked for the number of a
+    token's choices.
     """
 
     def __call__(self, tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing: ...
@@ -144,11 +142,7 @@ def expert_capacity(
     A factor of 1 with two choices is the paper's 2S/E. (Lingvo's and T5X's factors count both
     choices: theirs of 2.0 is 1.0 here.)
 
-    Args:
-        group_tokens: S.
-        num_experts: E.
-        choices: K.
-        rule: A name in `CAPACITY_RULES`.
+    S is `group_tokens`, E `num_experts`, K `choices`, and `rule` a name in `CAPACITY_RULES`.
     """
     exact = group_tokens * choices * factor / num_experts
     return min(group_tokens, CAPACITY_RULES[rule](exact))
@@ -167,8 +161,6 @@ def assign_positions(
 
     Args:
         wants_GSK: False for choices that take no slot.
-        num_experts: E.
-        capacity: C.
         priority_GS: Within a choice tokens come by falling priority, ties by the earlier token.
             Defaults to the order of tokens.
         by_token: All choices of a token come together, before those of the next token.
@@ -212,7 +204,6 @@ def balance_loss(
     times as large.)
 
     Args:
-        mask_GS: True for real tokens.
         real_token_means: Means are over a group's real tokens, then over the groups that have any;
             False divides by S and by all groups, padding included (paper, Lingvo's legacy).
         paper_scale: Divides by E^2: GShard's scale (arXiv 2006.16668, Algorithm 1, line 13).
@@ -314,9 +305,6 @@ def make_routing(
         expert_GSK: The expert of each choice. None for K = E, where choice k is expert k.
         position_GSK: Slots; -1 for a choice without one.
         weight_GSK: Weights; they count for choices with a slot only.
-        mask_GS: True for real tokens.
-        num_experts: E.
-        capacity: C.
         ranked_GSK: Choices that asked for a slot, in the order of preference; for metrics.
         logits_GSE: Logits, for z-loss and entropy. None for a gate without a router.
     """

@@ -41,12 +41,8 @@ class Transformer(nn.Module):
 
     Attributes:
         vocab_size: V of the shared vocabulary, or of the targets' own.
-        width: M.
-        heads: N.
-        head_width: D.
-        mlp_width: F.
-        encoder_layers: Depth of the encoder.
-        decoder_layers: Depth of the decoder.
+        width, heads, head_width, mlp_width: M, N, D and F.
+        encoder_layers, decoder_layers: Depths of the two stacks.
         moe: Makes the mixtures of experts: `MoeLayer`, or a function that takes its arguments. None
             is the dense model, the same model without experts.
         decoder_moe: Makes those of the decoder, with as many experts. Defaults to `moe`.
@@ -186,12 +182,8 @@ class Transformer(nn.Module):
 
     def _pipelined(self, decode: bool = False) -> bool:
         """Says if the stacks run over the stages of the mesh; else each device has all layers."""
-        if (
-            not self.scan_layers
-            or not self.pipeline_microbatches
-            or decode
-            or self.is_initializing()
-        ):
+        asked = self.scan_layers and self.pipeline_microbatches and not decode
+        if not asked or self.is_initializing():
             return False
         return pipeline.stages(jax.sharding.get_abstract_mesh()) > 1
 
@@ -207,16 +199,12 @@ class Transformer(nn.Module):
         encoder_direction_ids: Array | None = None,
         step: Array | None = None,
     ) -> Array:
-        """Encodes the sources.
+        """Encodes the sources, [B, L] -> [B, L, M].
 
         Args:
             encoder_input_tokens: Token ids [B, L]; 0 is padding.
             encoder_segment_ids: Number of the pair that a token of a packed row belongs to.
-            encoder_direction_ids: Directions [B, L], for gates and counts; T5X passes none.
-            step: Training step, for gates; T5X passes none.
-
-        Returns:
-            [B, L, M].
+            encoder_direction_ids, step: For gates and counts; T5X passes none.
         """
         tokens_BL = encoder_input_tokens.astype(jnp.int32)
         real_BL = tokens_BL > 0
@@ -231,12 +219,8 @@ class Transformer(nn.Module):
         x_BLM = self._constrain(x_BLM, ("batch", "length", "embed"))
         x_BLM = self.drop(x_BLM, deterministic=deterministic)
         bias = self.encoder_bias(tokens_BL.shape[1])
-        about = {
-            "mask_BL": real_BL,
-            "ids_BL": tokens_BL,
-            "direction_BL": encoder_direction_ids,
-            "step": step,
-        }
+        about = {"mask_BL": real_BL, "ids_BL": tokens_BL, "step": step}
+        about["direction_BL"] = encoder_direction_ids
         inputs = {"bias": bias, "mask": mask_BLL, "about": about}
         x_BLM = self._run(self.encoder, x_BLM, inputs, Mode(deterministic))
         return self.drop(self.encoder_norm(x_BLM), deterministic=deterministic)
@@ -293,12 +277,8 @@ class Transformer(nn.Module):
             x_BTM += position_BTM.astype(self.dtype)
         x_BTM = self._constrain(x_BTM, ("batch", "length", "embed"), decode)
         x_BTM = self.drop(x_BTM, deterministic=deterministic)
-        about = {
-            "mask_BL": real_BT,
-            "ids_BL": input_BT,
-            "direction_BL": decoder_direction_ids,
-            "step": step,
-        }
+        about = {"mask_BL": real_BT, "ids_BL": input_BT, "step": step}
+        about["direction_BL"] = decoder_direction_ids
         inputs = {"bias": bias, "mask": mask_BTT, "about": about}
         inputs |= {"cross_mask": cross_mask_BTL, "encoded": encoded}
         x_BTM = self._run(self.decoder, x_BTM, inputs, Mode(deterministic, decode))
@@ -422,8 +402,3 @@ def abstract_variables(model: Transformer) -> Mapping[str, Any]:
         return jax.eval_shape(
             lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens
         )
-
-
-def count_parameters(params) -> int:
-    """Counts the parameters in a tree of arrays or shapes."""
-    return sum(int(leaf.size) for leaf in jax.tree.leaves(params))

@@ -98,14 +98,8 @@ def exchange(
 ) -> Array:
     """Returns the results of the owners' work, [P, M].
 
-    Args:
-        x_PM: Rows in the order of experts; those that `plan` does not count get 0.
-        experts: Tree of this device's experts; its floating-point arrays get gradients.
-        plan: Plan of the exchange.
-        work: The owners' work on the rows that they receive.
-        a_round: W.
-        most: See `rows_a_round`.
-        axes: The experts' mesh axes.
+    Rows are in the order of experts; those that `plan` does not count get 0. `experts` are this
+    device's; W is `a_round`, and `most` that of `rows_a_round`.
     """
     one = functools.partial(_round, work, a_round, axes)
     if a_round >= most:

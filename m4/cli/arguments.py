@@ -91,15 +91,7 @@ def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
         raise InputError(f"'{bindings[0]}': m4 {arguments.command} reads no config")
     arguments.processes = None
     if hasattr(arguments, "multiprocess"):
-        arguments.processes = distributed_options(
-            environment,
-            multiprocess=arguments.multiprocess,
-            coordinator_address=arguments.coordinator_address,
-            process_count=arguments.process_count,
-            process_index=arguments.process_index,
-            heartbeat_seconds=arguments.heartbeat_seconds,
-            join_timeout_s=arguments.join_timeout_s,
-        )
+        arguments.processes = distributed_options(environment, arguments)
     return arguments
 
 

@@ -16,13 +16,10 @@ the parts at once (`jax.device_put`). Of a `jax.ShapeDtypeStruct` they return on
 sharding, to compile a program for arrays that need not exist. Nothing else of m4 is needed.
 
 **Devices.** Ids are positions in `devices`, by default `jax.devices()`; each must occur once. One
-compiled program has one order of devices (JAX's rule), here that of `devices`. An assignment whose
-ids are a grid with its axes exchanged, such as [[0, 2], [1, 3]], is written as axes of a mesh in
-that order, and may be mixed with all other such ones. One whose ids follow no such pattern, such as
-[3, 1, 2, 0], is a separate order: then JAX refuses, with "incompatible devices", any other order in
-the same program or operation, arguments too. Give such an order as `devices` to all annotations
-instead: `split(x, 0, 4, devices=[d[3], d[1], d[2], d[0]])`. An array outside of a
-program may go from any order to any other.
+compiled program has one order of devices (JAX's rule), here that of `devices`. Ids that are a grid
+with its axes exchanged, such as [[0, 2], [1, 3]], are written as axes of a mesh in that order. Any
+other pattern, such as [3, 1, 2, 0], is an order of its own, which JAX does not mix with another in
+one program ("incompatible devices"): give it as `devices` to all annotations instead.
 
 **Sizes.** A dimension must divide into its parts; the paper's padding of uneven ones is not done.
 

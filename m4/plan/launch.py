@@ -61,10 +61,6 @@ FAULT = (
 _PARENT = "M4_PLAN_PARENT"
 
 
-class ChildError(Exception):
-    """The config has a mistake, or the compiler failed; the message is one line."""
-
-
 def check_compiler(platform: str) -> None:
     """Raises InputError where the compiler for "tpu" or "cuda" is not installed."""
     if platform == "cuda":
@@ -132,11 +128,7 @@ def compiled(
     check_compiler(platform)
     given = [*arguments, f"--topology={machine}", f"--program={program}"]
     with console.status(f"compiling {config} for {machine}: minutes"):
-        try:
-            found = compile_in_subprocess(given, platform)
-        except ChildError as error:
-            raise InputError(str(error)) from error
-    return {"config": config, **found}
+        return {"config": config, **compile_in_subprocess(given, platform)}
 
 
 def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> dict[str, Any]:
@@ -145,7 +137,7 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
     It passes on the subprocess's standard error.
 
     Raises:
-        ChildError: The config or the arguments have a mistake, or a signal ended the compiler.
+        InputError: The config or the arguments have a mistake, or a signal ended the compiler.
         RuntimeError: Any other failure, with the subprocess's standard error.
     """
     with one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
@@ -165,9 +157,9 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
         )
         errors = done.stderr.strip()
         if done.returncode == 2:
-            raise ChildError(errors.splitlines()[-1].removeprefix("m4 plan: "))
+            raise InputError(errors.splitlines()[-1].removeprefix("m4 plan: "))
         if done.returncode < 0:
-            raise ChildError(_ended_by(signal.Signals(-done.returncode).name, platform))
+            raise InputError(_ended_by(signal.Signals(-done.returncode).name, platform))
         if done.returncode or not path.is_file():
             raise RuntimeError(
                 f"the compiling process ended with status {done.returncode}:\n{errors}"

@@ -125,11 +125,11 @@ def test_compilation_without_parent_does_not_start() -> None:
 @pytest.mark.parametrize(
     ("status", "error", "said"),
     [
-        (2, launch.ChildError, "^config: no such thing$"),
+        (2, launch.InputError, "^config: no such thing$"),
         (1, RuntimeError, "status 1"),
         (0, RuntimeError, "status 0"),  # status 0, and no file
-        (-11, launch.ChildError, r"^SIGSEGV ended the compiler \(libtpu .*\): a fault or"),
-        (-9, launch.ChildError, "^SIGKILL ended the compiler .* free memory$"),
+        (-11, launch.InputError, r"^SIGSEGV ended the compiler \(libtpu .*\): a fault or"),
+        (-9, launch.InputError, "^SIGKILL ended the compiler .* free memory$"),
     ],
 )
 def test_user_mistake_is_one_line_and_a_crash_has_all_of_stderr(

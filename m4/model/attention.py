@@ -6,9 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.linen import partitioning
 
-from m4.model.layers import Array, Kernel, constrain
+from m4.model.layers import Array, Kernel, constrain, parameter
 from m4.model.product import product
 
 # Large and finite: a row that may attend to nothing (padding) stays finite instead of becoming NaN.
@@ -57,14 +56,9 @@ class RelativeBias(nn.Module):
     def __call__(
         self, length: int, *, decode: bool = False, max_decode_length: int | None = None
     ) -> Array:
-        table_NK = partitioning.param_with_axes(
-            "rel_embedding",
-            nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
-            (self.heads, self.buckets),
-            jnp.float32,
-            axes=("heads", "relpos_buckets"),
-            module=self,
-        )
+        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        shape, axes = (self.heads, self.buckets), ("heads", "relpos_buckets")
+        table_NK = parameter(self, "rel_embedding", init, shape, axes)
         query_Q = key_R = jnp.arange(length)
         if decode:
             allocated = self.has_variable("cache", "cache_index")

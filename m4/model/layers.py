@@ -1,6 +1,6 @@
 """T5's small layers: RMS norm, bias-free projection, embedding, positions, dropout.
 
-Every parameter is made by `param_with_axes`, which records its logical axes in the collection
+Every parameter is made by `parameter`, which records its logical axes in the collection
 `params_axes`: the table in `m4.parallel.axes` (or T5X's own) turns them into shardings.
 """
 
@@ -30,6 +30,11 @@ else:
 kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
 
+def parameter(module: nn.Module, name: str, init: Initializer, shape: Any, axes: Any) -> Array:
+    """Returns a float32 parameter of a module, and records its logical axes."""
+    return partitioning.param_with_axes(name, init, shape, jnp.float32, axes=axes, module=module)
+
+
 class RmsNorm(nn.Module):
     """T5's layer norm: x / rms(x) * scale, no mean, no bias. [..., M] -> [..., M], in float32."""
 
@@ -39,14 +44,7 @@ class RmsNorm(nn.Module):
     @nn.compact
     def __call__(self, x_BLM: Array) -> Array:
         x = x_BLM.astype(jnp.float32)
-        scale = partitioning.param_with_axes(
-            "scale",
-            nn.initializers.ones,
-            (x.shape[-1],),
-            jnp.float32,
-            axes=("embed",),
-            module=self,
-        )
+        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],), ("embed",))
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
         shape = (1,) * (x.ndim - 1) + scale.shape
         return (x * scale.reshape(shape)).astype(self.dtype)
@@ -65,9 +63,7 @@ class Kernel(nn.Module):
 
     @nn.compact
     def __call__(self) -> Array:
-        return partitioning.param_with_axes(
-            "kernel", self.init, self.shape, jnp.float32, axes=self.axes, module=self
-        )
+        return parameter(self, "kernel", self.init, self.shape, self.axes)
 
 
 class Dense(nn.Module):
@@ -81,14 +77,8 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = partitioning.param_with_axes(
-            "kernel",
-            self.init,
-            (x.shape[-1], self.features),
-            jnp.float32,
-            axes=self.axes,
-            module=self,
-        )
+        shape = (x.shape[-1], self.features)
+        kernel = parameter(self, "kernel", self.init, shape, self.axes)
         return product(x.astype(self.dtype), kernel.astype(self.dtype), self.precision)
 
 
@@ -106,14 +96,8 @@ class Embed(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def setup(self) -> None:
-        self.embedding = partitioning.param_with_axes(
-            "embedding",
-            nn.initializers.normal(self.features**-0.5),
-            (self.vocab_size, self.features),
-            jnp.float32,
-            axes=("vocab", "embed"),
-            module=self,
-        )
+        init, shape = nn.initializers.normal(self.features**-0.5), (self.vocab_size, self.features)
+        self.embedding = parameter(self, "embedding", init, shape, ("vocab", "embed"))
 
     def __call__(self, tokens_BL: Array) -> Array:
         x_BLM = jnp.take(self.embedding, tokens_BL, axis=0) * self.features**0.5

@@ -1,17 +1,11 @@
 """Learned sampling: a sampler learns from evaluations, and the stream draws at its rates."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from m4.data.samplers.learned import Learned
+from m4.data.stream.stream import Stream
 from m4.settings import SettingError
-
-
-class PhasedStream(Protocol):
-    """A stream whose rates can change from a later step on."""
-
-    def begin(self, step: int, rates: Mapping[str, float]) -> int: ...
-    def restart(self) -> None: ...
 
 
 class LearnedSampling:
@@ -26,7 +20,7 @@ class LearnedSampling:
         sampler: Learned,
         start: Mapping[str, float],
         pair_rates: Callable[[Mapping[str, float]], dict[str, float]],
-        stream: PhasedStream,
+        stream: Stream,
         measured: Mapping[str, Any],
     ):
         """Starts at the sampler's first rates.

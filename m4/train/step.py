@@ -106,7 +106,10 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
-        part = functools.partial(loss_fn, share_G=_shares(groups, batch))
+        # All parts' tokens: a part's rows depend on the mesh.
+        counted = batch["decoder_loss_weights"], batch["direction_ids"]
+        share_G = None if groups is None else groups.shares(*counted)
+        part = functools.partial(loss_fn, share_G=share_G)
         gradients, metrics = _gradients(gradients_of(part, groups), parts, state, batch, key)
         updates, gradients, new_optimizer, more = _updates(
             optimizer, groups, gradients, state, seed
@@ -116,13 +119,6 @@ def make_train_step(
         return TrainState(state.step + 1, params, new_optimizer), metrics
 
     return train_step
-
-
-def _shares(groups: DirectionGroups | None, batch: Batch) -> Array | None:
-    """Returns the groups' shares of all parts' tokens, [G]; a part's rows depend on the mesh."""
-    if groups is None:
-        return None
-    return groups.shares(batch["decoder_loss_weights"], batch["direction_ids"])
 
 
 def _updates(
@@ -178,23 +174,16 @@ def _make_loss(
         return lost, {
             "loss": total,
             "nll": jnp.sum(nll_BT) / tokens,
-            **_token_metrics(nll_BT, batch, directions),
+            "target_tokens": jnp.sum(weights_BT),
+            "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
+            **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
+            "data_counts": count_data(batch, directions),
             **moe,
             "layers": layers,
             "expert_loads": assigned_choices(sown),
         }
 
     return loss_fn
-
-
-def _token_metrics(nll_BT: Array, batch: Batch, directions: int) -> dict[str, Any]:
-    weights_BT = batch["decoder_loss_weights"]
-    return {
-        "target_tokens": jnp.sum(weights_BT),
-        "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
-        **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
-        "data_counts": count_data(batch, directions),
-    }
 
 
 def _gradients(

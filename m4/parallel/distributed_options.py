@@ -34,7 +34,7 @@ def distributed_options(
     """Returns the options of the command line's arguments, or None if this process is alone.
 
     Where JAX uses TPUs first (JAX_PLATFORMS=tpu,cpu), the hosts of a slice are found as with
-    multiprocess. Raises InputError where arguments are impossible, missing or contradict each other.
+    multiprocess. Raises InputError where arguments are impossible, missing or in conflict.
     """
     names = ("coordinator_address", "process_count", "process_index")
     address, count, index = (getattr(arguments, name) for name in names)

@@ -32,7 +32,7 @@ from m4.eval.decoding.settings import Method
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.moe import MoeLayer, assigned_choices
 from m4.model.routing import Capacity, Routing, Tokens
-from m4.model.transformer import Transformer, count_parameters
+from m4.model.transformer import Transformer
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.plan.flops import forward_model_flops, search_flops
 from m4.plan.peaks import peak_flops
@@ -147,7 +147,7 @@ def main() -> None:
     encoding, step = map(forward_model_flops, search_flops(model, *lengths, args.beams))
     row = {
         **vars(args),
-        "parameters": count_parameters(params),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "seconds": round(seconds, 4),
         "cpu_seconds": round(cpu, 4),
         "limit_seconds": round((encoding + args.target * step) / max(peaks), 4),

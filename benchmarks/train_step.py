@@ -31,7 +31,7 @@ from m4.model.dispatch.gather import gather
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.moe import MoeLayer
 from m4.model.routing import Capacity, Routing, Tokens
-from m4.model.transformer import Transformer, count_parameters
+from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.plan.flops import forward_flops, model_flops
@@ -127,7 +127,9 @@ class Setting:
         if args.models > 1:
             lead, step, init = (args.models,), jax.vmap(step), jax.vmap(init)
         self.state = jax.jit(init)(jnp.arange(args.models) if lead else 0)
-        self.parameters = count_parameters(self.state.params) // args.models
+        self.parameters = (
+            sum(leaf.size for leaf in jax.tree.leaves(self.state.params)) // args.models
+        )
         random = np.random.default_rng(0)
         shape = (*lead, args.rows, args.length)
         # Five packed pairs a row, no padding: real rows are about 90% full.

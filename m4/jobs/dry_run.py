@@ -3,7 +3,7 @@
 No corpus is built and no program is compiled; a vocabulary has the size that the config asks for.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from rich.box import SIMPLE_HEAD
@@ -26,14 +26,6 @@ from m4.storage.steps import latest_step
 
 _TRAINS = ("train", "baselines", "demo")
 _MIB = 2**20
-
-
-class _Parameters(NamedTuple):
-    """Parameters as `m4.plan.memory.State` has them."""
-
-    params: Any
-    params_axes: Any
-    optimizer: Any = None
 
 
 def dry_run(experiment: Experiment, job: str, *, dense: bool = False, alone: bool = True) -> int:
@@ -71,9 +63,9 @@ def _training(experiment: Experiment, languages: int) -> Table:
         run = prepare.run_folder(experiment)
         check_beginning(training.initial, run, expected.model, training)
     program = train_program(experiment, jax.devices(), languages)
-    held = memory.given(program)
+    held = memory.given(program.parts.model, program.params, program.optimizer)
     gradients = sum(map(memory.shard_bytes, jax.tree.leaves(program.params)))
-    table = _table("training", program, held, {"gradients": gradients})
+    table = _table("training", program.params, held, {"gradients": gradients})
     rows = f"{program.rows:,} rows of {program.source_length} + {program.target_length} pieces"
     table.add_row("a batch", rows)
     table.add_row("steps", f"{training.total_steps:,}")
@@ -89,10 +81,11 @@ def _decoding(experiment: Experiment, languages: int) -> Table:
     settings = experiment.decoding
     rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
     longest = target_limit(settings.max_source_length, settings.max_target_length)
-    of = _Parameters(parts.placed_params(), abstract_variables(model)["params_axes"])
+    params = parts.placed_params()
     cache = _cache_bytes(model, rows * settings.beams, settings.max_source_length, longest)
-    held = {name: size for name, size in memory.given(of).items() if "optimizer" not in name}
-    table = _table("decoding", of, held, {"cache, over all devices": cache})
+    held = memory.given(model, params, None)
+    del held["optimizer state"]
+    table = _table("decoding", params, held, {"cache, over all devices": cache})
     table.add_row("a batch", f"{rows:,} sentences, {settings.beams} beams")
     table.add_row("lengths", f"{settings.max_source_length} and {longest} pieces")
     return table
@@ -127,11 +120,11 @@ def _check_baselines(experiment: Experiment, console: Any) -> None:
         console.print(f"bilingual, {name}: {total:,} parameters, {steps:,} steps at most")
 
 
-def _table(title: str, of: memory.State, held: dict[str, int], more: dict[str, int]) -> Table:
+def _table(title: str, params: Any, held: dict[str, int], more: dict[str, int]) -> Table:
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    counts = memory.counts(of)
+    counts = memory.counts(params)
     for kind, count in counts.items():
         table.add_row(f"parameters: {kind}", f"{count:,}")
     table.add_row("parameters", f"{sum(counts.values()):,}")

@@ -71,7 +71,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     devices = devices_of(machine)
     program = PROGRAMS[kind](experiment, devices, languages)
     traced = _now()
-    given = memory.given(program)
+    given = memory.given(program.parts.model, program.params, program.optimizer)
     found: dict[str, Any] = {
         "format": launch.FORMAT,
         "program": kind,
@@ -80,7 +80,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
         "device_kind": devices[0].device_kind,
         "versions": launch.versions(machine.platform),
         **_sizes(program),
-        "parameters": memory.counts(program),
+        "parameters": memory.counts(program.params),
         "given_bytes": given,
         "device_bytes": machine.device_bytes,
         "flops": _flops(program, machine.devices),
@@ -122,7 +122,11 @@ def local_facts(experiment: Experiment, languages: int) -> dict[str, Any]:
     return {
         "devices": jax.device_count(),
         "collectives": {kind: total._asdict() for kind, total in found.items()},
-        "memory_bytes": memory.by_kind(memory.given(program), stats, memory.kept(program)),
+        "memory_bytes": memory.by_kind(
+            memory.given(program.parts.model, program.params, program.optimizer),
+            stats,
+            memory.kept(program),
+        ),
     }
 
 

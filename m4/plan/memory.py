@@ -39,10 +39,10 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SUMMED = ("expert_loads", "data_counts")
 
 
-def counts(program: PlannedProgram) -> dict[str, int]:
+def counts(params: Any) -> dict[str, int]:
     """Counts the parameters of all devices by kind: experts, embeddings, attention, the rest."""
     found: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(program.params)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
         kind = _kind(names)
         found[kind] = found.get(kind, 0) + math.prod(leaf.shape)
@@ -61,21 +61,20 @@ def _kind(names: list[str]) -> str:
     return "routers, norms, biases"
 
 
-def given(program: PlannedProgram) -> dict[str, int]:
+def given(model: Transformer, params: Any, optimizer: Any) -> dict[str, int]:
     """Returns bytes a device of weights and optimizer state, by their shardings, unpadded.
 
     "replicated weights" are all but the experts', also where `Training.fsdp_axes` or the mesh axis
     fsdp shards them.
     """
-    logical = abstract_variables(program.parts.model)["params_axes"]
-    axes = unfreeze(partitioning.get_axis_names(logical))
-    leaves = jax.tree.leaves(program.params)
+    axes = unfreeze(partitioning.get_axis_names(abstract_variables(model)["params_axes"]))
+    leaves = jax.tree.leaves(params)
     names = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, PartitionSpec))
     assert len(leaves) == len(names)
     weights = {True: 0, False: 0}
     for leaf, spec in zip(leaves, names, strict=True):
         weights["expert" in tuple(spec)] += shard_bytes(leaf)
-    state = jax.tree.leaves(program.optimizer)
+    state = jax.tree.leaves(optimizer)
     return {
         "replicated weights": weights[False],
         "expert weights": weights[True],

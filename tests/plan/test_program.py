@@ -95,8 +95,8 @@ def test_planned_step_is_the_one_that_trains(
     assert not (tmp_path / "planned").exists()
     assert planned.lowered.as_text() == texts[0]
     # Experts lie over four devices, all other weights are everywhere.
-    given = memory.given(planned)
-    counts = memory.counts(planned)
+    given = memory.given(planned.parts.model, planned.params, planned.optimizer)
+    counts = memory.counts(planned.params)
     assert given["expert weights"] == counts.pop("experts") * 4 // 4
     assert given["replicated weights"] == sum(counts.values()) * 4
     assert_counts_are_kept_once(planned)

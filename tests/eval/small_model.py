@@ -10,8 +10,8 @@ import numpy as np
 
 from m4.eval.decoding.settings import Decoding
 from m4.model.moe import MoeLayer
-from m4.model.transformer import Transformer
 from m4.parallel.batched_init import draw_together
+from tests.shared import small_model
 
 VOCAB, WORDS = 24, 20
 # One set of shapes for nearly all tests: a compile takes seconds.
@@ -50,17 +50,8 @@ MOE = partial(MoeLayer, num_experts=4, group_tokens=16)
 
 def tiny(seed=0, **changes):
     """A model with experts; wide random weights, so that its translations differ and end."""
-    model = Transformer(
-        vocab_size=VOCAB,
-        width=16,
-        heads=2,
-        head_width=8,
-        mlp_width=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        moe=MOE,
-        moe_every=1,
-    ).clone(**changes)
+    sizes = {"vocab_size": VOCAB, "width": 16, "head_width": 8, "mlp_width": 32}
+    model = small_model(**{**sizes, "moe": MOE, **changes})
     params = jax.device_get(init(model, jax.random.key(seed)))
     return model, jax.tree.map(lambda x: 2.0 * x, params)
 

@@ -325,16 +325,6 @@ def test_a_report_trains_nothing(tmp_path: Path) -> None:
         baselines.find_baselines(experiment, cache)
 
 
-def test_the_bar_of_all_models_shrinks_when_one_ends_early() -> None:
-    shown = bilingual.Progress({"de": 1000, "es": 800})
-    shown.finished("es", 400)  # trained before
-    shown.heard("de", 100, "chrF 3")
-    assert shown.line() == (500, "1/2 models · de chrF 3", 1400)
-    shown.finished("de", 600)
-    shown.heard("de", 550, "late")
-    assert shown.line() == (1000, "2/2 models", 1000)
-
-
 def test_gain_of_the_last_quarter() -> None:
     # Best of all 12.5; of steps <= 75 % of 400 = 300: 11. Rows of training have no dev.
     scores = {100: 10.0, 200: 11.0, 300: 10.5, 400: 12.5}

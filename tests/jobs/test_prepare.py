@@ -80,23 +80,10 @@ def test_sizes_are_checked_before_the_corpus(
     assert not (tmp_path / "data").exists()
 
 
-def test_what_cannot_be_decoded_needs_no_corpus(tmp_path: Path) -> None:
+def test_what_cannot_be_decoded_or_reported_needs_no_corpus(tmp_path: Path) -> None:
     one = experiment(tmp_path)
     with pytest.raises(ValueError, match="no checkpoints; train first"):
         decode(one)
-    mesh = functools.partial(make_mesh, data=1, model=8)
-    training = dataclasses.replace(one.training, mesh=mesh)
-    with pytest.raises(SettingError, match=r"Transformer\.heads = 6"):
-        decode(
-            dataclasses.replace(
-                one, training=training, model=functools.partial(Transformer, heads=6)
-            )
-        )
-    assert not tmp_path.joinpath("data").exists()
-
-
-def test_what_cannot_be_reported_needs_no_corpus(tmp_path: Path) -> None:
-    one = experiment(tmp_path)
     for which in (one, dataclasses.replace(one, baselines=Baselines(one, one, one))):
         with pytest.raises(ValueError, match="no checkpoints; train first"):
             report(which)

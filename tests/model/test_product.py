@@ -25,26 +25,15 @@ def assert_same_with_gradients(ours, plain, x, w, direction) -> None:
 
 
 @pytest.mark.parametrize(("K", "N"), SIDES)
-def test_product(K, N):
-    x, w, direction = drawn((2, 4, K), (K, N), (2, 4, N))
-    assert_same_with_gradients(
-        product, lambda x, w: jnp.einsum("BLK,KN->BLN", x, w), x, w, direction
-    )
-
-
-@pytest.mark.parametrize(("M", "F"), SIDES)
-def test_expert_product(M, F):
-    x, w, direction = drawn((3, 2, 4, M), (3, M, F), (3, 2, 4, F))
-    plain = lambda x, w: jnp.einsum("EGCM,EMF->EGCF", x, w)  # noqa: E731
-    assert_same_with_gradients(expert_product, plain, x, w, direction)
-
-
-@pytest.mark.parametrize(("M", "V"), SIDES)
-def test_tied_logits(M, V):
-    x, w, direction = drawn((2, 4, M), (V, M), (2, 4, V))
-    assert_same_with_gradients(
-        tied_logits, lambda x, w: jnp.einsum("BTM,VM->BTV", x, w), x, w, direction
-    )
+@pytest.mark.parametrize("ours", [product, expert_product, tied_logits])
+def test_each_is_its_einsum(ours, K, N):
+    formula, rows, weight = {
+        product: ("BLK,KN->BLN", (2, 4), (K, N)),
+        expert_product: ("EGCM,EMF->EGCF", (3, 2, 4), (3, K, N)),
+        tied_logits: ("BTM,VM->BTV", (2, 4), (N, K)),
+    }[ours]
+    x, w, direction = drawn((*rows, K), weight, (*rows, N))
+    assert_same_with_gradients(ours, lambda x, w: jnp.einsum(formula, x, w), x, w, direction)
 
 
 @pytest.mark.parametrize(("K", "N"), SIDES)

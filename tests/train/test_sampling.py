@@ -23,17 +23,12 @@ from m4.train.loop import Evaluator, Interrupted, Trained
 from m4.train.measuring.counters import DATA_COUNTS, Counters
 from m4.train.sampling import LearnedSampling
 from m4.train.step import count_data
-from tests.shared import small_corpus, small_model
+from tests.shared import small_model
 from tests.train.test_step import mesh_of
 from tests.train.trainers import learned_sampling, timeless_rows, train
 
 LEARNED = Learned(start=uniform, step_size=1.0)
 SEEN = ("en-gl", "gl-en", "en-de", "de-en")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> caches.Cache:
-    return small_corpus(tmp_path_factory)
 
 
 def recounted(stream: Stream, batch: Mapping[str, np.ndarray]) -> dict[str, collections.Counter]:

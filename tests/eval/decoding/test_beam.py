@@ -89,19 +89,6 @@ def test_markov_chain(beams, alpha, sequences, scores):
     np.testing.assert_allclose(got_scores, [scores] * 2, atol=1e-5)
 
 
-def test_length_penalty_reorders_hypotheses():
-    # EOS .5 or A .5 first, then A .9, A .9, EOS .9 (else B). Log-probabilities: EOS log .5 = -.693;
-    # A A A EOS log(.5 * .9^3 = .3645) = -1.009. alpha = 0 prefers the short one; alpha = 1 divides
-    # by (5 + 1) / 6 and (5 + 4) / 6: -.693 against -.673.
-    step = [0, 0, 0.9, 0.1]
-    table = [[[0, 0.5, 0.5, 0], step, step, [0, 0.9, 0, 0.1]]]
-    long, short = [A, A, A, EOS], [EOS, 0, 0, 0]
-    for alpha, best, score in [(0.0, short, math.log(0.5)), (1.0, long, math.log(0.3645) * 6 / 9)]:
-        got, scores = at_once(zeros(1, 4), {}, static(table), 2, alpha)
-        np.testing.assert_array_equal(got[0, -1], best)
-        np.testing.assert_allclose(scores[0, -1], score, atol=1e-5)
-
-
 # Two rows over (pad, EOS, A, B, ...) in which EOS is impossible, so that the live beams come back,
 # with scores not normalised. Row 0 prefers A: .6, .65, .7, .75, .8 at steps 0 to 4, else B; row 1
 # prefers B likewise. The least certain choice comes first, so of all sequences with one improbable

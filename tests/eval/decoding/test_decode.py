@@ -212,10 +212,7 @@ def test_progress_and_cut(model_and_params, capsys):
     ("setting", "value"),
     [
         ("beams", 0),
-        ("beams", 10**12),
         ("batch_rows", 0),
-        ("alpha", -0.1),
-        ("max_source_length", 1),
         ("max_target_length", "x"),
         ("metrics", ()),
         ("metrics", bleu),

@@ -23,6 +23,7 @@ from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.translate import Translator, check_language
 from m4.model.transformer import Transformer
 from m4.storage.checkpoints import Checkpoints
+from tests.shared import small_model
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +79,8 @@ def test_a_line_that_is_too_long_is_named(pieces, louder):
     ("to", "hint"),
     [
         ("galician", "Did you mean gl (Galician)?"),
-        ("glg", "Did you mean gl (Galician)?"),
         ("sr-Latn", "Did you mean sr_Latn (Serbian (Latin))?"),
-        ("srp_Latn", "Did you mean sr_Latn (Serbian (Latin))?"),
         ("eng", "Did you mean en (English)?"),
-        ("EN", "Did you mean en (English)?"),
     ],
 )
 def test_an_unknown_language_gets_a_hint(to, hint):
@@ -175,15 +173,7 @@ def test_a_line_that_is_not_utf8(translator, louder):
 
 
 def test_from_a_checkpoint(pieces, tmp_path, monkeypatch):
-    model = Transformer(
-        vocab_size=pieces.size,
-        width=8,
-        heads=1,
-        head_width=8,
-        mlp_width=8,
-        encoder_layers=1,
-        decoder_layers=1,
-    )
+    model = small_model(vocab_size=pieces.size, moe=None)
     ones = jnp.ones((1, 4), jnp.int32)
     init = jax.jit(partial(model.init, enable_dropout=False))
     params = init(jax.random.key(0), ones, ones, ones)["params"]
@@ -198,7 +188,7 @@ def test_from_a_checkpoint(pieces, tmp_path, monkeypatch):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, restored))
     with pytest.raises(ValueError, match="no checkpoint of step 4"):
         restore_params(model, tmp_path / "checkpoints", step=4)
-    with pytest.raises(ValueError, match=r"is \(8, 8\) there and \(8, 9\) in the model") as error:
+    with pytest.raises(ValueError, match=r"is \(8, 16\) there and \(8, 9\) in the model") as error:
         restore_params(model.clone(mlp_width=9), tmp_path / "checkpoints")
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="is missing there"):

@@ -1,6 +1,4 @@
 import itertools
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -50,18 +48,6 @@ def test_trend_by_hand():
         assert not plot.trend([1, 2, 6, 7], window)[0].size
 
 
-def test_same_rows_same_bytes(tmp_path):
-    files = {}
-    for run in ("a", "b"):
-        paths = [tmp_path / run / f"delta_bleu.{kind}" for kind in ("png", "pdf", "svg")]
-        plot.plot(rows(5), paths)
-        files[run] = [path.read_bytes() for path in paths]
-    assert files["a"] == files["b"]
-    assert files["a"][0].startswith(b"\x89PNG")
-    assert files["a"][1].startswith(b"%PDF")
-    assert b"CreationDate" not in files["a"][1]
-
-
 @pytest.mark.parametrize("languages", [1, 2, 12, 50])
 @pytest.mark.parametrize("sides", [("xx->en",), ("xx->en", "en->xx")])
 def test_any_number_of_languages(languages, sides):
@@ -78,27 +64,12 @@ def test_any_number_of_languages(languages, sides):
     assert high > languages - 1 - 3 + 3
 
 
-def test_languages_may_lack_a_direction_and_intervals_may_miss_their_point(tmp_path):
-    made = [row for row in rows(12) if (row.language, row.side) != ("de", "xx->en")]
-    made[0] = replace(made[0], low=made[0].delta + 1, high=made[0].delta + 2)
-    plot.plot(made, [tmp_path / "x.png"])
-    assert (tmp_path / "x.png").stat().st_size > 10_000
-
-
 def faces(figure):
     return [to_hex(face) for face in figure.axes[0].collections[1].get_facecolor()]
 
 
 def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_pale_points_are_closely_related_languages():
-    figure = plot.figure(rows(3, systems=("moe",)))
-    full, pale, other = faces(figure)
-    assert full == other == LIGHT.series[0].lower()
-    assert pale not in (full, LIGHT.paper)
-    assert legend(figure) == ["moe", "closely related", "bilingual = 0"]
 
 
 def test_small_test_sets_are_hollow_and_decide_neither_axis_nor_trend():
@@ -124,33 +95,6 @@ def test_small_test_sets_are_hollow_and_decide_neither_axis_nor_trend():
     assert LIGHT.paper not in faces(plot.figure(mixed, levels=below))
 
 
-def test_undertrained_points_are_hollow():
-    made = [replace(row, copy_score=99.0) if row.language == "fr" else row
-            for row in rows(3, systems=("moe",))]  # fmt: skip
-    figure = plot.figure(made)
-    assert [face == LIGHT.paper for face in faces(figure)] == [False, True, False]
-    assert legend(figure)[-2:] == ["undertrained", "bilingual = 0"]
-
-
-def test_bars_of_many_languages_have_the_colours_of_families():
-    assert len(plot.figure(rows(40)).legends) == 1
-    figure = plot.figure(rows(50))
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[0] == "Slavic"
-    assert names[-1] == "other"
-    colours = [to_hex(bar.get_facecolor()) for bar in figure.axes[-1].patches]
-    at = dict(zip(list(LANGUAGES)[:50], colours, strict=True))
-    assert at["ru"] == at["cs"] == LIGHT.families[0].lower()
-    assert at["eu"] == at["ka"] == LIGHT.families[-1].lower()
-    assert at["es"] == at["ca"] != at["de"]
-
-
-def test_where_all_test_sets_are_small_the_axis_is_theirs():
-    figure = plot.figure([replace(row, sentences=7) for row in rows(3)])
-    assert set(faces(figure)) == {LIGHT.paper}
-    assert figure.axes[0].get_ylim()[1] > 2
-
-
 def test_a_figure_in_a_page_is_escaped_and_has_no_names_of_its_own():
     made = [replace(row, system="<b>$x$ & 中文 עברית") for row in rows(3, systems=("moe",))]
     text = inline(plot.figure(made, page="narrow"), '"><b>')
@@ -166,8 +110,3 @@ def test_users_mistakes(tmp_path):
         plot.figure([])
     with pytest.raises(ValueError, match=r"x.jpg: a plot is .png, .pdf or .svg"):
         plot.plot(rows(2), [tmp_path / "x.jpg"])
-
-
-def test_pyplot_is_not_used():
-    code = "import sys, m4.eval.report.plot; sys.exit('matplotlib.pyplot' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

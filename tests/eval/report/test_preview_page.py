@@ -6,25 +6,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from m4.data.inspection.preview import Column, DrawnLanguage, Preview
-from m4.data.languages import LANGUAGES
+from m4.data.inspection.preview import Column, DrawnLanguage
 from m4.eval.report import preview_page as page
 from tests.data.inspection.test_preview import example
-
-
-def of_many(languages: int) -> Preview:
-    codes = list(LANGUAGES)[:languages]
-    pairs = {code: 5000 - 30 * i for i, code in enumerate(codes)}
-    columns = []
-    for k, name in enumerate(("configured", "T=1", "T=5", "T=∞")):
-        drawn = {
-            code: DrawnLanguage(10, 1 / languages, 100, 1 / languages, (k + 1) * 5000 / n, 5, 3)
-            for code, n in pairs.items()
-        }
-        columns.append(Column(name, drawn))
-    return Preview(200, "unimax", "tokens", pairs, pairs, columns)
 
 
 def test_the_page_is_whole_and_escaped() -> None:
@@ -60,19 +45,6 @@ def test_the_page_is_whole_and_escaped() -> None:
     assert "No language is repeated more than 20 times" in page.html(
         seen, 20, page.figure(example(), 20)
     )
-
-
-@pytest.mark.parametrize("languages", [1, 10, 137])
-def test_every_line_has_every_language(languages: int) -> None:
-    drawn = page.figure(of_many(languages), 16.0)
-    epochs, shares, sizes = drawn.axes
-    named = [line for line in epochs.get_lines() if not str(line.get_label()).startswith("_")]
-    assert [line.get_label() for line in named] == ["configured", "T=1", "T=5", "T=∞"]
-    for line in named:
-        assert len(np.asarray(line.get_xdata())) == languages
-    assert [text.get_text() for text in sizes.get_xticklabels()] == list(LANGUAGES)[:languages]
-    assert shares.get_ylabel() == "share of tokens, %"
-    assert epochs.get_yscale() == shares.get_yscale() == "log"
 
 
 def test_what_is_never_drawn_has_no_point(tmp_path: Path) -> None:

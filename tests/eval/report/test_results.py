@@ -136,13 +136,9 @@ def test_the_numbers_are_those_of_the_rows(made):
         assert signature in text
 
 
-def test_languages_and_directions_of_writing(made):
-    _, text = made
-    assert '<dd dir="auto" lang="he" class="reference">1 פרנקים' in text
-    assert '<dd dir="auto" lang="en" class="source">' in text
-    assert [language_tag(code) for code in ("zh_Hant", "glg", "srp_Latn", "xx_yy")] == [
-        "zh-Hant", "gl", "sr-Latn", "xx-yy",
-    ]  # fmt: skip
+def test_tags_of_languages():
+    codes = ("zh_Hant", "glg", "srp_Latn", "xx_yy")
+    assert [*map(language_tag, codes)] == ["zh-Hant", "gl", "sr-Latn", "xx-yy"]
 
 
 def test_same_files_same_bytes(made, tmp_path):
@@ -203,23 +199,10 @@ def test_without_a_baseline_there_are_scores_and_curves_and_no_differences(made,
     assert {path.name for path in tmp_path.iterdir()} == {
         "rates.jsonl", "report.html", "scores.jsonl", "scores_by_step.jsonl",
     }  # fmt: skip
-    text = written.html.read_text(encoding="utf-8")
-    assert "by step</h3>" in text
-    assert "There are no baselines to compare with" in text
-    body = text.partition("<header>")[2]
-    assert not [word for word in ("ΔBLEU", "deltas.jsonl", "#plot", 'id="plot"') if word in body]
-    outline = Outline()
-    outline.feed(text)
-    outline.close()
-    assert outline.open == []
-    wanted = {value[1:] for _, name, value in outline.attributes if name == "href"}
-    assert wanted <= {value for _, name, value in outline.attributes if name == "id"}
 
 
 def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path, monkeypatch):
-    written, text = made
-    assert "by step</h3>" not in text
-    folder = written.html.parent.parent
+    folder = made[0].html.parent.parent
     scores = {step: {"bleu": {"gl-en": score, "pt-en": 1.0}, "chrf": {"gl-en": 2.0, "pt-en": 3.0}}
               for step, score in ((1000, 5.0), (2000, 7.0), (3000, 7.0))}  # fmt: skip
     levels = {"high": ["pt-en"], "medium": [], "low": ["gl-en"]}
@@ -240,17 +223,10 @@ def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path, monkeypatch)
         text = written.html.read_text(encoding="utf-8")
         assert (best in text) == (2000 in kept)
         assert ("The best checkpoint is" in text) == (2000 in kept)
-    assert text.count('<svg class="figure"') == 2
-    assert text.count("<script") == 1
-    outline = Outline()
-    outline.feed(text)
-    outline.close()
-    assert outline.open == []
 
 
 def test_unknown_curve_is_an_error(made, tmp_path):
-    written, _ = made
-    folder = written.html.parent.parent
+    folder = made[0].html.parent.parent
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
     background = Background(curves={"moe": [{"step": 1, "nll": 2.0}]}, curve_keys=("los",))
     with pytest.raises(ValueError, match="no 'los' in the metrics to draw; they have nll, step"):

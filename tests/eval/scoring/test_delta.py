@@ -113,12 +113,6 @@ def test_small_test_sets_are_in_no_average_and_are_counted(measured):
     assert set(small) == {"gl-en", "en-gl", "nl-en", "en-nl"}
     said = "2 languages with fewer than 30 test sentences in no mean: gl, nl"
     assert delta.small_tests_line(small, LEVELS) == said
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(*delta.tables(rows, means, 200, LEVELS))
-    text = console.export_text()
-    assert f"○ {said}" in " ".join(text.split())
-    assert "gl Galician ○" in text
-    assert "bs Bosnian ≈ " in text
     assert delta.averages(rows) == []
 
 
@@ -135,11 +129,8 @@ def test_a_score_below_the_copys_is_undertrained_whatever_the_difference(measure
     }  # fmt: skip
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(*delta.tables(rows, means, 200, LEVELS))
-    text = console.export_text()
-    line = next(line for line in text.splitlines() if "gl Galician" in line)
+    line = next(line for line in console.export_text().splitlines() if "gl Galician" in line)
     assert line.count("undertrained") == 2
-    assert "+" not in line
-    assert "undertrained: below the score of the source itself" in " ".join(text.split())
     one = replace(rows[0], copy_score=None)
     assert not one.undertrained
 
@@ -149,19 +140,3 @@ def test_users_mistakes(measured):
         delta.deltas(measured, TRAIN, "bleu", baseline="unknown")
     with pytest.raises(ValueError, match="no number of training pairs for 'bs'"):
         delta.deltas(measured, {}, "bleu")
-
-
-@pytest.mark.parametrize(("width", "count"), [(160, 2), (80, 4)])
-def test_tables_fit_the_terminal(measured, width, count):
-    rows = delta.deltas(measured, TRAIN, "bleu")
-    tables = delta.tables(rows, delta.averages(rows, LEVELS), width, LEVELS)
-    assert len(tables) == count
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(*tables)
-    text = console.export_text()
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= width
-    for wanted in ("bs Bosnian ≈", "6,000", "xx->en", "en->xx", "low (2)", "all (5)"):
-        assert wanted in text
-    german = rows[0]
-    assert f"{german.delta:+.1f} [{german.low:+.1f}, {german.high:+.1f}]" in text

@@ -236,12 +236,6 @@ def test_another_number_of_experts_or_layers_by_a_named_rule(
     assert np.isfinite(now[0])
 
 
-def test_run_that_is_not_there_is_known_before_the_corpus_is_built(tmp_path: Path) -> None:
-    said = train(tmp_path / "run", f"--init_from={tmp_path}/missing")
-    assert said.mistake.endswith("(no config.gin), or a checkpoint of T5X")
-    assert not (tmp_path / "run" / "data").exists()
-
-
 def test_a_run_begins_from_the_same_step_until_its_first_checkpoint(
     first: Path, tmp_path: Path
 ) -> None:
@@ -262,24 +256,3 @@ def test_a_run_begins_from_the_same_step_until_its_first_checkpoint(
     gone = train(run, *begin).mistake
     assert "no checkpoint of step 2; there are 4; this run began from it (run.json)" in gone
     assert gone.endswith("start over with --fresh")
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_a_run_begun_from_another_resumes_bit_equal(first: Path, tmp_path: Path) -> None:
-    old, run = Path(shutil.copytree(first, tmp_path / "old")), tmp_path / "run"
-    begin = (f"--init_from={old}", "--gin.TRAIN_STEPS=6")
-    last = (old / "checkpoints" / "4").rename(tmp_path / "4")
-    assert train(run, *begin).status == 0
-    last.rename(old / "checkpoints" / "4")
-    for kept in ((), (2,), (2, 4)):  # killed before the first checkpoint, and after others
-        killed = Path(shutil.copytree(run, tmp_path / f"killed{len(kept)}"))
-        for step in {2, 4, 6} - {*kept}:
-            shutil.rmtree(killed / "checkpoints" / str(step))
-        said = train(killed, *begin)
-        assert said.status == 0, said.err
-        assert ("begins from" in said.out) == (not kept)
-        for item in ("params", "optimizer"):
-            a, b = saved(run, 6, item), saved(killed, 6, item)
-            assert jax.tree.all(jax.tree.map(np.array_equal, a, b)), item
-        assert timeless_rows(killed) == timeless_rows(run)

@@ -170,7 +170,6 @@ def test_what_cannot_be_taken_over_is_one_line(tmp_path: Path, pieces: Path) -> 
     for number, (more, mistake) in enumerate((
         (("--gin.transformer.Transformer.width=32",), "is [32, 8] here and [16, 8] in"),
         (("--gin.transformer.Transformer.tied_logits=True",), "tied_logits = True: must be False"),
-        (("--gin.transformer.Transformer.absolute_positions=True",), "relative positions alone"),
         (("--gin.transformer.Transformer.activations=('relu',)",), "/mlp/wi/kernel is"),
         (("--gin.initial.InitialModel.vocabulary=None",), "must be the SentencePiece model that"),
         ((EQUAL,), "has no state of an optimizer"),

@@ -191,10 +191,7 @@ def test_steps_that_are_there_are_scored_without_waiting(
     [
         ("--steps=1-7", "--steps=1-7: must be steps with commas"),
         ("--watch --sentences=0", "--sentences=0: must be 1 or more"),
-        ("--watch --step=1", "--step=1: not with --watch"),
-        ("--watch --compare=dense", "--compare=dense: not with --watch"),
         ("--watch --steps=1", "--steps=1: --watch scores all"),
-        ("--steps=1 --seconds=3", "--seconds=3.0: only with --watch"),
         ("--sentences=3", "--sentences: give --watch or --steps, too"),
     ],
 )

@@ -44,14 +44,6 @@ def test_one_expert_takes_all(experts, expert, choices):
     assert_right(setting, everyone_to(expert, setting), 0, ONLY)
 
 
-def test_every_expert_for_every_token():
-    setting = Setting(None, 2, 8, 4, 8, 4)
-    slot_GSK = np.broadcast_to(np.arange(8)[None, :, None], (2, 8, 4))
-    expert_GSK = np.broadcast_to(np.arange(4)[None, None], (2, 8, 4))
-    weight_GSK = np.random.default_rng(0).random((2, 8, 4)).astype(np.float32)
-    assert_right(setting, plan(expert_GSK, slot_GSK, weight_GSK, 4, 8), 0, ONLY)
-
-
 @pytest.mark.parametrize(
     ("tokens", "mesh"),
     [(16, None), (256, None), (64, {"data": 2, "expert": 4})],
@@ -91,11 +83,6 @@ def test_rows_of_a_block():
         assert rows_of_block(choices, experts) == rows
     assert rows_of_block(1, 64) == 4
     assert rows_of_block(10**6, 8) == 128
-
-
-def test_fewer_slots_than_choices():
-    setting = Setting(None, 2, 8, 4, 3, 4)
-    assert_right(setting, random_plan(5, *setting[1:]), 5, ONLY)
 
 
 @pytest.mark.parametrize("devices", [2, 4])

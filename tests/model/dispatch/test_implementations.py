@@ -6,18 +6,11 @@ from hypothesis import strategies as st
 
 from tests.model.dispatch.shared import (
     GATES,
-    IMPLEMENTATIONS,
     SETTINGS,
     assert_right,
     planned,
     random_plan,
 )
-
-
-def test_the_folder_has_dispatch_implementations():
-    assert {"einsum", "gather", "all_to_all", "hierarchical_all_to_all", "ragged"} <= {
-        *IMPLEMENTATIONS
-    }
 
 
 @pytest.mark.parametrize("name", SETTINGS)

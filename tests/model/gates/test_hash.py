@@ -69,18 +69,6 @@ def test_balanced_table_by_hand(tmp_path):
     assert table[[0, 1, 2, 4, 5]].tolist() == [1, 1, 0, 1, 0]
 
 
-def test_balanced_table_of_zipfs_law(tmp_path):
-    counts = 1_000_000 // np.arange(1, 5001)
-    np.random.default_rng(0).shuffle(counts)
-    np.save(tmp_path / "counts.npy", counts)
-    table = make_table(4, 5000, table="balanced", seed=0, counts=str(tmp_path / "counts.npy"))
-    load = np.bincount(table, counts, 4)
-    # Greedy by falling count: no more apart than the rarest id's count, as the last one evens out.
-    assert load.max() - load.min() <= counts.min()
-    random = np.bincount(make_table(4, 5000, table="random", seed=0), counts, 4)
-    assert random.max() - random.min() > 100 * counts.min()
-
-
 def test_clustered_table(tmp_path):
     # Three clouds far apart: whatever their names, each has a separate expert.
     rng = np.random.default_rng(0)

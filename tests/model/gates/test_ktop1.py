@@ -15,7 +15,6 @@ from tests.model.gates.golden import (
     read,
     slots,
     tokens_of,
-    tokens_of_probs,
 )
 
 
@@ -47,22 +46,3 @@ def test_one_prototype_equals_the_switch_paper(case):
     assert_same_plan(
         at_once(ktop1, tokens, E, slots(C), prototypes=1), combine, combine != 0, "weight"
     )
-
-
-def test_by_hand():
-    # Two prototypes of two experts, one slot each; their softmaxes (logits of the two are of
-    # different size, which does not matter), and best experts:
-    #   t0  .7 .3 | .4 .6   0, 3
-    #   t1  .8 .2 | .5 .5   0, 2 (a tie)
-    #   t2  .1 .9 | .9 .1   1, 2
-    probs = np.array([[[0.7, 0.3, 0.4, 0.6], [0.8, 0.2, 0.5, 0.5], [0.1, 0.9, 0.9, 0.1]]])
-    routing = at_once(ktop1, tokens_of_probs(probs * [1, 1, 7, 7]), 4, slots(1))
-    assert routing.expert_GSK[0].tolist() == [[0, 3], [0, 2], [1, 2]]
-    # t0 has the slot of expert 0, t1 that of expert 2.
-    assert routing.position_GSK[0].tolist() == [[0, 0], [-1, 0], [0, -1]]
-    np.testing.assert_allclose(routing.weight_GSK[0], [[0.7, 0.6], [0, 0.5], [0.9, 0]], atol=1e-6)
-    # First: f = (2/3, 1/3), P = (1.6, 1.4) / 3: 2 * (3.2 + 1.4) / 9 = 9.2 / 9.
-    # Second: f = (2/3, 1/3), P = (1.8, 1.2) / 3: 2 * (3.6 + 1.2) / 9 = 9.6 / 9. Mean: 9.4 / 9.
-    np.testing.assert_allclose(routing.aux_loss, 9.4 / 9, rtol=1e-6)
-    summed = at_once(ktop1, tokens_of_probs(probs), 4, slots(1), paper_scale=True)
-    np.testing.assert_allclose(summed.aux_loss, 18.8 / 9, rtol=1e-6)

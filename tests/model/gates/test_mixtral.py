@@ -6,7 +6,6 @@ import pytest
 from m4.model.gates.mixtral import mixtral
 from tests.model.gates.golden import (
     CASES,
-    PROBS,
     assert_same_plan,
     at_once,
     best,
@@ -16,7 +15,6 @@ from tests.model.gates.golden import (
     slots,
     softmax,
     tokens_of,
-    tokens_of_probs,
 )
 
 
@@ -46,20 +44,3 @@ def test_loss_equals_hugging_faces(choices):
     np.testing.assert_array_equal(routing.expert_GSK, expert)
     weight = softmax(np.take_along_axis(logits, expert, axis=-1)) * mask[..., None]
     np.testing.assert_allclose(routing.weight_GSK, weight, atol=2e-6)
-
-
-def test_by_hand():
-    # p of the best two, and their shares: t0 .6 .3 -> 2/3 1/3; t1 .5 .4 -> 5/9 4/9; t2 .7 .2 ->
-    # 7/9 2/9; t3 .5 .3 -> 5/8 3/8; experts 0 1, 0 2, 0 1, 1 2.
-    routing = at_once(mixtral, tokens_of_probs(PROBS), 3, slots(4))
-    assert routing.expert_GSK[0].tolist() == [[0, 1], [0, 2], [0, 1], [1, 2]]
-    # All first choices before all second ones: expert 1 has t3, then t0 and t2.
-    assert routing.position_GSK[0].tolist() == [[0, 1], [1, 0], [2, 2], [0, 1]]
-    np.testing.assert_allclose(
-        routing.weight_GSK[0],
-        [[2 / 3, 1 / 3], [5 / 9, 4 / 9], [7 / 9, 2 / 9], [5 / 8, 3 / 8]],
-        atol=1e-6,
-    )
-    # Choices fall as 3, 3, 2 of 8; P = (2.0, 1.1, .9) / 4:
-    # 3 * (.375 * .5 + .375 * .275 + .25 * .225) = 1.040625.
-    np.testing.assert_allclose(routing.aux_loss, 1.040625, rtol=1e-6)

@@ -71,26 +71,6 @@ def test_equals_a_transcription(choices, factors):
     np.testing.assert_allclose(np.asarray(routing.weight_GSK)[mask], weight, atol=2e-6)
 
 
-def test_by_hand_smooth_load():
-    # Two real tokens, E = 2, k = 1, sd = 1; Phi is the normal distribution's.
-    #   x Wg (1, 0), H (.5, 1): expert 1. Expert 0 would have to beat H's largest, 1:
-    #     Phi(1 - 1) = .5; expert 1 is in and must beat the second largest, .5:
-    #     Phi(0 - .5) = .308538.
-    #   x Wg (0, 0), H (2, 1): expert 0 must beat 1: Phi(-1) = .158655; expert 1 must beat 2:
-    #     Phi(-2) = .022750.
-    # Load (.658655, .331288): mean .494971, deviation .163684, CV^2 = (.163684 / .494971)^2.
-    # Importance: weights of a single choice are 1, one for each expert: CV^2 = 0.
-    clean = np.array([[[1.0, 0.0], [0.0, 0.0], [7.0, 0.0]]], np.float32)
-    noisy = np.array([[[0.5, 1.0], [2.0, 1.0], [9.0, 0.0]]], np.float32)
-    mask, sd = np.array([[True, True, False]]), np.ones((1, 3, 2), np.float32)
-    routing = jax.device_get(
-        planned(clean, noisy, sd, mask, 2, 1, choices=1, importance=5.0, load=1.0)
-    )
-    np.testing.assert_allclose(routing.aux_loss, (0.163684 / 0.494971) ** 2, rtol=1e-5)
-    assert routing.position_GSK[0, :, 0].tolist() == [0, 0, -1]
-    assert routing.weight_GSK[0, :, 0].tolist() == [1, 1, 0]
-
-
 def test_by_hand_an_untrained_gate_without_noise():
     # All logits 0: ties go to experts 0 and 1, half each. Importance (N/2, N/2, 0): mean N/3,
     # variance (1/36 + 1/36 + 1/9) N^2 / 3 = N^2/18, CV^2 = 9/18. Load (N, N, 0): the same.

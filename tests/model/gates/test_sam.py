@@ -65,18 +65,6 @@ def test_by_hand_one_expert():
     np.testing.assert_allclose(routing.aux_loss, 1.15 + 0.05, rtol=1e-6)
 
 
-def test_by_hand_two_experts():
-    routing = at_once(sam, tokens_of_probs(PROBS), 4, slots(1), alignment=2.0)
-    assert routing.expert_GSK[0].tolist() == [[2, 3], [1, 0]]
-    np.testing.assert_allclose(routing.weight_GSK[0], [[0.3, 0.25], [0.5, 0.1]], atol=1e-6)
-    # Every expert has one of the four choices: balance 4 * sum(P) / 4 = 1.
-    # Misfit, against the second choice: t0 .4 - .25 = .15, t1 .3 - .1 = .2 (and .1 - .1 = 0):
-    # mean .175, sum .35.
-    np.testing.assert_allclose(routing.aux_loss, 1 + 2 * 0.175, rtol=1e-6)
-    summed = at_once(sam, tokens_of_probs(PROBS), 4, slots(1), alignment=2.0, paper_scale=True)
-    np.testing.assert_allclose(summed.aux_loss, 2 * 1 + 2 * 0.35, rtol=1e-6)
-
-
 def test_one_group_is_top_k():
     logits, mask = random_case(5, G=3, S=12, E=4)
     tokens = tokens_of(logits, mask)

@@ -161,46 +161,10 @@ def test_by_hand_a_refused_second_expert_frees_its_slot():
     np.testing.assert_allclose(routing.metrics["fraction_tokens_left_behind"], 0)
 
 
-def test_by_hand_paper_slot():
-    # t0 uses up slot 1 of expert 1 although it was refused: t2 is left with nothing. (Line 22.)
-    routing = by_hand(paper_slot=True)
-    assert routing.position_GSK[0].tolist() == [[0, -1], [1, 0], [-1, -1], [0, -1]]
-    np.testing.assert_allclose(routing.metrics["fraction_tokens_left_behind"], 1 / 4)
-
-
-def test_by_hand_normalize_after():
-    # The coin sees the raw p2: 2 p2 = .6, .8, .4, .6 against .7, .5, .3, .8: the same two win.
-    # Then survivors share alone: t1 keeps both (5/9, 4/9), the other three have one expert: 1.
-    routing = by_hand(normalize="after")
-    np.testing.assert_allclose(
-        routing.weight_GSK[0], [[1, 0], [5 / 9, 4 / 9], [0, 1], [1, 0]], atol=1e-6
-    )
-
-
-def test_by_hand_padding():
-    # Without t0, expert 0 has a slot for t2. Means are over three tokens: shares (2/3, 1/3, 0),
-    # mean probabilities (1.4, .8, .8) / 3: 3 * (2/3 * 1.4/3 + 1/3 * .8/3) = 1.2.
-    routing = by_hand([[False, True, True, True]], policy="all")
-    assert routing.position_GSK[0].tolist() == [[-1, -1], [0, 0], [1, 1], [0, 1]]
-    np.testing.assert_allclose(routing.aux_loss, 1.2, rtol=1e-6)
-    assert routing.weight_GSK[0, 0].tolist() == [0, 0]
-
-
 def test_underflown_probabilities_never_choose_an_expert_twice():
     # softmax gives 1, 0, 0 in float32; the second best is still expert 2, by its logit.
     tokens = tokens_of([[[0.0, -300.0, -200.0]]])
     assert at_once(top2_gshard, tokens, 3, slots(1)).expert_GSK.tolist() == [[[0, 2]]]
-
-
-def test_a_full_expert_takes_no_second_choice():
-    """First choices count towards an expert's buffer also where they did not fit."""
-    # Three tokens like expert 0 best, the fourth has it as its second choice.
-    logits = [[[9.0, 1.0, 0.0], [9.0, 0.0, 1.0], [9.0, 1.0, 0.0], [1.0, 9.0, 0.0]]]
-    for capacity in (1, 2, 3, 4):
-        routing = at_once(top2_gshard, tokens_of(logits), 3, slots(capacity))
-        at_expert_0 = routing.position_GSK[routing.expert_GSK == 0]  # by token, then by choice
-        wanted = [position if position < capacity else -1 for position in range(4)]
-        assert at_expert_0.tolist() == wanted
 
 
 def test_the_policy_is_random_in_training_only():

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 import pytest
 
-from m4 import config
 from m4.data.cache.cache import Cache
 from m4.data.stream.stream import Stream
 from m4.storage.metrics_log import read_metrics
@@ -24,7 +23,6 @@ from m4.train.state import TrainState
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import timeless_rows, train
 
-DEMO = Path(__file__).parents[3] / "gin_configs" / "demo.gin"
 Run = Callable[..., Trained]
 HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
@@ -171,12 +169,3 @@ def test_z_scores_by_hand() -> None:
     recent = jnp.array([[1.0, 7.0], [2.0, 7.0], [3.0, 7.0], [4.0, 7.0], [100.0, 7.0]])
     found = z_scores(jnp.array([5.0, 7.7]), recent)
     np.testing.assert_allclose(found, [2 / 1.4826, 0.7 / 0.007], rtol=1e-5)
-
-
-def test_their_settings_are_a_part_that_needs_no_reference() -> None:
-    name = "experiment.BadSteps.spike_threshold"
-    made = config.load([DEMO], [f"{name} = 12", "experiment.Training.on_bad_step = 'skip'"])
-    assert made.experiment().training.bad_steps == BadSteps(spike_threshold=12)
-    for binding in (f"{name} = 0", "experiment.BadSteps.spikes_of = ('nll',)"):
-        with pytest.raises(config.ConfigError, match=r"must be .*(above 0|one of loss)"):
-            config.load([DEMO], [binding]).experiment()

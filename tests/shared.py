@@ -49,6 +49,17 @@ def small_model(**changes: Any) -> Transformer:
     return Transformer(**{**fields, **changes})
 
 
+def small_layer(**changes: Any) -> MoeLayer:
+    """Four experts of five units, without dropout; `changes` are other fields."""
+    fields: dict[str, Any] = {"num_experts": 4, "mlp_width": 5, "activations": ("relu",)}
+    return MoeLayer(**{**fields, "dropout_rate": 0.0, **changes})
+
+
+def model_for(corpus: Cache, **changes: Any) -> Transformer:
+    """`small_model` for a corpus's pieces."""
+    return small_model(vocab_size=-(-corpus.target_vocabulary.size // 8) * 8, **changes)
+
+
 def small_corpus(factory: pytest.TempPathFactory) -> Cache:
     """Made-up text of two languages, a few hundred pairs in four directions."""
 

@@ -125,8 +125,6 @@ def test_the_pairs_of_a_step_are_those_of_its_batch(previewed: Path) -> None:
     ("arguments", "said"),
     [
         (["--temperatures=1,hot"], "--temperatures=1,hot: 'hot' must be a number from 1 on"),
-        (["--temperatures=0.5"], "'0.5' must be a number from 1 on, or inf"),
-        (["--most_epochs=0"], "--most_epochs=0.0: must be above 0"),
         (["--gin.experiment.Data.sample_by='words'"], "Data.sample_by = 'words': must be"),
     ],
 )  # fmt: skip

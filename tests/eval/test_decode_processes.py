@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import TINY, contents, m4
+from tests.train.loop.job import Job, started
 
-SECONDS = 400
 
-
-def together(log: Path, *arguments: str) -> list[str]:
+def together(log: Path, *words: str) -> list[str]:
     """Returns the output of each of two processes of two devices; both must succeed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "JAX_NUM_CPU_DEVICES": "2",
-        # XLA's threads: with fewer than there are devices, collectives can wait for each other.
-        "NPROC": "32",
-    }
-    logs, processes = [log.with_name(f"{log.name}.{index}") for index in range(2)], []
-    try:
-        for index, path in enumerate(logs):
-            command = [sys.executable, "-m", "m4", *arguments, "--process_count=2"]
-            command += [f"--coordinator_address=127.0.0.1:{port}", f"--process_index={index}"]
-            with path.open("w") as out:
-                processes.append(
-                    subprocess.Popen(
-                        command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment
-                    )
-                )
-        statuses = [one.wait(SECONDS) for one in processes]
-    finally:
-        for one in processes:
-            one.kill()
-            one.wait()
-    said = [path.read_text(encoding="utf-8") for path in logs]
-    assert statuses == [0, 0], said
-    return said
+    with started(Job(log, 2, 2, words=words)) as job:
+        assert job.statuses(400) == [0, 0], job.said()
+        return job.said()
 
 
 @pytest.mark.slow

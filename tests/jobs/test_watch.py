@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -53,15 +52,6 @@ def test_a_running_job(run: Path) -> None:
     assert now["experts"] == "slots used 55% · dead 0 a layer"
     assert now["checkpoint"] == "step 20"
     assert now["scores"] == "moe bleu 25.0 · bilingual bleu 10.0"
-    by_step = [("dev", 10, "all", 5.0, False), ("dev", 20, "all", 7.0, True)]
-    by_step += [("dev", 20, "low", 3.0, False), ("test", 10, "all", 4.0, True)]
-    names = ("split", "step", "level", "score", "best")
-    (run / "scores_by_step.jsonl").write_text("".join(
-        json.dumps({"metric": "bleu", **dict(zip(names, row, strict=True))}) + "\n"
-        for row in by_step
-    ))  # fmt: skip
-    last = "step 20 dev: BLEU 7.0 low 3.0 (the best); step 10 test: BLEU 4.0 (the best)"
-    assert said(run)["by step"] == last
 
 
 def test_a_silent_job_and_one_that_has_ended(run: Path) -> None:
@@ -82,28 +72,6 @@ def test_a_line_whenever_something_changed_until_the_end(
     watch.watch(str(run), stream=out)
     steps = [line.split(" of ")[0] for line in out.getvalue().splitlines()]
     assert steps == ["step: 12", "step: 22", "step: 32"]
-
-
-def test_a_terminal_shows_on_every_look_how_long_a_job_is_silent(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(run, 10, age=600.0)
-    later = iter([
-        lambda: write(run, 10, age=660.0),
-        lambda: write(run, 10, age=720.0),
-        lambda: write(run, 10, phase="end"),
-    ])  # fmt: skip
-    monkeypatch.setattr(watch, "_sleep", lambda _: next(later)())
-    monkeypatch.setenv("TERM", "xterm")
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    watch.watch(str(run), stream=(out := Terminal()))
-    said = re.findall(r"LIFE for (\d+) min|(ended)", out.getvalue())
-    # What stays on the screen is written once more.
-    assert [*dict.fromkeys(said)] == [("10", ""), ("11", ""), ("12", ""), ("", "ended")]
 
 
 def test_mistakes_are_one_line(run: Path) -> None:

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.model.moe import MoeLayer, mean_metrics
+from m4.model.moe import mean_metrics
 from tests.model.compiled_step import products
 from tests.model.test_gates import GATES, WITHOUT_ROUTER, E, S
+from tests.shared import small_layer
 
 
 @functools.cache
@@ -19,15 +20,7 @@ def layer_program(name: str):
     For evaluation and for training, with the same parameters, the program returns ((sum of squared
     outputs + losses, outputs), gradients of parameters and x).
     """
-    layer = MoeLayer(
-        num_experts=E,
-        mlp_width=5,
-        activations=("relu",),
-        gate=GATES[name],
-        group_tokens=S,
-        dropout_rate=0.0,
-        vocab_size=50,
-    )
+    layer = small_layer(num_experts=E, gate=GATES[name], group_tokens=S, vocab_size=50)
     rng = np.random.default_rng(0)
     x_BLM = rng.normal(size=(2, S, 6)).astype(np.float32)
     mask_BL = rng.random((2, S)) < 0.8

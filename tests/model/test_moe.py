@@ -19,21 +19,13 @@ from m4.model.moe import MoeLayer, group_size, mean_metrics
 from m4.model.routing import expert_capacity
 from m4.parallel.batched_init import draw_together
 from m4.settings import SettingError
+from tests.shared import small_layer
 
-M, F = 6, 5
+M = 6
 
 
 def layer(**options: Any) -> MoeLayer:
-    return MoeLayer(
-        **{
-            "num_experts": 4,
-            "mlp_width": F,
-            "activations": ("relu",),
-            "group_tokens": 8,
-            "dropout_rate": 0.0,
-            **options,
-        }
-    )
+    return small_layer(**{"group_tokens": 8, **options})
 
 
 def inputs(seed=0, B=3, L=8, padding=True):

@@ -176,7 +176,7 @@ def test_a_step_that_training_removes_while_it_is_read_is_said_to_be_removed(fol
             store.restore(2, {"params": shapes(tree())})
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "null", "{", '{"init_timestamp_nsecs": "x"}'])
+@pytest.mark.parametrize("text", ["[]", "{", '{"init_timestamp_nsecs": "x"}'])
 def test_orbax_file_of_another_kind_is_damage_like_any_other(
     folder: Path, capsys: pytest.CaptureFixture, text: str
 ) -> None:

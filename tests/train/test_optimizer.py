@@ -12,10 +12,10 @@ import pytest
 from optax import contrib
 
 from m4.model.gates.hash import hash
-from m4.model.moe import MoeLayer
 from m4.settings import SettingError
 from m4.train.optimizer import Moments, adafactor, adamw, muon, newton_schulz
 from m4.train.schedules import rsqrt
+from tests.shared import small_layer
 
 
 def first_updates(optimizer, gradient, params) -> Any:
@@ -131,22 +131,6 @@ def test_adamw_clips_the_global_norm_as_optax_does():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
 
 
-def test_first_factored_step_by_hand():
-    # g^2 = [[1, 3], [2, 6]]: rows' means (2, 4), columns' means (1.5, 4.5), their mean 3. At the
-    # first step the moments are these, and row * column / mean = [[1, 3], [2, 6]]: g^2 has rank 1,
-    # so that factoring loses nothing and g / sqrt(v) = sign(g), whose root mean square 1 is not
-    # clipped. Times the parameters' root mean square sqrt((1 + 9 + 9 + 1) / 4) = sqrt(5) and the
-    # rate 0.01.
-    gradient = {"w": jnp.sqrt(jnp.array([[1.0, 3.0], [2.0, 6.0]])) * jnp.array([[1, -1], [1, 1]])}
-    params = {"w": jnp.array([[1.0, 3.0], [-3.0, 1.0]])}
-    optimizer = adafactor(10, smallest_factored=2)
-    updates, state = first_updates(optimizer, gradient, params)
-    expected = -0.01 * np.sqrt(5.0) * np.array([[1.0, -1.0], [1.0, 1.0]])
-    np.testing.assert_allclose(updates["w"], expected, rtol=1e-5)
-    moments = {leaf.shape for leaf in jax.tree.leaves(state)}
-    assert (2, 2) not in moments
-
-
 def test_adafactors_weight_decay_is_the_rates_part_of_the_weights():
     rng = np.random.default_rng(1)
     params, gradient = ({"w": rng.normal(size=(8, 16)).astype(np.float32)} for _ in range(2))
@@ -243,14 +227,7 @@ def test_first_muon_step_is_optax_muons(experts):
 
 @pytest.mark.parametrize("make", [adafactor, adamw, muon])
 def test_a_table_stays_bit_equal(make):
-    layer = MoeLayer(
-        num_experts=4,
-        mlp_width=5,
-        activations=("relu",),
-        gate=hash,
-        vocab_size=50,
-        dropout_rate=0.0,
-    )
+    layer = small_layer(gate=hash, vocab_size=50)
     rng = np.random.default_rng(0)
     x_BLM = rng.normal(size=(2, 8, 6)).astype(np.float32)
     inputs = x_BLM, np.ones((2, 8), bool), rng.integers(0, 50, (2, 8))

@@ -23,7 +23,7 @@ from m4.train.loop import Evaluator, Interrupted, Trained
 from m4.train.measuring.counters import DATA_COUNTS, Counters
 from m4.train.sampling import LearnedSampling
 from m4.train.step import count_data
-from tests.shared import small_model
+from tests.shared import model_for
 from tests.train.test_step import mesh_of
 from tests.train.trainers import learned_sampling, timeless_rows, train
 
@@ -104,7 +104,7 @@ def run(
     stream, sampling = learned_sampling(corpus, LEARNED, 8, make, learns)
     return train(
         folder,
-        small_model(vocab_size=-(-corpus.source_vocabulary.size // 8) * 8, moe=None),
+        model_for(corpus, moe=None),
         stream,
         mesh_of(1, 1),
         total_steps=8,
@@ -167,8 +167,7 @@ def test_resume_learns_and_draws_the_same(tmp_path: Path, corpus: caches.Cache) 
     with pytest.raises(ValueError, match=r"^Training\.dev_period = 4: must be 2, .* set"):
         run(tmp_path / "parts", corpus, [], dev_period=4)
     parts = run(tmp_path / "parts", corpus, [])
-    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, parts.params)
     assert parts.note["sampling"] == whole.note["sampling"]
     assert parts.note["seen"] == whole.note["seen"]
     rows = {name: timeless_rows(tmp_path / name) for name in ("whole", "parts")}

@@ -21,6 +21,7 @@ from m4.train.early_stopping import EarlyStopping
 from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw
 from m4.train.program import check_model
+from tests.shared import model_for
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import timeless_rows, train
 
@@ -33,7 +34,7 @@ PIPELINE = SHALLOW.clone(
 def run(corpus):
     """train() on one device with everything that the tests do not change."""
     stream = Stream(corpus, seed=1, batch_rows=4)
-    model = SHALLOW.clone(vocab_size=-(-corpus.vocabulary.size // 8) * 8, dropout_rate=0.1)
+    model = model_for(corpus, dropout_rate=0.1)
     return functools.partial(
         train,
         model=model,
@@ -86,8 +87,7 @@ def test_resume_is_bit_equal(tmp_path, run, corpus, layout):
     whole = run(tmp_path / "whole", stream=stream, total_steps=6)
     run(tmp_path / "parts", stream=stream, total_steps=3)
     parts = run(tmp_path / "parts", stream=stream, total_steps=6)
-    for a, b in zip(leaves(whole.params), leaves(parts.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, parts.params)
     assert latest_step(tmp_path / "parts" / "checkpoints") == 6
     last = [timeless_rows(tmp_path / name)[-1] for name in ("whole", "parts")]
     assert last[0] == last[1]
@@ -103,8 +103,7 @@ def test_a_damaged_last_checkpoint_is_moved_aside_and_its_steps_taken_again(
     again = run(copied, total_steps=4)
     assert "checkpoints/4: damaged (optimizer/ocdbt.process_0/d/" in capfd.readouterr().err
     assert {"2", "4", "4.damaged"} <= {path.name for path in (copied / "checkpoints").iterdir()}
-    for a, b in zip(leaves(whole.params), leaves(again.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, again.params)
     assert [row["step"] for row in read_metrics(copied)] == [2, 4]
 
 
@@ -170,8 +169,7 @@ def test_early_stopping_survives_an_interruption(tmp_path, run):
     # One evaluation without a rise before, one after: stopped at step 3 with step 1's parameters.
     assert resumed.note["step"] == 3
     assert resumed.note["best_step"] == 1
-    for a, b in zip(leaves(first.params), leaves(resumed.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, first.params, resumed.params)
 
 
 def test_averages_are_what_is_evaluated_and_used(tmp_path, run, four_steps):

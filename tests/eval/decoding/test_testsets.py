@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,16 +11,11 @@ from m4.data.cache import cache as caches
 from m4.data.corpus import CorpusSpec
 from m4.data.preprocess import language_of
 from m4.data.sources import Pair
-from m4.eval.decoding import testsets
-from m4.eval.decoding.decode import Translations
-from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import (
     Portion,
-    ProgressDecoder,
     check_held_out,
     split_pairs,
 )
-from m4.progress import ProgressBar
 from m4.train.measuring import routing_counts
 
 
@@ -87,33 +80,6 @@ def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None
         check_held_out(opened(tmp_path / "no_dev", lacking))
     with pytest.raises(ValueError, match="no test sentences of fr"):
         check_held_out(opened(tmp_path / "no_test", {"fr": ("test",)}))
-
-
-def test_progress_runs_through_all_calls_and_cuts_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def decode(*_: Any, progress: Any, on_cut: Any, **more: Any) -> list[Translations]:
-        sources, settings = _[3:]
-        on_cut(0, 70, 64)
-        for done in range(1, len(sources) + 1):
-            progress(done, len(sources), 10 * settings.beams * done)
-        return [Translations([source.upper()], [-1.0]) for source in sources]
-
-    shown: list[int] = []
-
-    class Shown(ProgressBar):
-        def update(self, done: int, text: str = "") -> None:
-            assert text.endswith(" tokens/s")
-            shown.append(done)
-
-    monkeypatch.setattr(testsets, "translations", decode)
-    nothing: Any = None  # what the decoder that is replaced would need
-    shows = Shown("decode", 5, stream=io.StringIO())
-    translate = ProgressDecoder(shows, nothing, {}, nothing, Decoding(beams=2))
-    assert translate(["a", "b"], ["en-gl"] * 2) == [{"hypothesis": "A"}, {"hypothesis": "B"}]
-    assert translate(["c", "d", "e"], ["en-gl"] * 3)[2] == {"hypothesis": "E"}
-    assert shown == [1, 2, 3, 4, 5]
-    assert translate.cut == 2
 
 
 def test_a_damaged_file_of_counts_is_named(tmp_path: Path) -> None:

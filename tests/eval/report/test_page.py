@@ -41,18 +41,6 @@ def made(tmp_path_factory):
     return written, written.html.read_text(encoding="utf-8")
 
 
-def test_the_plot_has_an_area_a_language_in_each_panel(made):
-    _, text = made
-    assert re.findall(r'<svg class="chart (\w+)"', text) == ["wide", "narrow"]
-    for chart in re.findall(r'<svg class="chart.*?</svg>', text, re.DOTALL):
-        assert re.findall(r'data-language="(\w+)"', chart) == CODES * 2
-        assert "NaN" not in chart
-        assert not re.findall(r"\snan[\s\"]", chart)
-        # The page's colours, not the figure's.
-        assert "var(--series-2" in chart
-        assert "#222222" not in chart
-
-
 def test_the_script_asks_for_nothing_and_writes_no_markup():
     code = SCRIPT.read_text(encoding="utf-8")
     for word in (

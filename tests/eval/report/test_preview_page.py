@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import numpy as np
-
-from m4.data.inspection.preview import Column, DrawnLanguage
 from m4.eval.report import preview_page as page
 from tests.data.inspection.test_preview import example
 
@@ -45,22 +41,3 @@ def test_the_page_is_whole_and_escaped() -> None:
     assert "No language is repeated more than 20 times" in page.html(
         seen, 20, page.figure(example(), 20)
     )
-
-
-def test_what_is_never_drawn_has_no_point(tmp_path: Path) -> None:
-    seen = example()
-    drawn = dict(seen.columns[0].drawn) | {"gl": DrawnLanguage(0, 0.0, 0, 0.0, 0.0, 0, 0)}
-    seen = seen._replace(columns=[Column("configured", drawn), *seen.columns[1:]])
-    figure = page.figure(seen, 16.0)
-    (line,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "configured")
-    y = np.asarray(line.get_ydata())
-    assert y[0] == 0.9
-    assert np.isnan(y[1])
-    # A sampler that cannot be used has no line.
-    assert "T=1" not in [line.get_label() for line in figure.axes[0].get_lines()]
-    paths = page.write(seen, 16.0, tmp_path)
-    assert [path.name for path in paths] == [
-        "data_preview.html", "data_preview.png", "data_preview.pdf",
-    ]  # fmt: skip
-    assert paths[1].read_bytes()[:4] == b"\x89PNG"
-    assert paths[2].read_bytes()[:4] == b"%PDF"

@@ -1,5 +1,4 @@
 import base64
-import gzip
 import hashlib
 import html.parser
 import re
@@ -13,7 +12,7 @@ from m4.eval.report.results import draw, write_results
 from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step, said
 from m4.eval.scoring.delta import from_plain
 from m4.eval.scoring.levels import ResourceLevels
-from m4.eval.scoring.score import System, measure, score_rows, train_pairs_of
+from m4.eval.scoring.score import System
 from m4.storage.files import read_jsonl, write_jsonl
 
 ATTACK = '<script>alert("x")</script><img src=https://example.org/a.png onerror=x>'
@@ -157,23 +156,6 @@ def test_same_files_same_bytes(made, tmp_path):
     rows = from_plain(read_jsonl(one.deltas))
     again = draw(rows, one.averages, tmp_path / "again")
     assert [p.read_bytes() for p in again] == [p.read_bytes() for p in one.drawn]
-
-
-def test_hypotheses_may_be_gzipped(made, tmp_path):
-    written, _ = made
-    folder = written.html.parent.parent
-    for name in ("moe", "bilingual"):
-        for path in (folder / name).iterdir():
-            kept = tmp_path / name / f"{path.name}.gz"
-            kept.parent.mkdir(exist_ok=True)
-            kept.write_bytes(gzip.compress(path.read_bytes()))
-    systems = [System(name, tmp_path / name, f"{name}.gin", 7) for name in ("moe", "bilingual")]
-    measured = measure(systems, DEFAULTS.metrics)
-    rows = [row for row in read_jsonl(written.scores) if row["subset"] == "all"]
-    assert score_rows(measured, train_pairs_of(rows)) == rows
-    (tmp_path / "moe" / "test.gl-en.jsonl.gz").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"test.gl-en.jsonl.gz: damaged \(Not a gzipped file"):
-        measure(systems, DEFAULTS.metrics)
 
 
 def test_a_step_whose_checkpoint_is_gone_is_not_the_best():

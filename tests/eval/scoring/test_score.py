@@ -143,6 +143,12 @@ def test_bad_hypotheses_are_named(tmp_path, text, message):
         score.read_decodes(path)
 
 
+def test_a_damaged_gz_file_is_named(tmp_path):
+    (tmp_path / "test.gl-en.jsonl.gz").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"test.gl-en.jsonl.gz: damaged \(Not a gzipped file"):
+        score.read_decodes(tmp_path / "test.gl-en.jsonl.gz")
+
+
 def test_bad_names_are_refused(systems, tmp_path):
     with pytest.raises(ValueError, match="no hypotheses in"):
         score.find_decodes(tmp_path, "test")

@@ -70,23 +70,6 @@ def test_export_and_back_is_bit_equal(tmp_path: Path) -> None:
     assert equal(arrays(tmp_path / "again" / "checkpoint_2"), written)
 
 
-@pytest.mark.slow
-@pytest.mark.thorough  # names and axes are those of tests/train/test_t5x_layout.py
-def test_scanned_layers_come_back_one_by_one(tmp_path: Path) -> None:
-    """A scanned stack's parameters and moments, as T5X writes them, in a model without scan."""
-    run, exported, there = tmp_path / "run", tmp_path / "exported", tmp_path / "there"
-    deep = (*WIDE, "--gin.transformer.Transformer.encoder_layers=2")
-    scan = "--gin.transformer.Transformer.scan_layers=True"
-    assert train(run, *deep, scan, "--gin.TRAIN_STEPS=2").status == 0
-    assert m4("export", run, "--format=t5x", f"--output={exported}").status == 0
-    said = train(there, *deep, f"--init_from={exported}@2", EQUAL, "--gin.TRAIN_STEPS=2")
-    assert said.status == 0, said.err
-    was, now = saved(run), saved(there)
-    for number in range(2):
-        before = jax.tree.map(lambda x, i=number: x[i], was["encoder_blocks"]["layer_0"])
-        assert jax.tree.all(jax.tree.map(np.array_equal, before, now[f"encoder_{number}"]))
-
-
 def test_a_run_without_adafactor_is_exported_without_state(first: Path, tmp_path: Path) -> None:
     said = m4("export", first, "--format=t5x", f"--output={tmp_path / 'it'}", "--step=2")
     assert "without an optimizer's state (its optimizer is no Adafactor)" in said.out

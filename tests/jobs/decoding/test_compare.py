@@ -107,12 +107,9 @@ def test_what_cannot_be_compared_is_one_line(runs, tmp_path):
         "m4 report: no direction is translated by all of moe_8, apart, bilingual"
     )
     (runs / "empty").mkdir(exist_ok=True)
-    wanted = "m4 report: /empty: no translations; make them with m4 decode --model_dir=/empty"
-    assert refused(runs, a, runs / "empty", c) == wanted
-    assert refused(runs, a, runs / "nowhere", c) == "m4 report: /nowhere: no such folder"
-    taken = "m4 report: /moe_8: the name 'moe_8' is taken; give NAME=FOLDER"
-    assert refused(runs, a, a, c) == taken
-    assert "the name 'copy' is taken" in refused(runs, f"copy={a}", c)
+    assert "/empty: no translations" in refused(runs, a, runs / "empty", c)
+    assert "/nowhere: no such folder" in refused(runs, a, runs / "nowhere", c)
+    assert "/moe_8: the name 'moe_8' is taken" in refused(runs, a, a, c)
     assert "reads folders on this machine" in refused(runs, a, "gs://b/run", c)
 
 
@@ -128,10 +125,8 @@ def test_arguments_that_do_not_go_together(runs):
     a, c = runs / "moe_8", f"--baseline={runs}/c"
     assert "RUN_A RUN_B --baseline=RUN_C" in m4("report", str(a), str(a)).mistake
     assert "RUN_A RUN_B --baseline=RUN_C" in m4("report", c).mistake
-    for more in ("--gin.A=1", "--gin_file=x", "--model_dir=x", "--compare=dense"):
-        assert "not with several runs" in m4("report", str(a), c, more).mistake
-    for more in ("--levels=3", "--levels=1,2,x"):
-        assert "three numbers" in m4("report", str(a), c, more).mistake
+    assert "not with several runs" in m4("report", str(a), c, "--gin.A=1").mistake
+    assert "three numbers" in m4("report", str(a), c, "--levels=1,2,x").mistake
     assert "--output: of a report of several runs" in m4("report", str(a), "--output=x").mistake
     assert "give one of them" in m4("report", str(a), f"--model_dir={a}").mistake
     (runs / "c" / "run.json").write_text("{}", encoding="utf-8")

@@ -14,6 +14,7 @@ from m4.model.gates.dense_to_sparse import dense_to_sparse, temperature
 from m4.model.gates.switch import switch
 from m4.model.moe import MoeLayer, mean_metrics
 from tests.model.gates.golden import PROBS, at_once, slots, tokens_of
+from tests.shared import small_layer
 
 OPTIONS: dict[str, Any] = {"tau_max": 2.0, "tau_min": 0.5, "anneal_steps": 10}
 
@@ -123,15 +124,7 @@ def test_the_layer_with_its_shortcut_is_the_layer_without():
 
     def layer(gate) -> MoeLayer:
         # .25 * 16 / 4 = 1 slot, raised to Lingvo's 4: some tokens find no slot.
-        return MoeLayer(
-            num_experts=4,
-            mlp_width=5,
-            activations=("relu",),
-            group_tokens=16,
-            train_capacity_factor=0.25,
-            gate=gate,
-            dropout_rate=0.0,
-        )
+        return small_layer(group_tokens=16, train_capacity_factor=0.25, gate=gate)
 
     init = jax.jit(partial(layer(gate).init, deterministic=True))
     params: Any = jax.device_get(init(jax.random.key(1), x_BLM, mask_BL)["params"])

@@ -21,6 +21,7 @@ from m4.storage.checkpoints import Checkpoints
 from m4.train.state import initialize
 from tests.eval.small_model import SETTINGS, VOCAB, Words
 from tests.model.gates.golden import slots
+from tests.shared import small_layer, small_model
 from tests.train.trainers import program_of
 
 
@@ -134,14 +135,7 @@ def test_the_table_comes_from_the_checkpoint(tmp_path):
     def gate(tokens, num_experts, capacity):
         return hash(tokens, num_experts, capacity, table="balanced", counts=str(path))
 
-    layer = MoeLayer(
-        num_experts=4,
-        mlp_width=5,
-        activations=("relu",),
-        gate=gate,
-        vocab_size=20,
-        dropout_rate=0.0,
-    )
+    layer = small_layer(gate=gate, vocab_size=20)
     rng = np.random.default_rng(0)
     x_BLM = rng.normal(size=(2, 8, 6)).astype(np.float32)
     ids_BL = rng.integers(0, 20, (2, 8))
@@ -170,10 +164,9 @@ def test_the_table_comes_from_the_checkpoint(tmp_path):
 
 def model_of(gate) -> Transformer:
     # A scan's body is traced by itself, and again where it is computed again.
-    return Transformer(
-        vocab_size=VOCAB, width=16, heads=2, head_width=8, mlp_width=8, encoder_layers=2,
-        decoder_layers=1, moe=functools.partial(MoeLayer, num_experts=4, gate=gate), moe_every=1,
-        scan_layers=True, remat="full",
+    return small_model(
+        vocab_size=VOCAB, encoder_layers=2, scan_layers=True, remat="full",
+        moe=functools.partial(MoeLayer, num_experts=4, gate=gate),
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from m4.model.gates.switch import switch
-from m4.model.moe import MoeLayer
 from m4.model.routing import Tokens
 from tests.model.gates.golden import (
     CASES,
@@ -26,6 +25,7 @@ from tests.model.gates.golden import (
     tokens_of,
     tokens_of_probs,
 )
+from tests.shared import small_layer
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -97,7 +97,7 @@ def test_jitter_scales_what_the_router_sees_and_nothing_else():
 
         return switch(replace(tokens, score=score), num_experts, capacity, jitter=0.25)
 
-    layer = MoeLayer(num_experts=4, mlp_width=3, activations=("relu",), gate=gate, dropout_rate=0.0)
+    layer = small_layer(mlp_width=3, gate=gate)
     x_BLM, mask_BL = np.full((8, 32, 1), 2.0, np.float32), np.ones((8, 32), bool)
 
     @jax.jit

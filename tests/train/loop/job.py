@@ -1,4 +1,4 @@
-"""`m4 train` in several processes, for tests."""
+"""`m4 train`, or another command, in several processes, for tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEARTBEAT_SECONDS = 5
 
 
 class Job:
-    """`m4 train` in `count` processes of `devices` devices each."""
+    """A command in `count` processes of `devices` devices each."""
 
     def __init__(
         self,
@@ -35,10 +35,12 @@ class Job:
         count: int,
         devices: int,
         *arguments: str,
+        words: Sequence[str] = ("train", *COMMON),
         each: Sequence[str] = (),
         homes: Sequence[Path] = (),
     ):
-        """each: a further argument for each process; homes: where each keeps working copies."""
+        """words: the command; each: a further argument for each process; homes: where each keeps
+        working copies."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -52,19 +54,9 @@ class Job:
         self.processes = []
         for index, path in enumerate(self.logs):
             command = [
-                *(
-                    sys.executable,
-                    "-m",
-                    "m4",
-                    "train",
-                    *COMMON,
-                ),
-                f"--coordinator_address=127.0.0.1:{port}",
-                f"--process_count={count}",
-                f"--process_index={index}",
-                f"--heartbeat_seconds={HEARTBEAT_SECONDS}",
-                *arguments,
-                *each[index : index + 1],
+                *(sys.executable, "-m", "m4", *words, *arguments, *each[index : index + 1]),
+                *(f"--coordinator_address=127.0.0.1:{port}", f"--process_count={count}"),
+                *(f"--process_index={index}", f"--heartbeat_seconds={HEARTBEAT_SECONDS}"),
             ]
             if homes:
                 environment["XDG_CACHE_HOME"] = str(homes[index])

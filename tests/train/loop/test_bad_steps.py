@@ -20,7 +20,8 @@ from m4.storage.steps import latest_step
 from m4.train.bad_steps import BAD, RECENT, BadStep, BadSteps, StepGuard, guarded, z_scores
 from m4.train.loop import Trained
 from m4.train.state import TrainState
-from tests.train.test_step import SHALLOW, mesh_of
+from tests.shared import model_for
+from tests.train.test_step import mesh_of
 from tests.train.trainers import timeless_rows, train
 
 Run = Callable[..., Trained]
@@ -49,12 +50,7 @@ def spike(length: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def run(corpus: Cache) -> Run:
-    model = SHALLOW.clone(
-        vocab_size=-(-corpus.source_vocabulary.size // 8) * 8,
-        directions=4,
-        dropout_rate=0.1,
-        moe=None,
-    )
+    model = model_for(corpus, directions=4, dropout_rate=0.1, moe=None)
 
     def run(
         folder: Path, bad: Mapping[int, Any], ends_at: int | None = None, **settings: Any

@@ -26,7 +26,8 @@ from m4.storage.steps import latest_step
 from m4.train import average
 from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw
-from tests.train.test_step import SHALLOW, mesh_of
+from tests.shared import model_for
+from tests.train.test_step import mesh_of
 from tests.train.trainers import learned_sampling, program_of, timeless_rows, train
 
 ROWS = 8
@@ -93,8 +94,7 @@ optimizer = functools.partial(average.averaged, optimizer=functools.partial(adam
 
 
 def model_of(cache: Cache) -> Any:
-    size = -(-cache.source_vocabulary.size // 8) * 8
-    return SHALLOW.clone(vocab_size=size, dropout_rate=0.1)
+    return model_for(cache, dropout_rate=0.1)
 
 
 def run_in_process(*arguments: Any) -> None:

@@ -26,7 +26,8 @@ from m4.train.bad_steps import BadStep
 from m4.train.loop import Trained
 from m4.train.measuring.step_clock import Flops, StepClock
 from m4.train.run import STEP_NAME, StepsInFlight
-from tests.train.test_step import SHALLOW, mesh_of
+from tests.shared import model_for
+from tests.train.test_step import mesh_of
 from tests.train.trainers import timeless_rows, train, training_of
 
 Run = Callable[..., Trained]
@@ -38,9 +39,7 @@ def run(corpus: Cache) -> Run:
     stream = Stream(corpus, seed=1, batch_rows=4)
     return functools.partial(
         train,
-        model=SHALLOW.clone(
-            vocab_size=-(-corpus.source_vocabulary.size // 8) * 8, directions=4, dropout_rate=0.1
-        ),
+        model=model_for(corpus, directions=4, dropout_rate=0.1),
         stream=stream,
         mesh=mesh_of(1, 1),
         total_steps=6,
@@ -88,8 +87,7 @@ def test_steps_in_flight_end_as_steps_one_by_one_and_are_read_at_log_steps_alone
     kinds = [e for i, e in enumerate(events) if i == 0 or e != events[i - 1]]
     assert kinds == ["step", "read", "step", "read"]
     assert events[:4] == ["step", "step", "step", "read"]
-    for a, b in zip(jax.tree.leaves(whole[1].params), jax.tree.leaves(trained.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, whole[1].params, trained.params)
     assert timeless_rows(tmp_path) == timeless_rows(whole[0])
     saved = [(path / "atlas.train.json").read_bytes() for path in (tmp_path, whole[0])]
     assert saved[0] == saved[1]

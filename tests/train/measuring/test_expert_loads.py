@@ -20,7 +20,7 @@ from m4.parallel.layout import to_global
 from m4.storage.metrics_log import read_metrics
 from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw
-from tests.shared import SMALL_MOE
+from tests.shared import SMALL_MOE, model_for
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
 from tests.train.trainers import program_of, train
 
@@ -108,7 +108,7 @@ def test_counts_on_eight_devices_are_those_on_one() -> None:
 def run(folder: Path, corpus: caches.Cache, total_steps: int, **options: Any) -> None:
     train(
         folder,
-        SHALLOW.clone(vocab_size=-(-corpus.source_vocabulary.size // 8) * 8, directions=4),
+        model_for(corpus, directions=4),
         Stream(corpus, seed=1, batch_rows=4),
         mesh_of(1, 1),
         total_steps=total_steps,

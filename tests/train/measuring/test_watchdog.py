@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -88,23 +89,15 @@ def test_a_pause_that_hangs_is_a_stall(
     assert report.read_text(encoding="utf-8").startswith(f"{phase} at step 7 has been running for")
 
 
-def test_a_pause_is_compared_with_the_longest_of_its_kind(tmp_path: Path) -> None:
-    clock = StepClock(None, time.time(), {})
-    clock._longest["evaluate"] = 100.0
-    with watchdog.watched(clock, tmp_path, 0.0), clock.pause("evaluate"):
-        clock.since = time.monotonic() - 900.0
-        time.sleep(0.1)
-        assert not (tmp_path / "stalls").exists()
-        clock.since = time.monotonic() - 1100.0
-        until((tmp_path / "stalls").is_dir)
-
-
-def test_a_step_is_compared_with_typical_ones(tmp_path: Path) -> None:
-    """Ten times the median is longer than STALL_SECONDS here."""
+@pytest.mark.parametrize("pausing", [False, True])
+def test_typical_steps_and_the_longest_pause_are_what_counts(tmp_path: Path, pausing: bool) -> None:
+    """Ten times them is longer than STALL_SECONDS here."""
     clock = StepClock(None, time.time(), {})
     clock.since -= 100.0
     clock.ended((1, 1, 1))
-    with watchdog.watched(clock, tmp_path, 0.0):
+    clock._longest["evaluate"] = 100.0
+    pause = clock.pause("evaluate") if pausing else contextlib.nullcontext()
+    with watchdog.watched(clock, tmp_path, 0.0), pause:
         clock.since = time.monotonic() - 900.0
         time.sleep(0.1)
         assert not (tmp_path / "stalls").exists()

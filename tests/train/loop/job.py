@@ -39,8 +39,13 @@ class Job:
         each: Sequence[str] = (),
         homes: Sequence[Path] = (),
     ):
-        """words: the command; each: a further argument for each process; homes: where each keeps
-        working copies."""
+        """Starts them all.
+
+        Args:
+            words: The command and what all processes are told.
+            each: One more argument for each process. Defaults to none.
+            homes: Folders in which each process keeps its copies. Defaults to one for all.
+        """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -54,9 +59,11 @@ class Job:
         self.processes = []
         for index, path in enumerate(self.logs):
             command = [
-                *(sys.executable, "-m", "m4", *words, *arguments, *each[index : index + 1]),
+                *(sys.executable, "-m", "m4", *words),
                 *(f"--coordinator_address=127.0.0.1:{port}", f"--process_count={count}"),
                 *(f"--process_index={index}", f"--heartbeat_seconds={HEARTBEAT_SECONDS}"),
+                *arguments,  # which may name another address or count
+                *each[index : index + 1],
             ]
             if homes:
                 environment["XDG_CACHE_HOME"] = str(homes[index])

@@ -1,4 +1,4 @@
-"""What the machine refuses is one line and exit status 1, and nothing is printed elsewhere."""
+"""A refusal of the machine is one line and exit status 1, and nothing is printed elsewhere."""
 
 from __future__ import annotations
 

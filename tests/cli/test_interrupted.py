@@ -1,5 +1,7 @@
-"""A signal at any moment of a job, from its first import on, ends it within seconds; nothing is
-lost: the same command makes what an undisturbed one makes."""
+"""A signal at any moment of a job ends it within seconds, and nothing is lost.
+
+The same command then makes what an undisturbed one makes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bad input gets: one line, exit status 2, before anything compiles and without a loss."""
+"""Bad input gets one line, exit status 2, before anything compiles and without a loss."""
 
 from __future__ import annotations
 

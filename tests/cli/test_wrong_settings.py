@@ -54,7 +54,7 @@ def annotations() -> dict[str, Any]:
 
 
 def refusal(binding: str) -> str | None:
-    """What is said of a binding; None: nothing."""
+    """Returns what is said of a binding, or None."""
     try:
         made = demo_with(binding)
         build(made.experiment(), None).check_training()

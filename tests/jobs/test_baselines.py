@@ -117,7 +117,7 @@ def one_process(environment: pytest.MonkeyPatch, kept: Path) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What would be trained: nothing is."""
+    """Returns what would be trained, and trains nothing."""
     asked: list[str] = []
     monkeypatch.setattr(
         baselines, "train_all", lambda missing, _: asked.extend(one.language for one in missing)

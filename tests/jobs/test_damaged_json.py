@@ -66,7 +66,7 @@ def test_whatever_is_damaged_in_a_run(tmp_path: Path) -> None:
 
 
 def test_another_value_in_a_file_with_a_checksum_is_named(tmp_path: Path) -> None:
-    """Of translations, a baseline's result and experts' choices: valid JSON, but not as written."""
+    """Translations, a baseline's result and experts' choices are valid JSON, but not as written."""
     path = tmp_path / "result.json"
     write_json(path, {"step": 4, "rate": math.nan, "by_id": {10: "ü", 9: (1, 2)}})
     assert read_json(path)["by_id"] == {"10": "ü", "9": [1, 2]}

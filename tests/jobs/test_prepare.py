@@ -134,7 +134,7 @@ def _users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def said_by(program: Callable[[Any], Any], cache: Path | None) -> float:
-    """What a program computes of 2, in a new process's place. cache: None, as jobs set it up."""
+    """Returns what a program computes of 2; without a cache as jobs set it up."""
     if cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -273,8 +273,10 @@ def test_killed_job_is_resumed_on_another_machine(
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While it trains, others may look at the corpus, and may not train. What it compiled is not
-    compiled again."""
+    """While a run trains, others may look at the corpus, and may not train.
+
+    Its compiled programs are not compiled again.
+    """
     monkeypatch.setattr(locks, "PERIOD_SECONDS", 5.0)
     home = machine()
     result = m4("data", "preview", "--temperatures=", f"--model_dir={address}")
@@ -322,8 +324,10 @@ def test_a_job_whose_lock_is_taken_over_ends(
 def test_a_pipeline_over_processes_with_a_folder_in_a_bucket(
     address: str, emulator: Emulator, tmp_path: Path, machine: Machine
 ) -> None:
-    """A pipeline across two machines of four devices that share a bucket only; both end, and
-    another one resumes without a pipeline."""
+    """A pipeline runs across two machines of four devices that share a bucket only.
+
+    Both end, and another one resumes without a pipeline.
+    """
     model = [
         "--gin.transformer.Transformer.moe=None",
         "--gin.transformer.Transformer.encoder_layers=2",

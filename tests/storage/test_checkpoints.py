@@ -71,7 +71,7 @@ def test_last_checkpoints_are_kept(checkpoints: Checkpoints) -> None:
 
 
 def kept(folder: Path, **keep: Any) -> list[int]:
-    """Which of the steps 1..6, of dev/nll 6, 2, 5, none, 3, 4, are kept, saved by two runs."""
+    """Returns the kept steps of 1..6, of dev/nll 6, 2, 5, none, 3, 4, saved by two runs."""
     nll = {1: 6.0, 2: 2.0, 3: 5.0, 5: 3.0, 6: 4.0}
     for steps in (range(1, 4), range(4, 7)):
         store = Checkpoints(folder, **keep)

@@ -56,7 +56,7 @@ def files(step: Path) -> list[Path]:
 
 
 def is_used_or_harmless(folder: Path) -> bool:
-    """Whether the step that is chosen is step 1, or step 2 with the values that it was given."""
+    """Checks that the chosen step is step 1, or step 2 with the values that it was given."""
     step = whole_step(folder)
     assert step is not None
     items = {name: shapes(tree()) for name in ("params", "optimizer", "average")}

@@ -28,7 +28,7 @@ def walk(eta, steps):
 
 
 def shares(eta, steps):
-    """How much each step's parameters count after the last: what later steps leave of its share."""
+    """Returns the share of each step's parameters after the last one."""
     given = [(eta + 1) / (t + eta) for t in range(1, steps + 1)]
     return [c * np.prod([1 - later for later in given[i + 1 :]]) for i, c in enumerate(given)]
 

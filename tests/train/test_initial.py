@@ -1,4 +1,4 @@
-"""What a new model takes over from a trained one, by rule: bit-equal where nothing changed."""
+"""A new model takes over from a trained one by rule: bit-equal where nothing changed."""
 
 import functools
 from typing import Any

@@ -224,7 +224,7 @@ def test_moments_have_the_axes_of_t5xs_rules_and_come_back(scan_layers: bool) ->
 
 
 def test_moments_of_the_other_kind_are_what_factors_stand_for() -> None:
-    """Of [[1, 2], [3, 6]], whose rows are multiples, rows and columns say everything."""
+    """Rows and columns of [[1, 2], [3, 6]], whose rows are multiples, say everything."""
     full = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
     rows, columns = full.mean(-1), full.mean(-2)
     assert np.allclose(t5x_layout.together(rows, columns), full)

@@ -61,8 +61,10 @@ def learned_sampling(
     make: Callable[..., Stream],
     settings: Mapping[str, int],
 ) -> tuple[Stream, LearnedSampling]:
-    """The stream that `make` gives of a cache at a sampler's rates of tokens, and what learns them.
-    settings: that decide when it learns, by name."""
+    """Returns the stream that `make` gives of a cache at a sampler's rates, and what learns them.
+
+    `settings` decide when it learns, by name.
+    """
     stream = mixture.make_stream(cache, sampler, "tokens", total_steps, make)
     unit = mixture.units(cache, "tokens")
     start = sampler(mixture.sizes(cache, "tokens"))

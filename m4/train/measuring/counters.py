@@ -1,4 +1,4 @@
-"""What a run's steps measure and count: rows of metrics.jsonl, choices of experts, training data.
+"""Measures and counts of a run's steps: rows of metrics.jsonl, choices of experts, training data.
 
 The notes of checkpoints keep all of it, so that a resumed run continues to count and its next row
 is the one of a run that was not interrupted.

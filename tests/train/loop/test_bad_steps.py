@@ -160,8 +160,10 @@ def test_a_bad_step_changes_neither_parameters_nor_optimizer() -> None:
 
 
 def test_z_scores_by_hand() -> None:
-    """Median 3, absolute deviations 2 1 0 1 97, MAD 1: z = (5 - 3) / 1.4826; and constant values,
-    of which a thousandth counts as one deviation."""
+    """Median 3, absolute deviations 2 1 0 1 97, MAD 1: z = (5 - 3) / 1.4826.
+
+    A thousandth of constant values counts as one deviation.
+    """
     recent = jnp.array([[1.0, 7.0], [2.0, 7.0], [3.0, 7.0], [4.0, 7.0], [100.0, 7.0]])
     found = z_scores(jnp.array([5.0, 7.7]), recent)
     np.testing.assert_allclose(found, [2 / 1.4826, 0.7 / 0.007], rtol=1e-5)

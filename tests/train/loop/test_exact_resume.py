@@ -37,8 +37,10 @@ LOG_PERIOD = 2
 
 
 class Interruption(NamedTuple):
-    """A signal to the process that trains, `seconds` after its `steps`-th step; 0: after it began
-    to take up the checkpoint."""
+    """A signal to the process that trains, `seconds` after its `steps`-th step.
+
+    With 0 steps it comes after the process began to take up the checkpoint.
+    """
 
     number: int
     steps: int
@@ -57,8 +59,10 @@ def run(
     sampler = Learned(start=uniform, step_size=1.0)
 
     def measure(params: Any) -> dict[str, float]:
-        """Some number of the weights for each direction, that moves as they do; rounded, because
-        another mesh must draw the same pairs."""
+        """Returns a number of the weights for each direction, which moves as they do.
+
+        It is rounded, because another mesh must draw the same pairs.
+        """
         sums = [float(np.abs(np.asarray(leaf)).sum()) for leaf in jax.tree.leaves(params)]
         return {f"dev/nll/{name}": 1 + round(sums[i], 2) for i, name in enumerate(cache.directions)}
 

@@ -58,8 +58,10 @@ def whole(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tra
 
 @pytest.fixture
 def accelerated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Three steps in flight, as on an accelerator; "step" for each that is dispatched, and "read"
-    wherever the host reads an array of a device."""
+    """Three steps are in flight, as on an accelerator.
+
+    Events are "step" for each that is dispatched, "read" wherever the host reads a device's array.
+    """
     events: list[str] = []
     add, value = StepsInFlight.add, ArrayImpl._value
 
@@ -140,7 +142,7 @@ def test_a_row_has_times_and_shares(whole: tuple[Path, Trained]) -> None:
 def test_a_trace_has_the_steps_that_were_asked_for(
     whole: tuple[Path, Trained], run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where TensorBoard's plugin looks for it; a resumed run that is past them says so."""
+    """The trace is where TensorBoard's plugin looks; a resumed run that is past it says so."""
     folder, _ = whole
     (trace,) = (folder / "profile" / "plugins" / "profile").glob("*/*.xplane.pb")
     assert STEP_NAME.encode() in trace.read_bytes()

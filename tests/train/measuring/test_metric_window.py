@@ -14,7 +14,7 @@ STEPS = 37
 
 
 def metrics(step: int) -> dict[str, Any]:
-    """What a step returns: numbers whose sum depends on the order of adding."""
+    """Returns what a step gives: numbers whose sum depends on the order of adding."""
     rng = np.random.default_rng(step)
 
     def some(*shape: int) -> jax.Array:

@@ -112,6 +112,9 @@ def test_planned_search_is_the_one_that_decodes(
         def used(self, step: int) -> str:
             return "params"
 
+        def note(self, step: int) -> dict[str, Any]:
+            return {}
+
         def restore(self, step: int, items: Any) -> Any:
             return items
 

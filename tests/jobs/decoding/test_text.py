@@ -80,7 +80,7 @@ def test_a_word_that_looks_like_a_tag_is_text(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a line of `m4 decode --input` and in a sentence given to `m4 translate`."""
-    encoded, searched = decoding._encoded_sources, []
+    encoded, searched = decoding.encoded_sources, []
 
     def noted(vocabulary: Vocabulary, *given: Any) -> list[list[int]]:
         ids = encoded(vocabulary, *given)
@@ -88,7 +88,7 @@ def test_a_word_that_looks_like_a_tag_is_text(
         searched.extend([tags[i] for i in row if i in tags] for row in ids)
         return ids
 
-    monkeypatch.setattr(decoding, "_encoded_sources", noted)
+    monkeypatch.setattr(decoding, "encoded_sources", noted)
     texts = ["<2pt> Monday", "<2gl>", "red <2en> bird", "\uff1c2es\uff1e x"]
     (tmp_path / "in.txt").write_text("\n".join(texts), encoding="utf-8")
     said = decode(trained, f"--input={tmp_path / 'in.txt'}", "--to=gl", f"--output={tmp_path}/out")

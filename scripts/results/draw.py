@@ -135,8 +135,11 @@ def draw(folder: Path) -> list[Path]:
     first = found.compared[0] if found.compared else None
     if first is not None and first.baseline == BILINGUAL:
         drawn = report.draw(first.rows, first.means, folder, found.levels)
-        drawn.pdf.unlink()  # GitHub shows it no better than the SVG
-        written += [path for path in drawn if path != drawn.pdf]
+        for path in drawn:
+            if path.suffix == ".pdf":
+                path.unlink()  # GitHub shows it no better than the SVG
+            else:
+                written.append(path)
     write_text(folder / "README.md", page.text(found))
     return written
 

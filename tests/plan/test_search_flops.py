@@ -35,8 +35,8 @@ def arithmetic(model: Transformer) -> tuple[dict[str, int], dict[str, int]]:
 
 def parts(program: Any) -> tuple[float, float]:
     """Operations of a traced search outside of its loop, and of one step."""
-    whole = traced_flops(program.traced.jaxpr, 1)
-    (loop,) = (each for each in program.traced.jaxpr.eqns if each.primitive.name == "while")
+    whole = traced_flops(program.jaxpr, 1)
+    (loop,) = (each for each in program.jaxpr.eqns if each.primitive.name == "while")
     step = traced_flops(loop.params["body_jaxpr"], 1)
     return whole - step, step
 

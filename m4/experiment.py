@@ -32,13 +32,6 @@ from m4.train.bad_steps import BadSteps as BadSteps
 from m4.train.training import Training as Training
 
 
-class SavedFolder(str):
-    """A folder that a saved config names.
-
-    It is read and never written, because the run may be a stranger's.
-    """
-
-
 @checked
 @dataclasses.dataclass(frozen=True)
 class Data:

@@ -10,12 +10,13 @@ adds the gin name, file and line. `m4.config` checks the same annotations before
 import collections.abc
 import dataclasses
 import functools
+import importlib
 import inspect
 import math
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from m4 import references
@@ -23,17 +24,62 @@ from m4 import references
 _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
 
-class SavedModule(str):
-    """A module outside m4 that a saved config names and the user has not allowed.
-
-    It is not imported, because the run may be a stranger's.
-    """
-
-
 class InputError(ValueError):
     """A user's mistake: what, where, what is allowed, in one line; exit status 2."""
 
     status = 2
+
+
+class SavedText(str):
+    """A text of a saved config: it names no folder to write to, and no code to run.
+
+    The run may be a stranger's. `m4.config` makes every text of such a config one of these, in
+    whatever value it stands.
+
+    Attributes:
+        allowed: The modules outside m4 that the user allows it, each with its folder or "".
+    """
+
+    allowed: Mapping[str, str]
+
+    def __new__(cls, text: str, allowed: Mapping[str, str] | None = None) -> "SavedText":
+        """Copies a text. By default it allows nothing."""
+        made = super().__new__(cls, text)
+        made.allowed = allowed or {}
+        return made
+
+
+def allowed_modules(named: Iterable[str]) -> dict[str, str]:
+    """Returns the folder, or "", of each module that is named as NAME or NAME=FOLDER.
+
+    A saved config allows what its user does, and nothing more.
+    """
+    found = {}
+    for one in named:
+        name, _, folder = one.partition("=")
+        if not isinstance(one, SavedText):
+            found[name] = folder
+        elif name in one.allowed:
+            found[name] = one.allowed[name]
+    return found
+
+
+def import_module(name: str) -> types.ModuleType:
+    """Imports a module that a config names; every module of a user's comes in here.
+
+    Raises:
+        InputError: A saved config names it, it is not part of m4, and it is not allowed.
+        ImportError: It cannot be imported.
+    """
+    top = name.split(".")[0]
+    if isinstance(name, SavedText) and top != "m4" and top not in name.allowed:
+        raise InputError(
+            f"this run's config imports {name}, which is not part of m4: a run folder is "
+            f"data, and its code runs only where you allow it (--allow_module={top}, or "
+            f"{top}=FOLDER where it is not in the working folder; in Python "
+            f"m4.load(..., allow_modules=[{top!r}]))"
+        )
+    return importlib.import_module(name)
 
 
 class SettingError(InputError):

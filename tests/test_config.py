@@ -11,9 +11,10 @@ import pytest
 import m4
 from m4 import config
 from m4.config import ConfigError
-from m4.experiment import SavedFolder, identity
+from m4.data.sources.seqio_tasks import SeqioTasks
+from m4.experiment import identity
 from m4.model.gates.switch import switch
-from m4.settings import is_checked
+from m4.settings import InputError, SavedText, allowed_modules, is_checked
 from tests.command_line import TINY, experiment_of
 
 HERE = "MODEL_DIR = 'x'"
@@ -213,11 +214,71 @@ def test_a_saved_config_names_no_other_folder_to_write_to(tmp_path: Path) -> Non
     (tmp_path / "config.gin").write_text(made.text(), encoding="utf-8")
     saved = m4.load(tmp_path).experiment.baselines
     assert saved is not None
-    assert isinstance(saved.folder, SavedFolder)  # which the job reads, and never writes
+    assert isinstance(saved.folder, SavedText)  # which the job reads, and never writes
     given = ["experiment.Baselines.folder = 'kept'"]
     again = config.load([tmp_path / "config.gin"], given, allowed_modules=()).experiment()
     assert again.baselines is not None
-    assert not isinstance(again.baselines.folder, SavedFolder)
+    assert not isinstance(again.baselines.folder, SavedText)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["corpus.CorpusSpec.source = @seqio_tasks.SeqioTasks"],
+        ["corpus.CorpusSpec.source = @seqio_tasks.SeqioTasks()"],
+        ["corpus.CorpusSpec.cleaning = @clean.Cleaning()",
+         "clean.Cleaning.stages = [@overlap.Overlap()]",
+         "overlap.Overlap.sources = {'flores': @seqio_tasks.SeqioTasks()}"],
+    ],
+)  # fmt: skip
+def test_a_saved_config_imports_no_module_wherever_it_is_named(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "strangers.py").write_text("raise SystemExit('its code runs')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(SeqioTasks, "_seqio", None)  # whose import takes seconds
+    path = changed(
+        tmp_path,
+        "from m4.data.sources import seqio_tasks",
+        "from m4.data.cleaning import clean",
+        "from m4.data.cleaning import overlap",
+        "MODULE = 'strangers'",
+        "seqio_tasks.SeqioTasks.mixture_or_task_name = 'x'",
+        "seqio_tasks.SeqioTasks.mixture_or_task_module = %MODULE",
+        *lines,
+    )
+
+    def read(*allowed: str) -> None:
+        made = config.load([path], [HERE], allowed_modules=allowed)
+        made.experiment().data.corpus.identity()
+
+    with pytest.raises(InputError, match="--allow_module=strangers"):
+        read()
+    with pytest.raises(SystemExit, match="its code runs"):
+        read("strangers")
+
+
+def test_a_saved_config_allows_another_run_no_module(tmp_path: Path) -> None:
+    """A run that it begins from imports what the user allows, from where the user says."""
+    path = changed(
+        tmp_path,
+        "from m4.train import initial",
+        "experiment.Training.initial = @initial.InitialModel()",
+        "initial.InitialModel.run = 'other'",
+        "initial.InitialModel.allow_modules = ['os', 'mine=/strangers']",
+    )
+
+    def allowed(*names: str) -> dict[str, str]:
+        made = config.load([path], [HERE], allowed_modules=names).experiment()
+        assert made.training.initial is not None
+        return allowed_modules(made.training.initial.allow_modules)
+
+    assert allowed() == {}
+    assert allowed("mine") == {"mine": ""}
+    assert allowed("mine=own", "x") == {"mine": "own"}
+    own = config.load([path], [HERE]).experiment().training.initial
+    assert own is not None
+    assert allowed_modules(own.allow_modules) == {"os": "", "mine": "/strangers"}
 
 
 def test_what_a_saved_config_may_name_does_nothing_but_compute() -> None:

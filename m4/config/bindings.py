@@ -6,7 +6,6 @@ Of gin, only the parser is used.
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import re
 import sys
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from gin import config_parser
 
 from m4 import experiment as experiment_module
+from m4 import settings
 from m4.settings import InputError, is_checked
 from m4.train import initial
 
@@ -98,11 +98,14 @@ class Bindings:
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
-        """allowed_modules: Modules allowed outside m4, as NAME or NAME=FOLDER. Defaults to all."""
-        self._allowed: dict[str, str] | None = None
-        if allowed_modules is not None:
-            named = (one.partition("=") for one in allowed_modules)
-            self._allowed = {name: folder for name, _, folder in named}
+        """Has no bindings yet.
+
+        Args:
+            allowed_modules: Modules allowed outside m4, as NAME or NAME=FOLDER, where the files are
+                of a run and may be a stranger's. Defaults to all: the files are the user's own.
+        """
+        given = allowed_modules
+        self._allowed = None if given is None else settings.allowed_modules(given)
         self._namespace: dict[str, Any] = {"experiment": experiment_module, "initial": initial}
         self._imports: dict[str, None] = {}
         self._macros: dict[str, tuple[Any, str]] = {}
@@ -135,7 +138,8 @@ class Bindings:
                 raise ConfigError("a saved config includes no other file")
             self.read_file(statement.filename, folders, within)
 
-        self._read(text, lambda line: f"{found} line {line}", include)
+        saved = self._allowed is not None
+        self._read(text, lambda line: f"{found} line {line}", include, saved=saved)
 
     def read_binding(self, text: str) -> None:
         """Adds a binding of the command line; a macro of text needs no quotes."""
@@ -165,17 +169,19 @@ class Bindings:
             name = "MODEL_DIR"
         self.read_binding(f"{name} = {folder!r}")
 
-    def _read(self, text: str, place_of: Any, include: Any) -> None:
+    def _read(self, text: str, place_of: Any, include: Any, *, saved: bool = False) -> None:
+        """Reads statements. saved: whether they are of a saved config."""
         line = 1
         try:
             for statement in config_parser.ConfigParser(text, _Values()):
                 line = statement.location.line_num
                 if isinstance(statement, config_parser.ImportStatement):
-                    self._import(statement)
+                    self._import(statement, saved)
                 elif isinstance(statement, config_parser.IncludeStatement):
                     include(statement)
                 elif isinstance(statement, config_parser.BindingStatement):
-                    self._bind(statement, place_of(line))
+                    value = self._saved(statement.value) if saved else statement.value
+                    self._bind(statement, value, place_of(line))
                 else:  # the head of a block, whose bindings follow
                     self._target(statement.selector)
         except SyntaxError as error:
@@ -192,21 +198,24 @@ class Bindings:
         except tokenize.TokenError as error:
             raise ConfigError(f"config: {place_of(line)}: cannot be read: {error}") from error
 
-    def _import(self, statement: config_parser.ImportStatement) -> None:
-        module = statement.module
+    def _saved(self, value: Any) -> Any:
+        """Returns a value with every text in it as a `SavedText`."""
+        if isinstance(value, str):
+            return settings.SavedText(value, self._allowed)
+        if isinstance(value, dict):
+            return {self._saved(k): self._saved(v) for k, v in value.items()}
+        if type(value) in (list, tuple):  # not a reference or macro
+            return type(value)(map(self._saved, value))
+        return value
+
+    def _import(self, statement: config_parser.ImportStatement, saved: bool) -> None:
+        module = self._saved(statement.module) if saved else statement.module
         if module.startswith("__gin__."):
             return
         top = module.split(".")[0]
-        if top != "m4" and self._allowed is not None and top not in self._allowed:
-            raise ConfigError(
-                f"this run's config imports {module}, which is not part of m4: a run folder is "
-                f"data, and its code runs only where you allow it (--allow_module={top}, or "
-                f"{top}=FOLDER where it is not in the working folder; in Python "
-                f"m4.load(..., allow_modules=[{top!r}]))"
-            )
         try:
-            imported = importlib.import_module(module)
-        except ModuleNotFoundError as error:
+            imported = settings.import_module(module)
+        except (ModuleNotFoundError, InputError) as error:
             raise ConfigError(str(error)) from error
         except ImportError as error:
             raise ConfigError(f"{module}: {error}") from error
@@ -220,10 +229,10 @@ class Bindings:
         else:
             self._namespace[top] = sys.modules[top]
 
-    def _bind(self, statement: config_parser.BindingStatement, place: str) -> None:
+    def _bind(self, statement: config_parser.BindingStatement, value: Any, place: str) -> None:
         scopes = tuple(part for part in (statement.scope or "").split("/") if part)
         if not statement.arg_name:
-            self._macros["/".join([*scopes, statement.selector])] = (statement.value, place)
+            self._macros["/".join([*scopes, statement.selector])] = (value, place)
             return
         target = self._target(statement.selector)
         known = parameters_of(target)
@@ -232,14 +241,14 @@ class Bindings:
                 f"{statement.selector} has no parameter {statement.arg_name}"
                 f"{near(statement.arg_name, known)}"
             )
-        for held in references_in(statement.value):
+        for held in references_in(value):
             if isinstance(held, Reference):
                 self._references.append(held)
             else:
                 self._named_macros.add(held.name)
         key = (scopes, id(target), statement.arg_name)
         self._bindings[key] = Binding(
-            scopes, statement.selector, statement.arg_name, target, statement.value, place
+            scopes, statement.selector, statement.arg_name, target, value, place
         )
 
     def _target(self, selector: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import typing
@@ -31,12 +30,10 @@ from m4.experiment import (
     Experiment,
     ResourceLevels,
     Sampling,
-    SavedFolder,
     Training,
 )
 from m4.references import given_twice
 from m4.settings import (
-    SavedModule,
     SettingError,
     annotations_of,
     check_value,
@@ -93,7 +90,6 @@ class Config(Bindings):
         """Makes the experiment."""
         self._within = []
         made = self._make(Reference((), "experiment.Experiment", True), Experiment, (), False, "")
-        made = self._with_saved_folders(made)
         for key, binding in self._bindings.items():
             if key not in self._reached:
                 self._check_unused(binding)
@@ -128,39 +124,6 @@ class Config(Bindings):
             check_value(f"{target.__qualname__}.{name}", value, annotation)
         except SettingError as error:
             raise self._error(error, binding) from error
-
-    def _with_saved_folders(self, made: Experiment) -> Experiment:
-        """Marks the folders that a saved config names as read only: it may be a stranger's."""
-        if self._allowed is None:
-            return made
-        for binding in self._bindings.values():
-            if binding.place.startswith("'"):  # of the command line
-                continue
-            if binding.target is Data and binding.parameter == "data_dir":
-                if made.data.data_dir is not None:
-                    folder = SavedFolder(made.data.data_dir)
-                    data = dataclasses.replace(made.data, data_dir=folder)
-                    made = dataclasses.replace(made, data=data)
-            elif binding.target is Baselines and binding.parameter == "folder":
-                levels = made.baselines
-                if levels is not None and levels.folder is not None:
-                    levels = dataclasses.replace(levels, folder=SavedFolder(levels.folder))
-                    made = dataclasses.replace(made, baselines=levels)
-            elif binding.parameter == "mixture_or_task_module":
-                made = self._with_saved_module(made)
-        return made
-
-    def _with_saved_module(self, made: Experiment) -> Experiment:
-        """Marks the module of a source's seqio tasks, imported only where it is allowed by name."""
-        source, name = made.data.corpus.source, "mixture_or_task_module"
-        if not isinstance(source, functools.partial):
-            return made
-        module = source.keywords.get(name)
-        if not isinstance(module, str) or module.split(".")[0] in {"m4", *(self._allowed or ())}:
-            return made
-        source = _partial(source.func, {**source.keywords, name: SavedModule(module)})
-        corpus = dataclasses.replace(made.data.corpus, source=source)
-        return dataclasses.replace(made, data=dataclasses.replace(made.data, corpus=corpus))
 
     def _refers_to(self, binding: Binding) -> bool:
         """Returns whether a reference reaches a binding, or did before another one replaced it.

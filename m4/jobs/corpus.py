@@ -19,10 +19,10 @@ from m4.data.cache.identity import differences, fingerprint_of
 from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.corpus import CorpusSpec
 from m4.data.inspection.cleaning_report import english_variants, write_report
-from m4.experiment import Experiment, SavedFolder
+from m4.experiment import Experiment
 from m4.parallel import distributed
 from m4.progress import ProgressBar
-from m4.settings import InputError
+from m4.settings import InputError, SavedText
 from m4.storage.checkpoints import latest_step
 from m4.storage.files import confined, whole
 from m4.storage.local_copy import copy_of
@@ -147,7 +147,7 @@ def build_corpus(
     identity = spec.identity()
     fingerprint = fingerprint_of(identity)
     found = fetched(place, fingerprint, settings)
-    if found is None and isinstance(place, SavedFolder):
+    if found is None and isinstance(place, SavedText):
         raise InputError(
             f"data_dir = {place}: the corpus is not there, and a saved config names no folder to "
             "write to; give it on the command line (--gin.experiment.Data.data_dir=...)"

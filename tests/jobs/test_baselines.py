@@ -18,14 +18,14 @@ from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.eval.decoding.inference_checkpoint import restore_params
-from m4.experiment import Baselines, Data, Decoding, Experiment, SavedFolder, Training
+from m4.experiment import Baselines, Data, Decoding, Experiment, Training
 from m4.jobs.bilingual import baselines
 from m4.jobs.bilingual import training as bilingual
 from m4.jobs.bilingual.baselines import Finished
 from m4.jobs.corpus import open_corpus
 from m4.model.transformer import Transformer
 from m4.parallel.platform.hardware import available_cpus
-from m4.settings import SettingError
+from m4.settings import SavedText, SettingError
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.files import read_json, read_jsonl
 from m4.train.average import averaged
@@ -278,9 +278,9 @@ def test_a_folder_that_a_saved_config_names_is_read_and_never_written(trained, a
     run, kept, _ = trained
     saved = experiment_in(run, kept)
     assert saved.baselines is not None
-    levels = dataclasses.replace(saved.baselines, folder=SavedFolder(kept))
+    levels = dataclasses.replace(saved.baselines, folder=SavedText(kept))
     baselines.baselines(dataclasses.replace(saved, baselines=levels))  # all is there
-    empty = dataclasses.replace(levels, folder=SavedFolder(kept / "empty"))
+    empty = dataclasses.replace(levels, folder=SavedText(kept / "empty"))
     with pytest.raises(SettingError, match="a saved config names no folder to write to"):
         baselines.baselines(dataclasses.replace(saved, baselines=empty))
     assert asked == []

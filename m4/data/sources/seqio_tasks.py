@@ -6,7 +6,6 @@ A module that registers them is imported, as T5X's MIXTURE_OR_TASK_MODULE. Nothi
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from m4.data.sources import SPLITS, IdBlock, Pair
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading
 from m4.data.sources.seqio_identity import identity_of
 from m4.data.vocabulary.ragged import Ragged
-from m4.settings import Between, Count, InputError, OneOf, SavedModule, SettingError, checked
+from m4.settings import Between, Count, InputError, OneOf, SettingError, checked, import_module
 
 _FEATURES = ("inputs", "targets")
 _SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -212,18 +211,9 @@ class SeqioTasks(CountsLines):
     def _provider(self) -> Any:
         """The Task or Mixture; SettingError for an unknown module or name."""
         seqio = self._seqio
-        if isinstance(self.mixture_or_task_module, SavedModule):
-            top = self.mixture_or_task_module.split(".")[0]
-            allowed = (
-                f"allowed (--allow_module={top}; in Python m4.load(..., allow_modules=[{top!r}])): "
-                "a run folder is data, and its code runs only where you allow it"
-            )
-            raise SettingError(
-                "SeqioTasks.mixture_or_task_module", self.mixture_or_task_module, allowed
-            )
         if self.mixture_or_task_module is not None:
             try:
-                importlib.import_module(self.mixture_or_task_module)
+                import_module(self.mixture_or_task_module)
             except ImportError as error:
                 allowed = f"a module that can be imported, as from PYTHONPATH ({error})"
                 raise SettingError(
@@ -244,7 +234,8 @@ class SeqioTasks(CountsLines):
     @cached_property
     def _tasks(self) -> dict[str, Any]:
         """Name -> task; InputError for one that cannot be read here."""
-        tasks = {task.name: task for task in self._seqio.get_subtasks(self._provider)}
+        provider = self._provider
+        tasks = {task.name: task for task in self._seqio.get_subtasks(provider)}
         for name, task in tasks.items():
             if lacking := [f for f in _FEATURES if f not in task.output_features]:
                 raise InputError(

@@ -19,8 +19,10 @@ from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading, 
 from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError, checked
+from m4.storage.files import read_json
 
 _BATCH = 1024
+_OWN = "tensorflow_datasets."  # whose features are read
 
 
 @checked
@@ -204,6 +206,7 @@ class _Dataset:
         import tensorflow_datasets as tfds  # seconds, and hundreds of megabytes
 
         self.name, self.folder = name, folder
+        _check_code(folder)
         self._builder: Any = tfds.builder_from_directory(folder)
         self._as_numpy = tfds.as_numpy
         # In the order of the files; nothing read ahead, nothing kept.
@@ -260,6 +263,28 @@ class _Dataset:
         return self._builder.as_dataset(
             split=split, shuffle_files=False, read_config=self._read_config
         )
+
+
+def _check_code(folder: epath.Path) -> None:
+    """Raises InputError where reading a dataset would import a module, which its files name."""
+
+    def classes(found: Any) -> Iterator[str]:
+        for name, value in found.items() if isinstance(found, dict) else ():
+            if name in ("pythonClassName", "python_class_name", "type") and isinstance(value, str):
+                yield value
+        inside = found.values() if isinstance(found, dict) else found
+        for one in inside if isinstance(found, dict | list) else ():
+            yield from classes(one)
+
+    def check(found: dict[str, Any]) -> None:
+        if other := [one for one in classes(found) if not one.startswith(_OWN)]:
+            raise InputError(
+                f"{folder}: its features are code of another package ({other[0]}): only features "
+                f"of {_OWN[:-1]} are read (Tfds.datasets)"
+            )
+
+    if (path := folder / "features.json").exists():
+        read_json(path, check)
 
 
 def _text(content: bytes) -> str | Reason:

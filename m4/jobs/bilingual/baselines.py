@@ -20,14 +20,14 @@ from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import check_held_out
 from m4.eval.scoring.levels import LEVELS
-from m4.experiment import Baselines, Experiment, SavedFolder, identity
+from m4.experiment import Baselines, Experiment, identity
 from m4.jobs import prepare
 from m4.jobs.bilingual.training import Baseline, train_all
 from m4.jobs.corpus import open_corpus
 from m4.model.transformer import abstract_variables
 from m4.parallel import distributed
 from m4.parallel.platform.hardware import available_cpus
-from m4.settings import InputError, SettingError
+from m4.settings import InputError, SavedText, SettingError
 from m4.train.training import BY_DIRECTION
 
 # Raise when a change of code changes what a baseline becomes.
@@ -64,7 +64,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
     cache = open_corpus(experiment)
     check_held_out(cache)
     missing = [one for one in plans_of(experiment, cache).values() if one.finished() is None]
-    if missing and isinstance(folder, SavedFolder):
+    if missing and isinstance(folder, SavedText):
         raise SettingError(
             "Baselines.folder",
             folder,

@@ -333,7 +333,7 @@ def test_a_saved_config_imports_no_module_of_tasks_that_is_not_allowed(tmp_path:
         return made()
 
     source = source_where()
-    with pytest.raises(SettingError, match="--allow_module=strangers_tasks"):
+    with pytest.raises(InputError, match="--allow_module=strangers_tasks"):
         source.languages()
     source = source_where("strangers_tasks")
     with pytest.raises(SettingError, match="a module that can be imported"):

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from m4.data.sources import Pair
 from m4.data.sources.tfds import Tfds
+from m4.settings import InputError
 from tests.data.corpora import prepare_tfds
 
 pytestmark = pytest.mark.slow  # TensorFlow's import
@@ -106,3 +109,19 @@ def test_mistakes_are_one_clear_line(data_dir: Path) -> None:
         Tfds(["made_dataset/talks"], data_dir).languages()
     with pytest.raises(ValueError, match=r"has de, gl, no 'en' \(Tfds\.english\)"):
         Tfds(["made_dataset/de-gl"], data_dir, splits={"train": "train"}).languages()
+
+
+@pytest.mark.parametrize("key", ["pythonClassName", "python_class_name", "type"])
+def test_a_datasets_files_import_no_module(
+    key: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow Datasets imports what features.json names; a saved config may name such a one."""
+    (tmp_path / "strangers.py").write_text("raise SystemExit('its code runs')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    copy = shutil.copytree(data_dir, tmp_path / "tfds")
+    path = copy / "made_dataset" / "en-gl" / "1.10.0" / "features.json"
+    features = json.loads(path.read_bytes())
+    features["more"] = {"features": [{key: "strangers.Feature"}]}
+    path.write_text(json.dumps(features))
+    with pytest.raises(InputError, match=r"code of another package \(strangers\.Feature\)"):
+        Tfds(["made_dataset/en-gl"], copy).languages()

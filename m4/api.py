@@ -24,6 +24,7 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.decode import Translations
 from m4.experiment import Experiment
 from m4.settings import InputError, SettingError
+from m4.storage import files
 from m4.storage.files import read_jsonl
 from m4.storage.metrics_log import read_metrics
 
@@ -273,7 +274,9 @@ def train(
     return Run(run.folder, found, config)
 
 
-def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
+def load(
+    folder: str | Path, *, allow_modules: Collection[str] = (), follow_links: bool = False
+) -> Run:
     """Returns a trained model from its run folder.
 
     Reading a run imports nothing outside m4 but `allow_modules`, and runs no code of the folder.
@@ -282,13 +285,17 @@ def load(folder: str | Path, *, allow_modules: Collection[str] = ()) -> Run:
     Args:
         folder: The run's folder or address.
         allow_modules: Modules outside m4 that its config may import, as NAME or NAME=FOLDER.
+        follow_links: Whether links in the folder may lead out of it, now and later.
 
     Raises:
-        InputError: It is no run's folder, or its config names a module that is not allowed.
+        InputError: It is no run's folder, it has links out of it, or its config names a module that
+            is not allowed.
     """
     from m4.storage.local_copy import fetched
 
     _refuse_text("allow_modules", allow_modules)
+    if follow_links:
+        files.follow_links(Path(folder))
     here = fetched(folder)
     saved = here / "config.gin"
     if not saved.is_file():

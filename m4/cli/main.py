@@ -15,6 +15,7 @@ from m4.jobs import streams
 from m4.parallel.platform import signals
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.settings import InputError
+from m4.storage.files import follow_links
 from m4.storage.objects import Unreachable
 
 _AGAIN = "what was written before is whole: the same command resumes (--debug: where it was)"
@@ -91,6 +92,8 @@ def run_together(parsed: argparse.Namespace) -> int:
 def run_alone(parsed: argparse.Namespace) -> int:
     """Runs a command and returns the exit status. Errors that are not the user's are raised."""
     try:
+        if getattr(parsed, "follow_links", False):
+            follow_links()
         return parsed.do(parsed)
     except InputError as error:
         if parsed.debug:

@@ -56,6 +56,16 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         help="a module outside m4 that the config saved in a run folder may import, and so run; "
         "FOLDER is where the module is (default: the working folder)",
     )
+    add_follow_links(group)
+
+
+def add_follow_links(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds --follow_links, which `m4.cli.main` gives to `m4.storage.files`."""
+    parser.add_argument(
+        "--follow_links",
+        action="store_true",
+        help="follow links in run folders that lead out of them (default: refuse them)",
+    )
 
 
 def add_processes(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +145,7 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
     """Adds RUN and --model_dir, of commands that read a run's folder and no config."""
     parser.add_argument("run", nargs="?", metavar="RUN", help="run folder, as --model_dir")
     parser.add_argument("--model_dir", help="run folder")
+    add_follow_links(parser)
 
 
 def run_of(arguments: argparse.Namespace) -> str:

@@ -24,7 +24,7 @@ from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError, SavedText
 from m4.storage.checkpoints import latest_step
-from m4.storage.files import confined, whole
+from m4.storage.files import confined, remove, whole
 from m4.storage.local_copy import copy_of
 from m4.storage.objects import Objects, is_address
 from m4.storage.run_folder import VOCABULARY
@@ -159,7 +159,7 @@ def build_corpus(
     try:  # of a machine that built it and could not upload it all
         cache = spec.build(data_dir, identity=identity, progress=progress, built=built)
     except Damaged:  # of one that downloaded a part of it, before it was removed there
-        shutil.rmtree(data_dir / fingerprint)
+        remove(data_dir / fingerprint)
         cache = spec.build(data_dir, identity=identity, progress=progress, built=built)
     upload(cache.folder, f"{place.rstrip('/')}/{fingerprint}")
     return cache

@@ -18,6 +18,7 @@ from m4.parallel.platform.jax_setup import set_up
 from m4.settings import InputError
 from m4.storage import local_copy, run_folder
 from m4.storage.checkpoints import Checkpoints
+from m4.storage.files import check_tree
 from m4.storage.local_copy import LocalCopy
 from m4.storage.locks import Busy, local_lock
 from m4.storage.objects import check_place, is_address
@@ -70,6 +71,7 @@ def open_run(
             run_folder.check(folder, config.settings, config.mutable)
         elif distributed.is_primary():
             folder = local_copy.copy_of(address, "-".join(writes)) if bucket else folder
+            check_tree(folder)
         if bucket:
             stack.enter_context(_named(folder, address))
         if writes:

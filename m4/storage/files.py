@@ -64,7 +64,7 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
             old = unfinished.with_suffix(".old")
             os.replace(folder, old)
             os.replace(unfinished, folder)
-            shutil.rmtree(old)
+            remove(old)
         else:
             try:
                 os.replace(unfinished, folder)
@@ -93,7 +93,44 @@ def _remove_abandoned(lock: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return  # another process is filling it
-        shutil.rmtree(lock.parent)
+        remove(lock.parent)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all that is in it; of a link only the link goes."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# Folders in which links are followed wherever they lead.
+_followed: set[Path] = set()
+
+
+def follow_links(folder: Path = Path("/")) -> None:
+    """Allows links in a folder to lead out of it, as its user says. Defaults to all folders."""
+    _followed.add(folder.resolve())
+
+
+def check_tree(folder: Path) -> None:
+    """Checks that a run's folder has files and folders of its own alone: it may be a stranger's.
+
+    Raises:
+        InputError: A link leads out of it, where a job would write or remove; or something there is
+            no file, and reading it might never end.
+    """
+    base = folder.resolve()
+    followed = any(base.is_relative_to(one) for one in _followed)
+    for at, folders, files in os.walk(folder):
+        for path in (Path(at, name) for name in (*folders, *files)):
+            if not followed and path.is_symlink() and not path.resolve().is_relative_to(base):
+                raise InputError(
+                    f"{path}: a link to {path.readlink()}, outside of the run's folder; it is "
+                    "followed with --follow_links only"
+                )
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise InputError(f"{path}: not a file but a pipe, a socket or a device")
 
 
 def confined(folder: Path, name: str) -> Path:

@@ -14,7 +14,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from etils import epath
 from m4.parallel.platform import signals
 from m4.settings import InputError
 from m4.storage import locks
-from m4.storage.files import confined, read_json, write_text
+from m4.storage.files import check_tree, confined, read_json, remove, write_text
 from m4.storage.objects import ERRORS, Objects, Unreachable, check_place, is_address, one_line
 
 COMPILED = "compilation_cache"
@@ -80,9 +79,13 @@ def fetched(place: str | Path, wanted: Callable[[str], bool] = lambda name: True
         place: A path stays as it is; of an address the copy for reading is brought up to date.
         wanted: Which files are needed, by their names. Compiled programs are never downloaded:
             they are run, and the folder may be a stranger's.
+
+    Raises:
+        InputError: The path has links out of it, or pipes and devices (`files.check_tree`).
     """
     check_place(str(place))
     if not is_address(str(place)):
+        check_tree(Path(place))
         return Path(place)
     copy = LocalCopy(str(place))
     with locks.local_lock(copy.here / ".lock", str(place), seconds=-1):
@@ -317,10 +320,7 @@ class LocalCopy:
         except FileNotFoundError:
             for path in self.here.iterdir() if self.here.is_dir() else ():
                 if not path.name.startswith("."):
-                    if path.is_dir() and not path.is_symlink():
-                        shutil.rmtree(path)
-                    else:
-                        path.unlink()
+                    remove(path)
             record = {}
         for name in record:
             confined(self.here, name)

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import socket
 import sys
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from m4.settings import InputError
-from m4.storage.files import read_json, whole, write_text
+from m4.storage.files import read_json, remove, whole, write_text
 from m4.storage.local_copy import address_of
 
 _PACKAGES = [
@@ -162,10 +161,7 @@ def start_over(folder: Path) -> Callable[[str], bool]:
     print(f"--fresh: removed from {folder}: {', '.join(goes)}{more}", flush=True)
     # run.json last: if this is killed half way, it is still known whose folder it is.
     for path in sorted((folder / name for name in goes), key=lambda path: path.name == "run.json"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
     return lambda name: _WRITTEN.fullmatch(name.split("/")[0]) is not None
 
 

@@ -53,9 +53,12 @@ def whole_step(
         move_aside: Whether damaged steps become `<step>.damaged`, for the job that writes there.
 
     Raises:
-        InputError: No step is whole; the given one is not there, or damaged.
+        InputError: No step is whole; the given one is not there, or damaged; the job would have to
+            remove a link.
     """
     there, damaged = address_of(folder), dict[int, str]()
+    if move_aside:
+        _check_removable(folder)
     if step is not None:
         _check_there(folder, step)
     while True:
@@ -86,6 +89,16 @@ def whole_step(
         moved = f" and now {_moved_aside(there / str(one)).name}" if move_aside else ""
         _warn(f"{there}/{one}: damaged ({said}){moved}; step {found} is used")
     return found
+
+
+def _check_removable(folder: Path) -> None:
+    """Raises InputError for a step that is a link, which orbax cannot remove when it is old."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.name.isdecimal() and path.is_symlink():
+            raise InputError(
+                f"{path}: a link to {path.readlink()}; training removes old steps: put the step's "
+                "folder there, or remove the link"
+            )
 
 
 _warned: set[str] = set()

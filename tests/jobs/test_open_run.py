@@ -1,13 +1,15 @@
 """The door of a run's folder."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from m4.jobs.open_run import open_run
+from m4.storage import files
 from m4.storage.locks import Busy
-from tests.command_line import TINY, config_and_experiment, m4
+from tests.command_line import TINY, config_and_experiment, contents, m4
 from tests.shared import tiny_run
 
 CONFIG = ("run.json", "config.gin", "operative_config.gin")
@@ -40,6 +42,54 @@ def test_a_lock_that_is_a_link_is_not_followed(run: Path, tmp_path: Path) -> Non
         assert said.status == 2, said.err
         assert said.err.count("\n") == 1, said.err
         assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "decodes", "vocabulary", "tensorboard", "decodes/2", ".hidden.tsv"]
+)
+def test_links_out_of_a_run_are_followed_where_its_user_says_so(
+    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's folder may have one to where m4 would write or remove; inside, they may lead."""
+    monkeypatch.setattr(files, "_followed", set())
+    outside = tmp_path / "outside"
+    if (run / name).exists():
+        (run / name).rename(outside)
+    else:
+        outside.mkdir()
+        (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(outside)
+    before = contents(tmp_path)
+    for job in ("train", "eval", "report", "watch", "atlas", "translate"):
+        said = m4(job, f"--model_dir={run}", *(["--to=gl", "x"] if job == "translate" else []))
+        assert f"{run / name}: a link to {outside}, outside of the run's" in said.mistake, job
+    assert contents(tmp_path) == before
+    assert m4("watch", "--once", "--follow_links", f"--model_dir={run}").status == 0
+
+
+def test_links_within_a_run_are_followed(run: Path) -> None:
+    (run / "checkpoints").rename(run / "kept")
+    (run / "checkpoints").symlink_to("kept")
+    said = m4("train", f"--model_dir={run}", "--gin.TRAIN_STEPS=5")
+    assert said.status == 0, said.err
+    assert (run / "kept" / "5").is_dir()
+
+
+def test_a_step_that_is_a_link_is_refused_before_training_would_remove_it(run: Path) -> None:
+    (run / "checkpoints" / "2").rename(run / "two")
+    (run / "checkpoints" / "2").symlink_to("../two")
+    said = m4("train", f"--model_dir={run}", "--gin.TRAIN_STEPS=5")
+    assert "checkpoints/2: a link to ../two; training removes old steps" in said.mistake
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "heartbeat.json", "scores.jsonl"])
+def test_a_pipe_in_a_run_is_no_file(name: str, run: Path) -> None:
+    """Reading it would never end."""
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    for job in ("train", "eval", "report", "watch"):
+        said = m4(job, f"--model_dir={run}")
+        assert f"{run / name}: not a file but a pipe" in said.mistake, job
 
 
 def test_one_job_of_a_kind_at_a_time(tmp_path: Path) -> None:

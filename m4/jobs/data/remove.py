@@ -1,11 +1,11 @@
 """`m4 data remove`: removes a corpus, if no given run uses it."""
 
 import argparse
-import shutil
 from pathlib import Path
 
 from m4.jobs.data.list import corpora
 from m4.settings import InputError
+from m4.storage.files import remove
 
 EXAMPLE = "m4 data remove runs/demo/data/d3c1eb69... --runs runs/*"
 
@@ -33,6 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
         if users := known[folder].runs:
             raise InputError(f"{folder}: {', '.join(users)} was trained with it")
     for folder in arguments.corpus:
-        shutil.rmtree(folder)
+        remove(folder)
         print(f"removed {folder}")
     return 0

@@ -56,7 +56,7 @@ RUNS = [
     Run("topk", "noisy_topk", "gather"),
     Run("dense_to_sparse", "ktop1", "gather"),
     Run("expert_choice", "mixtral", "ragged"),  # expert_choice is not for decoders
-    Run("switch", "topk", "dropless"),
+    Run("deepseek", "topk", "dropless"),
     Run("base", "hash", "all_to_all", (1, 2, 1, 1, 2, 1)),
     Run("sam", "top2_gshard", "hierarchical_all_to_all", (1, 1, 1, 2, 2, 1)),
 ]

@@ -147,18 +147,21 @@ def constrain(x: Array, axes: Sequence[str | None]) -> Array:
 
 
 class Table(nn.Module):
-    """A table [V] of integers that is kept in the checkpoint, `<name>/table`.
+    """An array without a gradient that is kept in the checkpoint, `<name>/table`.
 
-    It is stored as a float32 parameter without a gradient, exact to 2^24, so that it goes wherever
-    parameters go. Optimizers leave parameters of this name alone
+    It is stored as a float32 parameter, integers exact to 2^24, so that it goes wherever parameters
+    go. Optimizers leave parameters of this name alone
     (`m4.train.optimizer.keep_tables`).
 
     Attributes:
-        make: V -> initial values.
+        size: Its length.
+        make: size -> initial values.
+        dtype: Type of the values that are read.
     """
 
     size: int
     make: Callable[[int], Any]
+    dtype: Any = jnp.int32
 
     @nn.compact
     def __call__(self) -> Array:
@@ -169,7 +172,7 @@ class Table(nn.Module):
             table = partitioning.param_with_axes(
                 "table", lambda key: self._initial(), axes=("unmodeled",), module=self
             )
-        return jax.lax.stop_gradient(table).astype(jnp.int32)
+        return jax.lax.stop_gradient(table).astype(self.dtype)
 
     def _initial(self) -> Array:
         if _SHAPES_ONLY.get():

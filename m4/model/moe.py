@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from m4.model.dispatch import Transport
 from m4.model.dispatch.dropless import dropless
@@ -130,6 +131,7 @@ class MoeLayer(nn.Module):
             # T5X passes one stream of random numbers, named "dropout".
             rng=self.make_rng("dropout") if train and self.has_rng("dropout") else None,
             table=self._table,
+            bias=self._bias,
             # `init` may come without random numbers for dropout.
             train=train and not self.is_initializing(),
             causal=self.causal,
@@ -229,6 +231,10 @@ class MoeLayer(nn.Module):
         assert self.vocab_size > 0, "a table needs the vocabulary's size"
         return Table(self.vocab_size, make, name=name)()
 
+    def _bias(self) -> Array:
+        """Returns a gate's bias, which `move_biases` changes."""
+        return Table(self.num_experts, np.zeros, jnp.float32, name=BIAS)()
+
     def _sow(self, routing: Routing, tokens: Tokens) -> None:
         assigned = jnp.sum(routing.position_GSK >= 0)
         slots = routing.num_experts * routing.capacity * routing.position_GSK.shape[0]
@@ -243,6 +249,9 @@ class MoeLayer(nn.Module):
         }
         for name, value in values.items():
             self.sow("intermediates", name, jnp.asarray(value, jnp.float32))
+        if routing.bias_load_E is not None:
+            self.sow("intermediates", BIAS_LOAD, routing.bias_load_E)
+            self.sow("intermediates", BIAS_RATE, jnp.asarray(routing.bias_rate, jnp.float32))
 
     def _sow_choices(self, routing: Routing, direction_GS: Array) -> None:
         assigned_GSK = routing.position_GSK >= 0
@@ -303,7 +312,10 @@ def group_size(tokens: int, largest: int) -> int:
     return next(size for size in range(largest, 0, -1) if tokens % size == 0)
 
 
-COUNTS = ("assigned_DE",)  # sown with the metrics, but without a mean over layers
+# The bias of a layer's gate, and what is sown to move it.
+BIAS, BIAS_LOAD, BIAS_RATE = "bias", "bias_load_E", "bias_rate"
+# Sown with the metrics, but without a mean over layers.
+COUNTS = ("assigned_DE", BIAS_LOAD, BIAS_RATE)
 
 
 def mean_metrics(intermediates) -> dict[str, Array]:
@@ -329,6 +341,44 @@ def assigned_choices(intermediates) -> dict[str, Array]:
     return {layer: value for layer, name, value in _sown(intermediates) if name == "assigned_DE"}
 
 
+def bias_loads(intermediates) -> dict[str, Array]:
+    """Returns what the layers with a bias sowed for `move_biases`, by the paths of parameters."""
+    found = {}
+    for path, value in jax.tree_util.tree_flatten_with_path(intermediates)[0]:
+        names = _names(path)
+        if names[-1] in (BIAS_LOAD, BIAS_RATE):
+            found["/".join(names)] = value
+    return found
+
+
+def move_biases(params, loads: Mapping[str, Array], parts: int):
+    """Returns the parameters with b_e + rate * sign(mean load - load_e) in place of each bias b.
+
+    Source: Wang et al. 2024 (arXiv 2408.15664), algorithm 1.
+
+    Args:
+        loads: Sums of `bias_loads` over the batch's parts, [E] or in a scanned stack [blocks, E].
+        parts: Number of these parts: the rates are sums too.
+    """
+    if not loads:
+        return params
+
+    def moved(path, leaf: Array) -> Array:
+        *layer, name = _names(path[:-1]) or [""]
+        if name != BIAS:
+            return leaf
+        load, rate = (loads["/".join([*layer, sown])] for sown in (BIAS_LOAD, BIAS_RATE))
+        # E times the difference: whole numbers, so that equal loads are found equal.
+        above = jnp.sum(load, axis=-1, keepdims=True) - load.shape[-1] * load
+        return leaf + rate[..., None] / parts * jnp.sign(above)
+
+    return jax.tree_util.tree_map_with_path(moved, params)
+
+
+def _names(path) -> list[str]:
+    return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+
+
 def _sown(intermediates) -> list[tuple[str, str, Array]]:
     """Returns (layer, name, value) of everything sown; a layer's name is its path without "moe".
 
@@ -336,7 +386,7 @@ def _sown(intermediates) -> list[tuple[str, str, Array]]:
     """
     found = []
     for path, value in jax.tree_util.tree_flatten_with_path(intermediates)[0]:
-        *layer, name = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        *layer, name = _names(path)
         layer = [part for part in layer if part != "moe"]
         if len(layer) == 2 and layer[0].endswith("_blocks"):
             stack, size = layer[0].removesuffix("_blocks"), int(layer[1].removeprefix("layer_")) + 1

@@ -35,6 +35,9 @@ class Routing:
         shortcut: (use, plan) of a gate with phases, one of whose shapes would be too large for the
             others: where the scalar `use` is True, `plan` gives the same result with fewer slots or
             choices.
+        bias_load_E: Number of real tokens' choices of each expert, before capacity, for a gate with
+            a bias (`Tokens.bias`).
+        bias_rate: Change of the bias in a training step.
     """
 
     expert_GSK: Array
@@ -46,6 +49,8 @@ class Routing:
     num_experts: int = struct.field(pytree_node=False)
     capacity: int = struct.field(pytree_node=False)
     shortcut: "tuple[Array, Routing] | None" = None
+    bias_load_E: Array | None = None
+    bias_rate: float = struct.field(pytree_node=False, default=0.0)
 
     def confidence(self) -> Array:
         """Returns the mean over tokens with a slot of their largest weight.
@@ -84,6 +89,8 @@ class Tokens:
         step: Training steps done, int32 scalar; None outside training.
         rng: A key; None for deterministic routing.
         table: (name, V -> initial values) -> table that is kept in the checkpoint, int32.
+        bias: () -> the bias of each expert, float32 [E], which is kept in the checkpoint and moves
+            against the experts' load after a training step.
         train: This is a training step.
         causal: The layer is in a decoder; a gate that looks at later tokens must refuse.
     """
@@ -95,6 +102,7 @@ class Tokens:
     step: Array | None = None
     rng: Array | None = None
     table: Callable[[str, Any], Array] | None = struct.field(pytree_node=False, default=None)
+    bias: Callable[[], Array] | None = struct.field(pytree_node=False, default=None)
     train: bool = struct.field(pytree_node=False, default=False)
     causal: bool = struct.field(pytree_node=False, default=False)
 

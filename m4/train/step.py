@@ -10,7 +10,13 @@ import numpy as np
 import optax
 
 from m4.model.layers import constrain
-from m4.model.moe import assigned_choices, layer_metrics, mean_metrics
+from m4.model.moe import (
+    assigned_choices,
+    bias_loads,
+    layer_metrics,
+    mean_metrics,
+    move_biases,
+)
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import rows_over
 from m4.train.loss import cross_entropy
@@ -115,6 +121,7 @@ def make_train_step(
             optimizer, groups, gradients, state, seed
         )
         params = optax.apply_updates(state.params, updates)
+        params = move_biases(params, metrics.pop("bias_loads"), parts)
         metrics |= {**more, "gradient_norm": optax.tree.norm(gradients)}
         return TrainState(state.step + 1, params, new_optimizer), metrics
 
@@ -181,6 +188,7 @@ def _make_loss(
             **moe,
             "layers": layers,
             "expert_loads": assigned_choices(sown),
+            "bias_loads": bias_loads(sown),
         }
 
     return loss_fn

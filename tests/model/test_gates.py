@@ -30,6 +30,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("noisy_topk", {"choices": 4}),
     ("sam", {"choices": 1, "paper_scale": True}),
     ("base", {"raises": 50.0, "holding": 1.0}),
+    ("deepseek", {"choices": 1, "expert_groups": 2}),
+    ("deepseek", {"scores": "softmax", "normalize": False, "expert_groups": 4, "best_groups": 3}),
     ("dense_to_sparse", {"anneal_steps": 7}),  # over: the step of `tokens_of` is 7
 ]
 EVERY = {
@@ -62,6 +64,10 @@ def make_table(name: str, make: Callable[[int], Any]) -> jax.Array:
     return jnp.asarray(make(50), jnp.int32)
 
 
+def bias() -> jax.Array:
+    return jnp.asarray([0.2, -0.1, 0.0, 0.3])
+
+
 def no_score(name: str, **_: Any) -> jax.Array:
     raise AssertionError(name)
 
@@ -85,6 +91,7 @@ def tokens_of(seed: int, *, train: bool, key: bool, scale=2.0, mask=None) -> Tok
         ids_GS=jnp.asarray(rng.integers(0, 50, (G, S)), jnp.int32),
         rng=jax.random.key(seed) if key else None,
         table=make_table,
+        bias=bias,
         step=jnp.asarray(7, jnp.int32) if train else None,
         train=train,
     )
@@ -248,6 +255,10 @@ def test_law_eight_devices_equal_one(name):
 
 NOT_ALLOWED: list[tuple[str, dict[str, Any]]] = [
     ("base", {"raises": 0.5}),
+    ("deepseek", {"scores": "tanh"}),
+    ("deepseek", {"expert_groups": 3}),
+    ("deepseek", {"best_groups": 2}),
+    ("deepseek", {"choices": 5}),
     ("dense_to_sparse", {"tau_min": 0.0}),
     ("dense_to_sparse", {"tau_min": 3.0}),  # above tau_max
     ("dense_to_sparse", {"threshold": 1.0}),

@@ -25,13 +25,19 @@ BASE = (
     " --vocab 32000 --rows 64 --length 128 --group_tokens 1024"
 )
 LAYER = "moe_layer.py --tokens 16384 --experts 64 --group_tokens 1024"
+SMALL_LAYER = (
+    "moe_layer.py --tokens 4096 --width 128 --mlp_width 512 --experts 64 --group_tokens 4096"
+)
 CASES = {
     "step of the demo's model": DEMO,
     "step, 6 + 6 layers of 1,024, 8 experts, gather": BASE,
     "the same, einsum": f"{BASE} --dispatch einsum",
     "layer, 64 experts of 4,096, gather": LAYER,
     "the same layer, einsum": f"{LAYER} --dispatch einsum",
+    "the same layer, dropless": f"{LAYER} --dispatch dropless",
     "the same layer, ragged": f"{LAYER} --dispatch ragged",
+    "layer of 128, 64 experts of 512, gather": SMALL_LAYER,
+    "the same small layer, dropless": f"{SMALL_LAYER} --dispatch dropless",
 }
 SMALL = {
     "step of the demo's model": f"{DEMO} --steps 2",
@@ -44,7 +50,7 @@ def main() -> None:
     arguments = parser().parse_args()
     rows = []
     for case, command in (SMALL if arguments.small else CASES).items():
-        for dtype in ("float32", "bfloat16"):
+        for dtype in arguments.dtype:
             rows.append(run(case, f"{command} --dtype {dtype}"))
     if not arguments.small:
         case = "step, 6 + 6 layers, gather, deterministic"
@@ -92,6 +98,8 @@ def table(rows: list[dict]) -> str:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     result.add_argument("--small", action="store_true", help="one case of each kind, seconds")
+    both = ["float32", "bfloat16"]
+    result.add_argument("--dtype", nargs="+", choices=both, default=both)
     return result
 
 

@@ -30,14 +30,13 @@ from m4.parallel.platform.huge_pages import restart_with_huge_pages
 
 
 def in_folder(package) -> dict:
-    """Name -> the function that a file of the folder is named after."""
-    return {
-        module.name: getattr(
-            importlib.import_module(f"{package.__name__}.{module.name}"), module.name
-        )
-        for module in pkgutil.iter_modules(package.__path__)
-        if not module.name.startswith("_")
-    }
+    """Name -> the function that a file of the folder is named after, where there is one."""
+    made = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        file = importlib.import_module(f"{package.__name__}.{module.name}")
+        if hasattr(file, module.name):
+            made[module.name] = getattr(file, module.name)
+    return made
 
 
 def parser() -> argparse.ArgumentParser:

@@ -41,6 +41,7 @@ def interpreted_backward(x_NbM, w_EMF, expert_N, count, d_NbF):
     [
         # lax.ragged_dot runs on a CPU too, so what other platforms compute is compared here.
         (module._grouped, module._grouped_backward, (4, 6, 7)),
+        (module._on_gpu, module._on_gpu_backward, (4, 6, 7)),
         # 384 has tiles of 384 and, where 256 divides nothing, of 128.
         (interpreted, interpreted_backward, (8, 256, 384)),
     ],

@@ -1,0 +1,184 @@
+"""Trains many small models on one accelerator: several seeds of a config at once, configs in turn.
+
+    python -m scripts.seeds results/frontier/runs.toml --corpus=CORPUS --out=runs/frontier
+
+A small model leaves an accelerator idle: its kernels are shorter than their launches. So the seeds
+of a config are one program, mapped over seeds, and `--workers` programs run side by side. Each seed
+has the batches, initial parameters and random numbers that `m4 train` has for that seed and
+Training.rng = 'threefry2x32'. The runs of the file are taken in its order until `--minutes` are
+over. OUT/<run>.jsonl has a row of dev losses by direction at each evaluation. Of the first seeds,
+as many as the run says to `keep`, OUT/<run>.<seed>.safetensors has the parameters: `m4 checkpoint
+convert RUN --weights=FILE --output=FOLDER` makes them a run that translates.
+"""
+
+import argparse
+import functools
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    runs = tomllib.loads(arguments.runs.read_text())["run"]
+    if arguments.only is None:
+        side_by_side([run["name"] for run in runs], arguments)
+    else:
+        train(next(run for run in runs if run["name"] == arguments.only), arguments)
+
+
+def side_by_side(waiting: list[str], arguments: argparse.Namespace) -> None:
+    """Runs each name in a process, in order; ends at the deadline, or when the first three fail."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * arguments.minutes
+    working, statuses = dict[str, subprocess.Popen[bytes]](), list[int | None]()
+    while (waiting or working) and time.monotonic() < deadline:
+        if len(statuses) >= 3 and 0 not in statuses:
+            break
+        while waiting and len(working) < arguments.workers:
+            name = waiting.pop(0)
+            command = [sys.executable, "-m", "scripts.seeds", *sys.argv[1:], f"--only={name}"]
+            with (arguments.out / f"{name}.log").open("w") as log:
+                working[name] = subprocess.Popen(command, stdout=log, stderr=log)
+        time.sleep(0.2)
+        for name in [name for name, process in working.items() if process.poll() is not None]:
+            statuses.append(working.pop(name).returncode)
+            print(f"{name}: status {statuses[-1]}, {deadline - time.monotonic():.0f} s left")
+    for name, process in working.items():
+        process.kill()
+        print(f"{name}: stopped")
+    print(f"not begun: {waiting}", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    made.add_argument("runs", type=Path, help="TOML: [[run]], each with name, gin, seeds, steps")
+    made.add_argument("--corpus", type=Path, required=True, help="folder of a prepared corpus")
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--minutes", type=float, default=1e6)
+    made.add_argument("--workers", type=int, default=1)
+    made.add_argument("--only", help="the run with this name, in this process")
+    return made
+
+
+def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Trains all seeds of a run at once; writes its rows."""
+    import dataclasses
+
+    import jax
+    import numpy as np
+
+    from m4 import config
+    from m4.build import build, training_stream
+    from m4.data.cache.cache import Cache
+    from m4.storage import safetensors
+    from m4.train import average
+    from m4.train.state import initialize
+    from m4.train.step import make_eval_step, make_train_step
+
+    name, seeds, steps = run["name"], run["seeds"], run["steps"]
+    bindings = [*run.get("bindings", []), f"TRAIN_STEPS = {steps}"]
+    experiment = config.load(run["gin"], bindings, model_dir="runs/unused").experiment()
+    cache = Cache(arguments.corpus / run.get("corpus", ""), experiment.data.corpus.mixture)
+    training, parts = experiment.training, build(experiment, cache)
+    model, optimizer = parts.model, training.optimizer(steps)
+    streams = [
+        training_stream(dataclasses.replace(training, seed=seed), experiment.data, cache)
+        for seed in seeds
+    ]
+    directions = streams[0].directions
+
+    def step_of(seed, state, batch):
+        step = make_train_step(
+            model,
+            optimizer,
+            directions=len(directions),
+            seed=seed,
+            label_smoothing=training.label_smoothing,
+            z_loss=training.z_loss,
+            aux_loss_factor=training.aux_loss_factor,
+            router_z_loss_factor=training.router_z_loss_factor,
+            grad_accum_steps=training.grad_accum_steps,
+            rng="threefry2x32",  # mapped over keys, unsafe_rbg draws with the first of them alone
+        )
+        state, metrics = step(state, batch)
+        small = {k: v for k, v in metrics.items() if getattr(v, "ndim", 1) == 0}
+        return state, small
+
+    def evaluate(params, batches):
+        def one(_, batch):
+            return None, make_eval_step(model, directions=len(directions))(params, batch)
+
+        return jax.tree.map(lambda x: x.sum(0), jax.lax.scan(one, None, batches)[1])
+
+    step = jax.jit(jax.vmap(step_of), donate_argnums=1)
+    dev = jax.device_put(_dev(cache, streams[0]))
+    evaluated = jax.jit(jax.vmap(evaluate, in_axes=(0, None)))
+    key = jax.numpy.asarray(seeds)
+    state = jax.jit(jax.vmap(functools.partial(initialize, model, optimizer)))(key)
+    sizes = [int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(state.params)]
+    begun = {"run": name, "seeds": seeds, "parameters": sum(sizes), "directions": directions}
+    at = set(run.get("evaluate", range(500, steps, 500))) | {steps}
+    with (arguments.out / f"{name}.jsonl").open("w") as rows:
+        print(json.dumps(begun), file=rows, flush=True)
+        since, seconds, sums, counted = time.monotonic(), 0.0, None, 0
+        for number in range(steps):
+            made = [stream.batch(number) for stream in streams]
+            batch = {k: np.stack([one[k] for one in made]) for k in made[0]}
+            state, metrics = step(key, state, batch)
+            sums = metrics if sums is None else jax.tree.map(lambda a, b: a + b, sums, metrics)
+            counted += 1
+            if number == 0 or number % 50 == 49:
+                jax.block_until_ready(sums)
+            if number == 9:  # without what compiles
+                since, seconds = time.monotonic(), 0.0
+            if number + 1 not in at:
+                continue
+            means = {k: (np.asarray(v) / counted).tolist() for k, v in sums.items()}
+            seconds += time.monotonic() - since
+            params = average.used(state)
+            found = jax.device_get(evaluated(params, dev))
+            nll = found["nll_sum_D"].sum(1) / found["tokens_D"].sum(1)
+            by_direction = found["nll_sum_D"].astype(float) / np.maximum(found["tokens_D"], 1)
+            row = {"step": number + 1, "seconds": round(seconds, 2), "nll": nll.tolist()}
+            row |= {"by_direction": np.round(by_direction, 4).tolist(), "train": means}
+            print(json.dumps(row), file=rows, flush=True)
+            sums, counted, since = None, 0, time.monotonic()
+        for i, seed in enumerate(seeds[: run.get("keep", 0)]):
+            leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+            arrays = {"/".join(k.key for k in path): np.asarray(x[i]) for path, x in leaves}
+            safetensors.write(arguments.out / f"{name}.{seed}.safetensors", arrays, {})
+
+
+def _dev(cache: Any, stream: Any) -> dict[str, Any]:
+    """Returns all dev batches, stacked: each array [batches, rows, length]."""
+    import numpy as np
+
+    from m4.data.preprocess import language_of
+    from m4.data.stream.batches import evaluation_batches
+
+    directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
+    number = np.array([stream.directions.index(d) for d in directions], np.int32)
+    made = list(
+        evaluation_batches(
+            cache,
+            directions,
+            "dev",
+            stream.batch_rows,
+            stream.source_length,
+            stream.target_length,
+            pack=True,
+        )
+    )
+    stacked = {k: np.stack([one[k] for one in made]) for k in made[0]}
+    for name in ("direction_ids", "encoder_direction_ids"):
+        stacked[name] = number[stacked[name]]
+    return stacked
+
+
+if __name__ == "__main__":
+    main()

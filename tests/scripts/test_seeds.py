@@ -1,0 +1,42 @@
+"""`scripts/seeds.py`: a seed of a program mapped over seeds trains as `m4 train` with that seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m4.storage import safetensors
+from scripts import seeds
+from tests.shared import TINY, m4, tiny_run
+
+THREEFRY = "--gin.experiment.Training.rng='threefry2x32'"
+
+
+def test_each_seed_trains_as_alone(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory):
+    data = f"{tiny_run(tmp_path_factory)}/data"
+    alone = []
+    for seed in (0, 3):
+        words = [f"--gin_file={TINY}", f"--model_dir={tmp_path}/{seed}", THREEFRY]
+        more = [f"--gin.experiment.Training.seed={seed}", "--gin.TRAIN_STEPS=4",
+                f"--gin.experiment.Data.data_dir='{data}'"]  # fmt: skip
+        assert m4("train", *words, *more).status == 0
+        lines = (tmp_path / str(seed) / "metrics.jsonl").read_text().splitlines()
+        alone.append([row["dev/nll"] for row in map(json.loads, lines) if "dev/nll" in row][-1])
+
+    run = {"name": "tiny", "gin": [str(TINY)], "seeds": [0, 3], "steps": 4, "evaluate": [2]}
+    arguments = seeds.parser().parse_args(["-", f"--corpus={data}", f"--out={tmp_path}"])
+    seeds.train({**run, "keep": 1}, arguments)
+
+    about, *rows = map(json.loads, (tmp_path / "tiny.jsonl").read_text().splitlines())
+    assert [row["step"] for row in rows] == [2, 4]
+    # Products of mapped programs have other orders of additions.
+    np.testing.assert_allclose(rows[-1]["nll"], alone, rtol=1e-4)
+    assert abs(alone[0] - alone[1]) > 1e-3  # seeds differ by more than that
+    arrays = safetensors.read(tmp_path / "tiny.0.safetensors")
+    assert sum(array.size for array in arrays.values()) == about["parameters"]
+    said = m4("checkpoint", "convert", str(tmp_path / "0"), f"--output={tmp_path}/made",
+              f"--weights={tmp_path}/tiny.0.safetensors")  # fmt: skip
+    assert said.status == 0, said.err

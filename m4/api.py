@@ -1,7 +1,5 @@
 """The Python interface of m4, as `import m4` offers it. The command line calls the same jobs."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -6,8 +6,6 @@ registers when this module is imported; the functions below register the cache t
 that a config which asks for its vocabulary needs no variable. Imports seqio (seconds).
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Sequence

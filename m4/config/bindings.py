@@ -3,8 +3,6 @@
 Of gin, only the parser is used.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import re

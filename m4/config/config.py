@@ -1,7 +1,5 @@
 """The experiment that bindings describe, which of its settings may change, and its text."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import typing

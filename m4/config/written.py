@@ -1,7 +1,5 @@
 """The config of an experiment that was made in Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

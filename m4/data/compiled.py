@@ -1,7 +1,5 @@
 """Compiles loops with Numba."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

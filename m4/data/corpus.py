@@ -5,8 +5,6 @@ vocabulary settings, format). It lies in `data_dir/<fingerprint>/`, appears ther
 never changed. So several runs may share a data_dir, whatever their corpora are.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

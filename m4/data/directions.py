@@ -1,7 +1,5 @@
 """Directions of translation ("en-gl"), and mixtures, which name those of a corpus."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Families of languages, for colours, filters and tables of reports."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Languages: the 137 of the embedded corpus in its order of size, and others from CLDR."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Keyed random numbers and permutations without state: a number in, a number out."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

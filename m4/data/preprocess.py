@@ -1,7 +1,5 @@
 """Tags, tokenizes and trims text, in batches, alike for training, decoding and seqio."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

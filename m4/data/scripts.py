@@ -1,7 +1,5 @@
 """Scripts of languages, and of characters, after Unicode."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Splits a text that is too long to be translated in one piece into sentences."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

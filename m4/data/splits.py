@@ -4,8 +4,6 @@ The same sentence falls into the same split in every language and every file, so
 sentence is in any language's training pairs.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from hashlib import blake2b
 

@@ -14,8 +14,6 @@ and test, and T5X's name for dev, validation. m4's own training reads the same i
 (stream.py), with the mixture's rates.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Looks at a folder of sentence pairs and writes a complete gin file for it, for `m4 new`."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex

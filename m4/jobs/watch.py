@@ -1,7 +1,5 @@
 """`m4 watch`: shows a training run from its files, here or in a bucket. It locks nothing."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

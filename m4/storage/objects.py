@@ -5,8 +5,6 @@ addresses than gs:// are refused: orbax writes checkpoints to no other store, an
 a bucket is tested against an emulator of Google's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Builds a cache's folder: text, vocabulary, token arrays, manifest. See cache.py for its use."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@ separate vocabularies: vocabulary.<role>.model, <split>.<side>.<role>.*.npy and
 token_counts.<role>.npy, role being source or target.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

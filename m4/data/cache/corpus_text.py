@@ -1,7 +1,5 @@
 """The text of a cache: cleaned pairs, one TSV file a split and language."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

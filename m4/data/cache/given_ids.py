@@ -4,8 +4,6 @@ The arrays hold the ids as they are, eos included. The text is what decoding rea
 compare with: the source's own where its vocabulary makes the same ids of it, else the ids decoded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The identity of a corpus: everything that decides its token ids; and in what two differ."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

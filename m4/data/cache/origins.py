@@ -4,8 +4,6 @@ text/<split>.<lang>.origin holds for each pair, in the order of the rows, the nu
 line, as differences, compressed: mostly ones. The files' names are in the manifest ("files").
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writes dates, times and intervals by a locale's own patterns (LDML part 4)."""
 
-from __future__ import annotations
-
 import datetime
 import unicodedata
 

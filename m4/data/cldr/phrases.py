@@ -1,7 +1,5 @@
 """Renders specifications (m4/data/cldr/specs.py) as texts of one locale."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 from functools import lru_cache

@@ -15,8 +15,6 @@ Numbers are ints, or strings where they have decimals. By the weights below abou
 sentences are lists, and digits about a tenth of the characters.
 """
 
-from __future__ import annotations
-
 import datetime
 from bisect import bisect
 from collections.abc import Callable, Sequence

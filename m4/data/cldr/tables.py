@@ -7,8 +7,6 @@ locale is its own file over its parents' files, without root, loaded into an emp
 put back afterwards. So Babel's other users in the process neither harm us nor are harmed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Language tags (BCP 47): their parts, likely script and English names, from CLDR's tables."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A stage never sees a whole corpus at once: it gets chunks of one language and sp
 pairs to drop and why, or gives them back with other text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable

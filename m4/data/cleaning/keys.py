@@ -4,8 +4,6 @@ Among n different sentences, two have the same 64 bits with a probability of abo
 in 4,000 for a hundred million.
 """
 
-from __future__ import annotations
-
 import sys
 import unicodedata
 from collections.abc import Sequence

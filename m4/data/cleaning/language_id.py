@@ -1,7 +1,5 @@
 """The stage language_id: text in another language than it should be."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Collection, Sequence

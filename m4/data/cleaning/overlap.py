@@ -1,7 +1,5 @@
 """The stage overlap: training text that a model is tested on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice

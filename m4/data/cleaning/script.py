@@ -1,7 +1,5 @@
 """The stage script: text that is not written in the letters of its language."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar

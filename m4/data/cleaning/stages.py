@@ -1,7 +1,5 @@
 """The simple stages: empty, length, identical, duplicates and length_ratio."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

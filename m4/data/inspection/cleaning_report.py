@@ -1,7 +1,5 @@
 """Cleans a corpus without training, and reports what is dropped, changed and flagged."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Counts how often each language would be seen in training, with the stream's own arithmetic."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A language whose text falls apart into bytes has long sentences and little that 
 from. Remedies are a larger vocabulary, and a higher temperature of the text that it is trained on.
 """
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence

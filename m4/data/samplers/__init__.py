@@ -3,8 +3,6 @@
 To add one: write one file whose function fits `Sampler`, and name it in gin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """Direction weights: a given share of the draws is from English."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 

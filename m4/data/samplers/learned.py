@@ -1,7 +1,5 @@
 """Learned sampling: weights of the directions follow measurements of the training."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

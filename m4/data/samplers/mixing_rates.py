@@ -1,7 +1,5 @@
 """Mixing rates: the rates that the corpus's source gives, such as a seqio Mixture."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from m4.data.samplers import check_sizes, normalized

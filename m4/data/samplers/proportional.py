@@ -1,7 +1,5 @@
 """Proportional sampling: every pair as often as every other."""
 
-from __future__ import annotations
-
 from m4.data.samplers import check_sizes, normalized
 from m4.settings import configurable
 

@@ -1,7 +1,5 @@
 """A schedule: another sampler, or other languages, from given steps on."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise

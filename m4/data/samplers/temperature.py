@@ -1,7 +1,5 @@
 """Temperature sampling: p proportional to n^(1/T)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from m4.data.samplers import check_sizes, normalized

@@ -1,7 +1,5 @@
 """Uniform sampling: every direction as often as every other."""
 
-from __future__ import annotations
-
 from m4.data.samplers import check_sizes
 from m4.settings import configurable
 

@@ -1,7 +1,5 @@
 """UniMax: as uniform as a bound on repeats allows."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from m4.data.samplers import check_sizes, normalized

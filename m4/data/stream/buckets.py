@@ -1,7 +1,5 @@
 """Length buckets: one pair a row, batches as wide as their pairs need, about equal in tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

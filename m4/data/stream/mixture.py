@@ -6,8 +6,6 @@ that a language with long sentences is drawn less often. Tokens are the ids of s
 together, with tag and eos, as a packed row holds them.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ does not see changes elsewhere (`m4.data.compiled`). tests/data/stream_reference
 plain numpy.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from m4.data import permutation

@@ -1,7 +1,5 @@
 """Packing: chooses the pairs of a row, and the rows of a step."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draws pairs: the k-th is a pure function of (seed, k), with exact shares and strict epochs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -6,8 +6,6 @@ SentencePiece can do this too, but its random numbers differ from process to pro
 seed (measured with 0.2.3): a corpus that is built twice would not be the same.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

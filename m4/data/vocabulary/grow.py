@@ -1,7 +1,5 @@
 """Grows a vocabulary: all pieces keep their ids, and new ones come behind them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

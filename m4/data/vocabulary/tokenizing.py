@@ -4,8 +4,6 @@ A worker has its own vocabularies: its result depends on the stretch alone, so t
 workers changes nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

@@ -5,8 +5,6 @@ the merges and the characters; and what has grown since. A tag's piece is '▁<2
 that SentencePiece puts before every word, so that a tag costs one id and not two.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -5,8 +5,6 @@ the call: a sentence's padded length and the limit of its translation follow fro
 beam search keeps rows apart, and routing in evaluation drops no token.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

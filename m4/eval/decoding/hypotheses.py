@@ -1,7 +1,5 @@
 """Files of hypotheses: the test sets of all directions, translated, and what made each."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

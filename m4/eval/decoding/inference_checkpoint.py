@@ -1,7 +1,5 @@
 """A trained model's checkpoint, opened to be used: its step, note and parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

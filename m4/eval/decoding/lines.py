@@ -1,7 +1,5 @@
 """Lines of text through a model, however long they are, and their forms in a file."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Counts of the experts that decoded sentences go to, for a test set's atlas."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Log-probabilities of given translations: one forward pass a batch, without a search."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Beam search with a model: one compiled program for a batch, on one device or over a mesh."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of translation and scores."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Translates lines: a list of them, or what a user types or pipes in, each answered at once."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

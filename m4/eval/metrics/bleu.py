@@ -1,7 +1,5 @@
 """BLEU (Papineni et al., 2002) as sacreBLEU computes it, tokenized for the target language."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -5,8 +5,6 @@ same draws become counts of each sentence and the sums one matrix product. Every
 resampled with the same seed and number of sentences sees the same resamples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache

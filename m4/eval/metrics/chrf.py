@@ -1,7 +1,5 @@
 """chrF (Popović, 2015) as sacreBLEU computes it: chrF2 on characters, alike in all languages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -5,8 +5,6 @@ choices, first and second ones alike: the shares of a direction sum to 1 over th
 layer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

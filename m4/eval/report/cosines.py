@@ -1,7 +1,5 @@
 """The heat map of the cosines between groups' gradients (`m4.train.multitask.cosines`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Curves over training steps: losses of runs, and scores of a run's checkpoints."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

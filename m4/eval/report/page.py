@@ -1,7 +1,5 @@
 """The text of report.html: rows of scores and differences, arranged for the template."""
 
-from __future__ import annotations
-
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

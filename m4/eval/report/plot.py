@@ -1,7 +1,5 @@
 """The ΔBLEU plot: Figure 6 of the GShard paper (arXiv 2006.16668), for any number of languages."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The picture and the page of `m4 data preview`: how often each language would be seen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

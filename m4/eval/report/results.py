@@ -1,7 +1,5 @@
 """The report of one run or several: scores, differences, rates, the ΔBLEU plot, a page with all."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Scores of a run's checkpoints by step: means over the directions of a resource level."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean

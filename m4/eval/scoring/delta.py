@@ -3,8 +3,6 @@
 GShard, section 4.4 and Table 1: ΔBLEU = BLEU - BLEU of the bilingual baseline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 

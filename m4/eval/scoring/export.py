@@ -1,7 +1,5 @@
 """Differences as files for other programs: CSV, and LaTeX tables of booktabs and longtable."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Resource levels and sides of directions, over which differences are averaged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

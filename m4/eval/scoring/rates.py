@@ -3,8 +3,6 @@
 The same rates of the references, the system `REFERENCE`, say how often the tests themselves err.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

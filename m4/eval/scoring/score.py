@@ -3,8 +3,6 @@
 decodes/<split>.<direction>.jsonl[.gz]  ->  Measured  ->  rows of scores.jsonl
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

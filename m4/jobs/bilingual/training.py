@@ -6,8 +6,6 @@ program of n models is slower than n single ones: docs/decisions.md.) On an acce
 process trains them one after the other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

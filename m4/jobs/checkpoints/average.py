@@ -4,8 +4,6 @@ The mean of the last checkpoints often translates better than the last one (Vasw
 section 6.1: the last 5). `m4.train.average` is another mean: over all steps, while training.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ are equal to nearly the last bit. The check translates sentences one by one on o
 in larger batches, in another order and over a mesh, and compares tokens.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import sys

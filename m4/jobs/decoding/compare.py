@@ -1,7 +1,5 @@
 """`m4 report RUN_A RUN_B --baseline=RUN_C`: one report of several runs, from their translations."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`m4 decode --input`: files of text, translated with the trained model."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import sys

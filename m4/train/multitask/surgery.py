@@ -4,8 +4,6 @@ The altered gradient of a group is a sum of all groups' gradients, so that the G
 that a method needs and one weight a group is its result.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 

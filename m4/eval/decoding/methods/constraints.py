@@ -1,7 +1,5 @@
 """Constraints of a translation: one function of log-probabilities, for every search."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -8,8 +8,6 @@ that of `beam_search`, with the same translations and scores.
 B sentences, K beams, T target length, R = K * T positions of the interleaved sequence.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

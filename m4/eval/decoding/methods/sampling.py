@@ -3,8 +3,6 @@
 B sentences, K samples of each, T target length, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple

@@ -43,7 +43,7 @@ langid: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/langid --no-deps \
 	  --require-hashes -r requirements-langid.lock
 plan-paper: pod
-	.venv/bin/m4 plan --sweep
+	.venv/bin/python -m scripts.plan_paper
 # CUDA=1: for an NVIDIA GPU (docs/gpu.md). It stays so, for `make demo` and all else, until CUDA=0: the
 # stamp's name says what is installed.
 CUDA ?= $(if $(wildcard .venv/.locked-cuda),1)

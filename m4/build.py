@@ -45,7 +45,6 @@ def build(
     """Returns the parts of an experiment; nothing is computed, and each is made when it is used.
 
     Args:
-        experiment: The experiment.
         corpus: Decides the sizes of vocabularies and the directions. None: the sizes that the
             config asks for, which a built vocabulary may come a little below.
         languages: Languages without a corpus. Defaults to those of the config.

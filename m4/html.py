@@ -21,10 +21,7 @@ def render(
     SHA-256. A name that the template lacks is an error, not an empty text.
 
     Args:
-        template: The template.
-        filters: Further filters of the template.
         script: A file of JavaScript that the page works without. Defaults to none.
-        data: Names of the template.
     """
     code = "" if script is None else script.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()

@@ -33,14 +33,13 @@ COMMANDS = {
     "export": "write a run's model as a checkpoint that T5X can continue from",
     "atlas": "which language goes to which expert: tables, atlas.png",
     "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
-    "collectives": "what partitioned operators send: Table 4 of GShard, compiled here; or, with a "
-    "config, what its training step sends and holds",
+    "collectives": "what a config's training step sends and holds, on fake CPU devices",
 }
 # The commands of `m4 data`: the modules m4.jobs.data.<command>.
 DATA_COMMANDS = {
     "prepare": "build the corpus in MODEL_DIR/data, or in experiment.Data.data_dir for several "
     "runs",
-    "preview": "how often each language would be seen: data_preview.html, .png, .json",
+    "preview": "how often each language would be seen; data_preview.json",
     "vocabulary": "what the vocabulary makes of each language: pieces a sentence, bytes",
     "batch": "print the sentence pairs of a training step, with their direction, lengths and place",
     "cleaning_report": "report what cleaning drops, changes and flags, and why: data_report.html",

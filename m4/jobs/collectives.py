@@ -1,12 +1,7 @@
-"""`m4 collectives`: what partitioned operators send, or what a config's training step sends.
-
-Without a config it prints Table 4 of GShard, compiled here on fake CPU devices; with a config, the
-communication and memory of its training step.
-"""
+"""`m4 collectives`: communication and memory of a config's training step, on fake devices."""
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +19,7 @@ EXAMPLE = "m4 collectives --gin_file=gin_configs/demo.gin --devices=8"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     command.add_config(parser)
-    parser.add_argument(
-        "--devices",
-        help="fake CPU devices: several numbers for the table (default: 2,4,8,16,32,64), one with "
-        "a config (default: 8)",
-    )
+    parser.add_argument("--devices", type=int, default=8, help="fake CPU devices (default: 8)")
     parser.add_argument(
         "--languages",
         type=int,
@@ -39,32 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compiles the operators or the training step; returns the exit status."""
+    """Compiles the training step; returns the exit status."""
     streams.require_output()
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    of_config = bool(arguments.gin_file or arguments.model_dir or arguments.gin_bindings)
-    devices = arguments.devices or ("8" if of_config else "2,4,8,16,32,64")
-    if not re.fullmatch(r"\d+" if of_config else r"\d+(,\d+)*", devices):
-        one = "one number, as 8" if of_config else "numbers with commas between them, as 2,8,64"
-        raise InputError(f"--devices={devices}: {one}")
-    if of_config:
-        from m4.parallel.platform.jax_setup import use_fake_devices
+    from m4.parallel.platform.jax_setup import use_fake_devices
 
-        use_fake_devices(int(devices))
-        with command.experiment_of(arguments) as (experiment, _):
-            from m4.plan.compile import local_facts
+    if arguments.devices < 1:
+        raise InputError(f"--devices={arguments.devices}: must be 1 or more")
+    use_fake_devices(arguments.devices)
+    with command.experiment_of(arguments) as (experiment, _):
+        from m4.plan.compile import local_facts
 
-            _show(local_facts(experiment, arguments.languages), arguments.output, console)
-        return 0
-    from m4.plan import table4
-
-    rows = table4.table([int(count) for count in devices.split(",")])
-    table4.show(rows, console)
-    if arguments.output:
-        table4.save(rows, arguments.output)
-        print(f"wrote {arguments.output}")
+        found = local_facts(experiment, arguments.languages)
+        _show(found, arguments.output, Console(width=None if sys.stdout.isatty() else 200))
     return 0
 
 

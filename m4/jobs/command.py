@@ -185,7 +185,6 @@ def read_config(
     """Reads the config of --gin_file, or else the one saved in --model_dir, and the bindings.
 
     Args:
-        arguments: Those of `add_config`.
         more: Further bindings, "NAME = VALUE".
         model_dir: MODEL_DIR of the config. Defaults to --model_dir.
 

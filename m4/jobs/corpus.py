@@ -69,9 +69,6 @@ def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
     With several processes the primary opens or builds it; then all download what they need, at the
     same time.
 
-    Args:
-        needs: The files that the job reads.
-
     Raises:
         InputError: A file is damaged; a process does not see what the primary opened.
     """

@@ -43,7 +43,6 @@ def demo(experiment: "Experiment", *, dense: bool = False) -> "Results":
     """Runs all steps; what is there already is kept.
 
     Args:
-        experiment: The experiment, with baselines.
         dense: Whether to train and decode a dense model for comparison, too.
     """
     from m4.build import build

@@ -70,7 +70,6 @@ def write_config(folder: str, out: str | None, yes: bool) -> None:
     """Writes the gin file of a corpus and prints the commands to paste.
 
     Args:
-        folder: Folder with sentence pairs.
         out: The gin file. Defaults to the name of the folder with `.gin`.
         yes: Takes the defaults instead of asking.
 

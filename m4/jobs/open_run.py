@@ -93,7 +93,6 @@ def located(experiment: Experiment, folder: Path | None = None) -> Experiment:
     """Returns the experiment with a folder of this machine as MODEL_DIR.
 
     Args:
-        experiment: Its MODEL_DIR may be in a bucket.
         folder: The local folder. Defaults to the copy for reading, which is not brought up to date.
     """
     address, data = experiment.model_dir.rstrip("/"), experiment.data

@@ -45,19 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("runs/plans"),
         help="folder of the reports (default: runs/plans)",
     )
-    parser.add_argument(
-        "--sweep", action="store_true", help="plan the GShard paper's whole family, in one table"
-    )
-    parser.add_argument(
-        "--configs",
-        default="gin_configs",
-        help="with --sweep: folder of its configs (default: gin_configs)",
-    )
-    parser.add_argument(
-        "--reuse",
-        action="store_true",
-        help="with --sweep: also reuse plans made by other versions of m4's code",
-    )
     # For the process that compiles: the file that it writes.
     parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
 
@@ -76,25 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _write_facts(arguments)
     from rich.console import Console
 
-    from m4.plan import launch, report, sweep
+    from m4.plan import launch, report
 
     console = Console(width=None if sys.stdout.isatty() else 120)
-    # What the compiling process needs to read any config as this process does.
-    shared = [
-        f"--gin_search_paths={arguments.gin_search_paths}",
-        f"--languages={arguments.languages}",
-    ]
-    given = [f"--gin_bindings={binding}" for binding in arguments.gin_bindings]
-    if arguments.sweep:
-        _check_sweep(arguments)
-        folder = Path(arguments.configs)
-        sweep.run(folder, arguments.output, shared, given, arguments.reuse, console)
-        return 0
     saved = arguments.model_dir if not arguments.gin_file else None
     if len(arguments.gin_file) != 1 and not saved:
         raise InputError(
             "give one config: --gin_file=gin_configs/moe_128e_12l.gin, or a run folder's: "
-            "--model_dir=...; or --sweep"
+            "--model_dir=..."
         )
     price = arguments.price_per_chip_hour
     if price is not None and not price >= 0:
@@ -102,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = Path(saved.rstrip("/")).name if saved else Path(arguments.gin_file[0]).stem
     facts = launch.compiled(
         name,
-        [*_config_arguments(arguments), *shared, *given],
+        _config_arguments(arguments),
         arguments.topology or TOPOLOGY,
         arguments.program,
         console,
@@ -136,24 +112,7 @@ def _config_arguments(arguments: argparse.Namespace) -> list[str]:
     given = [f"--gin_file={name}" for name in arguments.gin_file]
     given += [f"--model_dir={arguments.model_dir}"] if arguments.model_dir else []
     given += [f"--allow_module={name}" for name in arguments.allow_module]
-    return given + (["--debug"] if arguments.debug else [])
-
-
-def _check_sweep(arguments: argparse.Namespace) -> None:
-    """Raises InputError for an argument that has no effect with --sweep."""
-    if arguments.gin_file or arguments.model_dir:
-        name = "--gin_file" if arguments.gin_file else "--model_dir"
-        raise InputError(f"--sweep plans its own configs: leave {name} out (--configs=...)")
-    without_effect = {
-        f"--topology={arguments.topology}": arguments.topology is not None,
-        f"--program={arguments.program}": arguments.program != "train",
-        f"--price_per_chip_hour={arguments.price_per_chip_hour}": (
-            arguments.price_per_chip_hour is not None
-        ),
-    }
-    for name, given in without_effect.items():
-        if given:
-            raise InputError(
-                f"{name}: --sweep plans training steps on its own machines, without a price: "
-                "leave it out"
-            )
+    given += ["--debug"] if arguments.debug else []
+    given += [f"--gin_search_paths={arguments.gin_search_paths}"]
+    given += [f"--languages={arguments.languages}"]
+    return [*given, *(f"--gin_bindings={binding}" for binding in arguments.gin_bindings)]

@@ -40,9 +40,6 @@ def watch(
     On a terminal it is a table, elsewhere a line whenever something has changed.
 
     Args:
-        model_dir: The run's folder or address.
-        seconds: Time between two looks.
-        once: Whether to look once.
         stream: Where to write. Defaults to standard output.
 
     Raises:
@@ -103,7 +100,6 @@ def look_at(folder: Path, now: float) -> Look:
     """Reads a run's local folder.
 
     Args:
-        folder: The run's folder.
         now: `time.time()`.
 
     Raises:

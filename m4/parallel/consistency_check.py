@@ -24,9 +24,6 @@ def check_agreement(config: Mapping[str, str]) -> None:
 
     All processes call it after jax.distributed.initialize, before anything is compiled. One process
     always agrees.
-
-    Args:
-        config: Setting -> value, as text.
     """
     if jax.process_count() > 1:
         mine = json.dumps([socket.gethostname(), facts(config)])

@@ -151,7 +151,6 @@ def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
     """Makes logical axes in the model mean axes of this mesh, by the table of parallel/axes.py.
 
     Args:
-        mesh: The mesh.
         extra_rules: Rules for the axes that the table leaves whole. Defaults to those of a context
             around this one, if any.
     """
@@ -205,7 +204,6 @@ def parameter_shardings(
     """Returns shardings in the shape of `params` from the collection `params_axes`.
 
     Args:
-        mesh: The mesh.
         params_axes: Logical axes of the parameters.
         params: Parameters, as arrays or shapes.
         fsdp_axes: Mesh axes over which a parameter is sharded further (`shard_further`).

@@ -122,7 +122,6 @@ def compiled(
     Args:
         arguments: Words of the command line, from which the subprocess reads the config.
         machine: Name of the machine, such as "v3:8x8".
-        program: "train" or "decode".
     """
     platform = topology(machine).platform
     check_compiler(platform)

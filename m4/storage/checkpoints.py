@@ -71,11 +71,9 @@ class Checkpoints:
         in `SCORES_BY_STEP`.
 
         Args:
-            folder: The folder `checkpoints/`.
             keep: Number of the last steps that stay.
             keep_period: Steps that it divides stay. Defaults to none.
             keep_best: Number of steps of lowest `MEASURE` that stay.
-            read_only: Whether nothing is saved.
         """
         _quiet()
         self._here = Path(folder).absolute()
@@ -134,9 +132,7 @@ class Checkpoints:
         A step that is saved already stays as it is.
 
         Args:
-            step: The step.
             items: Name ("params", "optimizer", ...) -> tree of arrays.
-            note: JSON.
             measured: Values measured with these parameters; with `MEASURE` the step may be one of
                 the best.
         """
@@ -183,7 +179,6 @@ class Checkpoints:
         """Returns the named trees of a step; what is not named is not read.
 
         Args:
-            step: The step.
             items: Name -> tree of ShapeDtypeStructs, which have the shapes, types and shardings.
 
         Raises:

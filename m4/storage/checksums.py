@@ -116,7 +116,6 @@ def problem(
     """Returns what is wrong with the first of a folder's files that is wrong, or None.
 
     Args:
-        store: The folder.
         files: Sizes and hashes as they were written.
         wanted: Which files' content is compared, by name; sizes are compared of all.
         level: How much is compared. Defaults to the process's choice.

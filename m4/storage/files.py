@@ -209,7 +209,6 @@ def read_json(
     """Returns what `parse` makes of a file of one JSON object, which m4 has written.
 
     Args:
-        path: The file.
         parse: Makes something of the object. Defaults to the object itself.
         remedy: What to do about a damaged file, for the message.
 
@@ -238,7 +237,6 @@ def read_jsonl(
     """Returns what `parse` makes of the lines of a file, plain or .gz, each a JSON object.
 
     Args:
-        path: The file.
         parse: Makes something of an object. Defaults to the object itself.
         cut_off: Whether a last line without its end, of a job that was killed, is left out.
 

@@ -40,7 +40,6 @@ def local_lock(path: Path, where: str, seconds: float = _WAIT_SECONDS) -> Iterat
     A link is refused and not followed: a stranger's folder may have one that leads elsewhere.
 
     Args:
-        path: The lock's file; its folder is made.
         where: The setting and its value, for messages.
         seconds: How long to wait for the lock; -1 waits without limit.
 

@@ -47,7 +47,6 @@ def write_own(item: epath.Path, process: int) -> None:
 
     Args:
         item: The manifest's folder in the step, which has not its own name yet; gets the hashes.
-        process: The process's number.
     """
     found = {}
     for folder in item.parent.iterdir():
@@ -99,7 +98,6 @@ def problem(
     """Returns what is wrong with a step's files, or None.
 
     Args:
-        step: The step's folder.
         items: Whose content is compared. Defaults to all items.
         level: How much is compared. Defaults to the process's choice.
     """

@@ -41,7 +41,6 @@ class Metrics:
         """Opens the log.
 
         Args:
-            folder: The run's folder, or None.
             resume_step: The step that training resumes from.
             saved: The note of that step's checkpoint; rows that are not those that it names are a
                 line on stderr.

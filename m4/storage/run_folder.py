@@ -96,10 +96,6 @@ def kind_of(name: str) -> str:
 def claim(folder: Path, config: Owner) -> None:
     """Makes the folder the config's, or checks that it already is.
 
-    Args:
-        folder: MODEL_DIR.
-        config: The config (`m4.config.Config`).
-
     Raises:
         InputError: It belongs to another config, or is no run's folder.
     """
@@ -205,8 +201,6 @@ def changed(
     """Returns setting -> [value in run.json, value in the config], where they differ.
 
     Args:
-        record: What `read` gave.
-        config: Setting -> value, as text.
         mutable: The config's mutable settings, which are left out as those of `record` are.
     """
     found = {}

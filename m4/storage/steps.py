@@ -47,7 +47,6 @@ def whole_step(
     For each damaged step after it, a line on stderr names the file.
 
     Args:
-        folder: A folder of checkpoints.
         step: The step to look at. Defaults to all, from the last one on.
         used: Whether only the parameters to use and the note must be whole.
         move_aside: Whether damaged steps become `<step>.damaged`, for the job that writes there.

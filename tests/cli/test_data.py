@@ -14,8 +14,6 @@ from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from tests.command_line import TINY, contents, experiment_of, m4
 
-FILES = {f"data_preview.{ending}" for ending in ("json", "html", "png", "pdf")}
-
 
 @pytest.mark.slow
 def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
@@ -34,7 +32,6 @@ def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "es Spanish" in done.stdout
-    assert set(contents(folder)) >= FILES
     made = json.loads((folder / "data_preview.json").read_text("utf-8"))
     assert made["sampler"] == "temperature"
     assert list(made["languages"]["gl"]["samplers"]) == ["configured", "T=1", "T=∞"]

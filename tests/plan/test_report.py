@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from m4.plan import launch, report, sweep, table3
+from m4.plan import launch, report, table3
 from m4.plan.machines import GIB
-from tests.command_line import m4
+from scripts import plan_paper
 
 FACTS: dict[str, Any] = {
     "format": launch.FORMAT,
@@ -261,7 +261,7 @@ def test_files_are_named_after_the_plan_and_escaped(tmp_path: Path) -> None:
 def test_every_plan_has_a_row_with_the_papers_figures() -> None:
     quarter = {"config": "moe_128e_12l", "label": "quarter batch", "devices": 128}
     rows = [FACTS, {**FACTS, **quarter}, {**REFUSED, "label": "bfloat16", "config": "t_96l"}]
-    header, *table = sweep.family(rows).rows
+    header, *table = plan_paper.family(rows).rows
     assert {len(row) for row in table} == {len(header)}
     first, second, third = (dict(zip(header, row, strict=True)) for row in table)
     assert first["model"] == "(1) MoE(2048E, 36L)"
@@ -278,22 +278,9 @@ def test_every_plan_has_a_row_with_the_papers_figures() -> None:
     assert third["step, s"] == ""
 
 
-def test_plan_is_reused_if_made_from_the_same(tmp_path: Path) -> None:
-    path, identity = tmp_path / "plan.json", {"arguments": ["a"]}
-    assert sweep.reusable(path, identity, True) is None
-    facts = {"identity": identity, "code": "another", "format": launch.FORMAT}
-    path.write_text(json.dumps(facts), encoding="utf-8")
-    assert sweep.reusable(path, identity, True) == facts
-    assert sweep.reusable(path, identity, False) is None
-    assert sweep.reusable(path, {"arguments": ["b"]}, True) is None
-    path.write_text(json.dumps({**facts, "code": sweep.code_digest()}), encoding="utf-8")
-    assert sweep.reusable(path, identity, False) is not None
-    # Facts in another format may lack some that are shown now.
-    path.write_text(json.dumps({**facts, "format": launch.FORMAT - 1}), encoding="utf-8")
-    assert sweep.reusable(path, identity, True) is None
-
-
-def test_sweep_compiles_only_missing_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_family_compiles_only_missing_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def compiled(config, arguments, machine, job, console):
@@ -303,40 +290,16 @@ def test_sweep_compiles_only_missing_plans(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("m4.plan.launch.compiled", compiled)
     folder = Path(__file__).parents[2] / "gin_configs"
-    said = m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}")
-    assert said.status == 0, said.err
-    assert len(asked) == len(sweep.CASES)
+    for _ in range(2):  # the second time all are kept
+        plan_paper.run(folder, tmp_path, Console(file=io.StringIO()))
+        assert len(asked) == len(plan_paper.CASES)
     assert ("t_96l", "v3:32x32", "--gin_bindings=mesh.make_mesh.fsdp = 1") in asked
-    m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}")
-    assert len(asked) == len(sweep.CASES)  # all are kept
-    said = m4("plan", "--sweep", f"--configs={tmp_path}", f"--output={tmp_path}")
-    assert "no moe_128e_12l.gin in it" in said.mistake
-
-
-def test_sweep_passes_arguments_on_or_refuses_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[str]] = []
-
-    def compiled(config, arguments, machine, job, console):
-        asked.append(arguments)
-        raise ValueError("enough")
-
-    monkeypatch.setattr("m4.plan.launch.compiled", compiled)
-    folder = Path(__file__).parents[2] / "gin_configs"
-    both = ("--gin_bindings=DROPOUT_RATE = 0.0", "--gin.BATCH_SIZE=512")
-    with pytest.raises(ValueError, match="enough"):
-        m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}", *both)
-    assert asked[0][-2:] == [
-        "--gin_bindings=DROPOUT_RATE = 0.0",
-        "--gin_bindings=BATCH_SIZE = 512",
-    ]
-    for argument in ("--gin_file=mine.gin", "--topology=v4:4x4x4", "--program=decode"):
-        said = m4("plan", "--sweep", f"--configs={folder}", f"--output={tmp_path}", argument)
-        assert argument.split("=")[0] in said.mistake
-    assert len(asked) == 1
+    path = next(tmp_path.glob("moe_128e_12l.*.json"))
+    path.write_text(path.read_text("utf-8").replace("BATCH_SIZE", "SIZE"), encoding="utf-8")
+    plan_paper.run(folder, tmp_path, Console(file=io.StringIO()))
+    assert len(asked) == len(plan_paper.CASES) + 1
 
 
 def test_the_family_is_the_papers() -> None:
-    assert {case.config for case in sweep.CASES} == {row.config for row in table3.TABLE3}
-    assert len({case.name for case in sweep.CASES}) == len(sweep.CASES)
+    assert {case.config for case in plan_paper.CASES} == {row.config for row in table3.TABLE3}
+    assert len({case.name for case in plan_paper.CASES}) == len(plan_paper.CASES)

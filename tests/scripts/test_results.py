@@ -304,8 +304,8 @@ def check_drawn(folder: Path) -> None:
                     and row.sentences >= found.levels.min_test_sentences]  # fmt: skip
             assert (len(rows), np.mean(rows)) == (mean.languages, pytest.approx(mean.delta))
     if found.compared and found.compared[0].baseline == "bilingual":
-        drawn = export.csv_text(found.compared[0].rows, found.levels)
-        assert (folder / "delta_bleu.csv").read_text(encoding="utf-8") == drawn
+        drawn = export.latex_text(found.compared[0].rows, found.compared[0].means, found.levels)
+        assert (folder / "delta_bleu.tex").read_text(encoding="utf-8") == drawn
 
 
 def test_a_changed_number_is_noticed(results: Path, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_changed_number_is_noticed(results: Path, tmp_path: Path) -> None:
         "scores.jsonl": ('"score": ', '"score": 1'),
         "deltas.jsonl": ('"delta": ', '"delta": 1'),
         "means.jsonl": ('"languages": 2', '"languages": 3'),
-        "delta_bleu.csv": ("bilingual", "other"),
+        "delta_bleu.tex": ("bilingual", "other"),
         "experiment.toml": ("+5.9", "+5.8"),
     }
     for number, (name, (before, after)) in enumerate(changes.items()):

@@ -130,7 +130,7 @@ def test_fresh_knows_every_file_of_the_table() -> None:
         ("decodes/1000/scores.dev.jsonl", "steps"),
         ("scores_by_step.jsonl", "steps"),
         ("baselines/gl.1/result.json", "baselines"),
-        ("data_preview.html", "data"),
+        ("data_preview.json", "data"),
     ],
 )
 def test_each_file_is_of_the_kind_of_the_job_that_writes_it(name: str, kind: str) -> None:

@@ -91,9 +91,6 @@ class Cache:
     def verify(self, needs: Callable[[str], bool] = lambda name: True) -> None:
         """Compares the files with their SHA-256, as `m4.storage.checksums` is set to.
 
-        Args:
-            needs: Which files are needed, by name.
-
         Raises:
             Damaged: The file, and what is wrong with it.
         """

@@ -9,12 +9,11 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rich.table import Table
 
-from m4 import html
 from m4.data.cache.cache import Cache
 from m4.data.cache.tokens import ROLES
 from m4.data.directions import SIDES, SIDES_OF
@@ -24,7 +23,6 @@ from m4.data.vocabulary.vocabulary import UNK_ID, Vocabulary
 from m4.storage.files import write_text
 
 NAME = "vocabulary_report"
-_TEMPLATE = Path(__file__).with_name("vocabulary_report.html.j2")
 # Column -> its title and the format of its numbers.
 COLUMNS = {
     "sentences": ("sentences", "{:,}"),
@@ -135,9 +133,9 @@ def spelled_out(rows: Iterable[Row], above: float) -> list[Row]:
     return sorted((r for r in rows if r.byte_share > above), key=lambda row: -row.byte_share)
 
 
-def write(folder: Path, cache: Cache, rows: Sequence[Row], warn_above: float) -> list[Path]:
-    """Writes vocabulary_report.json and vocabulary_report.html; returns their paths."""
-    data: dict[str, Any] = {
+def write(folder: Path, cache: Cache, rows: Sequence[Row], warn_above: float) -> Path:
+    """Writes vocabulary_report.json; returns its path."""
+    data = {
         "fingerprint": cache.vocabulary.fingerprint,
         "vocabularies": {
             role: {key: value for key, value in made.items() if key != "fingerprint"}
@@ -146,10 +144,5 @@ def write(folder: Path, cache: Cache, rows: Sequence[Row], warn_above: float) ->
         "warn_above": warn_above,
         "rows": [row._asdict() for row in rows],
     }
-    paths = [folder / f"{NAME}.json", folder / f"{NAME}.html"]
-    write_text(paths[0], json.dumps(data, indent=1, ensure_ascii=False))
-    titles = [title for title, _ in COLUMNS.values()]
-    names = {"name_of": lambda code: describe(code).name}
-    page = html.render(_TEMPLATE, names, **{**data, "rows": rows}, titles=titles)
-    write_text(paths[1], page)
-    return paths
+    write_text(path := folder / f"{NAME}.json", json.dumps(data, indent=1, ensure_ascii=False))
+    return path

@@ -43,7 +43,6 @@ def decode_to_files(
     Args:
         translate: Takes tagged sources and the direction of each; returns what a line says of
             each, {"hypothesis": ...} or more.
-        pairs: Sentences of the directions.
         settings: JSON, all that decides the result: checkpoint step, beams, alpha, lengths,
             fingerprint of the vocabulary.
         sentences_at_once: Directions are decoded together up to this many sentences (fuller

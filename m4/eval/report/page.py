@@ -78,7 +78,6 @@ def page(
     rate_rows: Sequence[Mapping[str, Any]],
     experts: Sequence[Mapping[str, Any]] = (),
     by_step: Sequence[Mapping[str, Any]] = (),
-    cosines: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Returns the text of report.html, one self-contained file (`m4.html.render`).
 
@@ -88,7 +87,6 @@ def page(
         baseline: Name of the baseline, if there is one.
         experts: {title, figure, alarms} of each atlas.
         by_step: {split, figure, best} of each curve of checkpoints; best is a row.
-        cosines: {system, step, figure} of each heat map of gradients.
     """
     data = _data_table(train_pairs, background, levels, rows)
     small = small_tests(rows, levels)
@@ -119,7 +117,6 @@ def page(
         metric_key=metric,
         experts=experts,
         by_step=by_step,
-        cosines=cosines,
         theme={"light": LIGHT, "dark": DARK},
         subsets=_subsets(scores, metric, baseline, order),
         scores={direction: _by(whole, "direction", "system", "metric")[direction]

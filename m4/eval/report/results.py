@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from m4.data.cleaning.language_id import for_reports
 from m4.eval.metrics import Metric
-from m4.eval.report import atlas, cosines, curves
+from m4.eval.report import atlas, curves
 from m4.eval.report.figures import inline
 from m4.eval.report.page import Background, page
 from m4.eval.report.plot import plot
@@ -47,20 +47,18 @@ def draw(
 ) -> list[Path]:
     """Writes the plot and the tables of differences to a folder; the same rows give the same bytes.
 
-    The plot is delta_<metric>.png, .pdf and .svg, the table of the languages .csv, and with the
-    means by resource level .tex. No run is needed: `delta.from_plain` reads the rows of a
-    deltas.jsonl.
+    The plot is delta_<metric>.png, .pdf and .svg, the tables of languages and means .tex. No run is
+    needed: `delta.from_plain` reads the rows of a deltas.jsonl.
 
     Args:
         rows: Differences of one metric from one baseline (`delta.deltas`).
     """
     stem = Path(folder) / f"delta_{rows[0].metric}"
     pictures = [stem.with_suffix(f".{kind}") for kind in ("png", "pdf", "svg")]
-    csv, tex = stem.with_suffix(".csv"), stem.with_suffix(".tex")
+    tex = stem.with_suffix(".tex")
     plot(rows, pictures, levels)
-    write_text(csv, export.csv_text(rows, levels))
     write_text(tex, export.latex_text(rows, means, levels))
-    return [*pictures, csv, tex]
+    return [*pictures, tex]
 
 
 def write_results(
@@ -108,7 +106,6 @@ def write_results(
     text = page(
         measured, metric, baseline, rows, means, scores, train_pairs, background, subsets or {},
         levels, samples, rate_rows, _experts(folder, split), _by_step(folder),
-        _cosines(background),
     )  # fmt: skip
     write_text(html, text)
     found = different if rows else None
@@ -129,16 +126,6 @@ def _by_step(folder: Path) -> list[dict[str, Any]]:
         label = f"Scores of each checkpoint on {split} by resource level"
         best = next((row for row in mine if row["best"]), None)
         found.append({"split": split, "figure": inline(curves.by_step(mine), label), "best": best})
-    return found
-
-
-def _cosines(background: Background) -> list[dict[str, Any]]:
-    """Returns the last cosines of each system's training, of systems that measured them."""
-    found = []
-    for system, rows in background.curves.items():
-        if (one := cosines.last(rows)) is not None:
-            drawn = inline(cosines.figure(one), f"Cosines between gradients of {system}")
-            found.append({"system": system, "step": one.step, "figure": drawn})
     return found
 
 

@@ -1,7 +1,5 @@
-"""Differences as files for other programs: CSV, and LaTeX tables of booktabs and longtable."""
+"""Differences as LaTeX tables of booktabs and longtable."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 
 from m4.data.families import family_of
@@ -16,7 +14,6 @@ from m4.eval.scoring.delta import (
 )
 from m4.eval.scoring.levels import LEVELS, ResourceLevels
 
-_OF_SYSTEM = ("score", "delta", "low", "high", "p_value", "undertrained")
 _ESCAPES = str.maketrans(
     {
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -37,39 +34,6 @@ def by_direction(rows: Iterable[Delta]) -> dict[str, dict[str, Delta]]:
     for row in rows:
         found.setdefault(row.direction, {})[row.system] = row
     return found
-
-
-def csv_text(rows: Sequence[Delta], levels: ResourceLevels) -> str:
-    """Returns a line a direction: language, family, level, and the numbers of each system.
-
-    Numbers are in percent, as in deltas.jsonl.
-    """
-    systems = list(dict.fromkeys(row.system for row in rows))
-    head = ["language", "name", "family", "level", "train_pairs", "direction", "sentences"]
-    head += ["metric", "baseline", "copy_score", "baseline_score"]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*head, *(f"{system}_{name}" for system in systems for name in _OF_SYSTEM)])
-    for direction, at in by_direction(rows).items():
-        one = next(iter(at.values()))
-        cells: list[object] = [one.language, one.name, family_of(one.language)]
-        cells += [levels.of(one.train_pairs), one.train_pairs, direction, one.sentences]
-        cells += [one.metric, one.baseline, _number(one.copy_score), _number(one.baseline_score)]
-        for system in systems:
-            cells += _cells(at.get(system))
-        writer.writerow(cells)
-    return buffer.getvalue()
-
-
-def _cells(row: Delta | None) -> list[object]:
-    if row is None:
-        return [""] * len(_OF_SYSTEM)
-    numbers = (row.system_score, row.delta, row.low, row.high, row.p_value)
-    return [*map(_number, numbers), str(row.undertrained).lower()]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
 
 
 def latex_text(rows: Sequence[Delta], means: Sequence[Average], levels: ResourceLevels) -> str:

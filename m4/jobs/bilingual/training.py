@@ -94,7 +94,6 @@ def train_all(missing: Sequence[Baseline], workers: int) -> None:
     """Trains and decodes baselines, the one with the most training pairs first.
 
     Args:
-        missing: The baselines that are not there.
         workers: Number of processes; 0 trains in this process, on its devices.
 
     Raises:
@@ -228,9 +227,6 @@ def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -
     the processes share the cores as the system pleases.
 
     Args:
-        parent: Process id of the parent.
-        cores: Queue of the cores to take one from.
-        messages: Queue of messages to the parent.
         programs: The parent's folder of compiled programs.
     """
     end_with(parent)

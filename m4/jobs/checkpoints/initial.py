@@ -57,12 +57,6 @@ class Beginning:
         It is the same each time: once run.json has the step that a run without @STEP began from, it
         is that one.
 
-        Args:
-            rules: What the new model takes over.
-            run: Folder of the new run.
-            model: The new model.
-            cache: Its corpus.
-
         Raises:
             SettingError: there is no such run or step.
             ValueError: the vocabulary is another one; something that no rule takes over.
@@ -179,10 +173,7 @@ def check_beginning(rules: InitialModel, run: Path, model: Transformer, training
     """Checks what is known of a beginning before the corpus is built.
 
     Args:
-        rules: What the new model takes over.
-        run: Folder of the new run.
         model: The new model, with vocabularies of the sizes that the config asks for.
-        training: The settings.
 
     Raises:
         SettingError: No run or checkpoint is there to begin from.

@@ -47,7 +47,6 @@ class SourceT5x:
 
         Args:
             folder: T5X's MODEL_DIR, or a checkpoint in it.
-            rules: What the new model takes over.
             step: The step. Defaults to `known`, else to the latest.
             known: The step that the new run began from before.
 

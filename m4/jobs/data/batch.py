@@ -42,7 +42,6 @@ def batch(experiment: Experiment, step: int) -> None:
     learns, its rates are those of the latest checkpoint.
 
     Args:
-        experiment: The run's.
         step: Step of training, from 1.
 
     Raises:

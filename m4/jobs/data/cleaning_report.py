@@ -44,7 +44,6 @@ def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> 
     """Cleans the corpus and writes data_report.json and data_report.html.
 
     Args:
-        experiment: Whose corpus is cleaned.
         stages: "configured" or "all".
         list: Beginning of the reasons whose pairs are written to dropped.jsonl.gz, "" for all.
             Defaults to no list.

@@ -44,10 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> None:
-    """Writes data_preview.json, .html, .png and .pdf into MODEL_DIR.
+    """Prints how often each language would be seen, and writes data_preview.json into MODEL_DIR.
 
     Args:
-        experiment: Whose corpus and sampler are looked at.
         temperatures: Temperatures to compare the sampler with, separated by commas: numbers from 1
             on, or inf.
         most_epochs: Languages that the sampler repeats more often are warned of.
@@ -55,7 +54,6 @@ def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> 
     from m4.build import training_stream
     from m4.data.inspection import preview as previews
     from m4.data.inspection.preview import Column, drawn_of
-    from m4.eval.report import preview_page
     from m4.jobs import prepare
     from m4.jobs.corpus import arrays, open_corpus
     from m4.storage.files import write_text
@@ -83,12 +81,11 @@ def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> 
     made = previews.as_json(seen, most_epochs)
     path = prepare.run_folder(experiment) / "data_preview.json"
     write_text(path, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
-    files = [path, *preview_page.write(seen, most_epochs, prepare.run_folder(experiment))]
     screen = prepare.console()
     screen.print(previews.table(seen, most_epochs))
     for line in previews.warnings(seen, most_epochs):
         screen.print(line, style="yellow", markup=False)
-    prepare.print_files(screen, files)
+    prepare.print_files(screen, [path])
 
 
 def _temperatures(text: str) -> "dict[str, Sampler]":

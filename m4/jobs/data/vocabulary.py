@@ -38,11 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def vocabulary(experiment: "Experiment", sentences: int = 2000, warn_above: float = 0.01) -> None:
-    """Writes vocabulary_report.json and .html into MODEL_DIR.
+    """Writes vocabulary_report.json into MODEL_DIR.
 
     Args:
-        experiment: Whose corpus is measured.
-        sentences: Sentences of each language.
         warn_above: Share of bytes among the pieces above which a language is warned of.
     """
     if sentences < 1 or not 0.0 <= warn_above <= 1.0:
@@ -59,7 +57,7 @@ def vocabulary(experiment: "Experiment", sentences: int = 2000, warn_above: floa
     screen = prepare.console()
     screen.print(vocabulary_report.table(rows))
     folder = prepare.run_folder(experiment)
-    prepare.print_files(screen, vocabulary_report.write(folder, cache, rows, warn_above))
+    prepare.print_files(screen, [vocabulary_report.write(folder, cache, rows, warn_above)])
     if worst := vocabulary_report.spelled_out(rows, warn_above):
         named = ", ".join(f"{row.language} {row.byte_share:.1%}" for row in worst[:10])
         more = f" and {len(worst) - 10} more" if len(worst) > 10 else ""

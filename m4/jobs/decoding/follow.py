@@ -42,8 +42,6 @@ def follow(
     primary one scores.
 
     Args:
-        experiment: The experiment of the run.
-        split: Split whose sentences are translated.
         sentences: Sentences per direction. Defaults to all.
         directions: Directions to score. Defaults to all.
         steps: Steps to score. Defaults to all that there are.

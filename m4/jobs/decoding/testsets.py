@@ -103,8 +103,6 @@ def decode(
     together; the primary writes.
 
     Args:
-        experiment: The run's.
-        dense: Translate with the dense model.
         split: "test" or "dev".
         step: Step of a checkpoint that is kept. Defaults to the latest.
         t5x: Write them as T5X's inference does, too (`m4.eval.decoding.t5x_lines`).

@@ -1,4 +1,4 @@
-"""Table 4 of GShard (arXiv 2006.16668), compiled: collectives of each partitioned operator.
+"""Table 4 of GShard (arXiv 2006.16668), compiled: `python examples/table4.py`.
 
 Every operator of the table, annotated as there and weakly scaled: the split dimensions grow with
 the number of devices D, all others are constant. XLA's partitioner compiles it for D fake CPU
@@ -6,8 +6,10 @@ devices; it never runs. Collectives are read from the program (`m4.plan.hlo`), F
 XLA's cost analysis (no operator has a loop, which that would count once).
 """
 
+import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +24,6 @@ from rich.table import Table
 from m4.parallel.platform.jax_setup import use_fake_devices
 from m4.parallel.sharding import replicate, split
 from m4.plan.hlo import collectives, summary
-from m4.settings import InputError
 from m4.storage.files import write_text
 
 ABBREVIATIONS = {
@@ -90,10 +91,7 @@ def table(counts: Sequence[int]) -> list[Row]:
     """Compiles every operator for each number of devices."""
     allowed = [2**n for n in range(1, MOST_DEVICES.bit_length())]
     if len(counts) < 2 or sorted({*counts}) != list(counts) or not {*counts} <= {*allowed}:
-        raise InputError(
-            f"--devices={','.join(map(str, counts))}: must be two or more increasing numbers of "
-            + ", ".join(map(str, allowed))
-        )
+        raise ValueError(f"{counts}: must be two or more increasing numbers of {allowed}")
     use_fake_devices(max(counts))
     return [row(operator, counts) for operator in OPERATORS]
 
@@ -290,3 +288,18 @@ OPERATORS = (
     Operator("Einsum(GSEC,GSM->EGCM)", "G,E", "O(√D)", _AA, _dispatch),
     Operator("Convolution(BIXY,xyIO->BOXY)", "X", "O(1)", _CP, _convolution),
 )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
+    parser.add_argument("--output", type=Path, help="a JSON file to write as well")
+    options = parser.parse_args()
+    rows = table(options.devices)
+    show(rows, Console(width=None if sys.stdout.isatty() else 200))
+    if options.output:
+        save(rows, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,7 @@
-"""Plans of all models of the GShard paper, in one table."""
+"""Plans of all models of the GShard paper, in one table: `make plan-paper`."""
 
+import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +11,6 @@ from rich.console import Console
 from m4.parallel.consistency_check import code_digest
 from m4.plan import launch, report, table3
 from m4.plan.machines import GIB, topology
-from m4.settings import InputError
 from m4.storage.files import read_json
 
 
@@ -57,60 +58,34 @@ _HEADER = (
 )
 
 
-def run(
-    configs: Path,
-    output: Path,
-    arguments: Sequence[str],
-    bindings: Sequence[str],
-    reuse: bool,
-    console: Console,
-) -> None:
-    """Compiles each of `CASES` that has no plan yet from the same config, arguments and versions.
+def run(configs: Path, output: Path, console: Console) -> None:
+    """Compiles each of `CASES` that has no plan yet from the same config, code and versions.
 
-    Args:
-        output: Folder of the plans, and of family.json and family.md, their table.
-        arguments, bindings: Words of the command line for every case; bindings come after its own.
-        reuse: Reuse plans made by other versions of m4's code too.
+    `output` gets the plans, and family.json and family.md, their table.
     """
-    files = {case.config: configs / f"{case.config}.gin" for case in CASES}
-    for config, path in files.items():
-        if not path.is_file():
-            raise InputError(f"--configs={configs}: no {config}.gin in it")
     rows = []
     for number, case in enumerate(CASES, start=1):
-        own = [f"--gin_bindings={binding}" for binding in case.bindings]
-        words = [f"--gin_file={files[case.config]}", *arguments, *own, *bindings]
+        config = configs / f"{case.config}.gin"
+        words = [f"--gin_file={config}", *(f"--gin_bindings={each}" for each in case.bindings)]
         identity = {
             "arguments": [*words, f"--topology={case.topology}"],
-            "config": files[case.config].read_text(encoding="utf-8"),
+            "config": config.read_text(encoding="utf-8"),
             "versions": launch.versions(),
+            "code": code_digest(),
         }
         path = output / f"{case.name}.json"
-        facts = reusable(path, identity, reuse)
-        done = "reused" if facts else "compiled"
-        if facts is None:
+        facts = read_json(path) if path.is_file() else {}
+        done = "reused"
+        if facts.get("identity") != identity or facts.get("format") != launch.FORMAT:
             facts = launch.compiled(case.config, words, case.topology, "train", console)
-            facts |= {"label": case.label, "identity": identity, "code": code_digest()}
+            facts |= {"label": case.label, "identity": identity}
             report.write(report.report(facts), path.with_suffix(""), facts)
+            done = "compiled"
         rows.append(facts)
         line = f"{number}/{len(CASES)} {case.name}: {done}; {report.verdict(facts)}"
         console.print(line, highlight=False, soft_wrap=True)
     for written in report.write(family(rows), output / "family", {"rows": rows}):
         console.print(str(written), highlight=False, soft_wrap=True)
-
-
-def reusable(path: Path, identity: Mapping[str, Any], other_code: bool) -> dict[str, Any] | None:
-    """Returns the facts in the file if they were made from the same, else None.
-
-    Args:
-        identity: Everything that decides a plan, except for m4's own code.
-        other_code: Facts of other versions of m4's code count too.
-    """
-    if not path.is_file():
-        return None
-    facts = read_json(path, remedy="delete it to compile it again")
-    same = facts.get("identity") == identity and facts.get("format") == launch.FORMAT
-    return facts if same and (other_code or facts.get("code") == code_digest()) else None
 
 
 def family(rows: Sequence[Mapping[str, Any]]) -> report.Report:
@@ -177,3 +152,15 @@ def _seconds(facts: Mapping[str, Any]) -> list[str]:
     found.append(f"{cost['days']:.1f}" + (f" ({days})" if days else ""))
     found.append(f"{cost['device_years']:.1f}" + (f" ({years})" if years else ""))
     return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--configs", type=Path, default=Path("gin_configs"))
+    parser.add_argument("--output", type=Path, default=Path("runs/plans"))
+    options = parser.parse_args()
+    run(options.configs, options.output, Console(width=None if sys.stdout.isatty() else 120))
+
+
+if __name__ == "__main__":
+    main()

@@ -7,13 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from rich.console import Console
 
-from m4.plan import table4
-from m4.plan.table4 import OPERATORS, Row, growth, written
-from tests.command_line import m4
+from tests.test_examples import FOLDER, example
+
+table4 = example("table4")
 
 # (operator, what is split) -> collectives of the compiled program, at any number of devices, and
 # their bytes on one of D devices. float32; what does not grow is 64 long, of what grows each device
@@ -40,7 +42,7 @@ KINDS = {
 
 
 @functools.cache
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[Any, ...]:
     return tuple(table4.table([2, 8]))
 
 
@@ -58,7 +60,7 @@ def test_kinds_and_bytes() -> None:
 def test_kinds_and_bytes_up_to_64_devices(tmp_path: Path) -> None:
     # A subprocess: JAX has eight devices here, for good.
     path = tmp_path / "table4.json"
-    command = [sys.executable, "-m", "m4", "collectives", f"--output={path}"]
+    command = [sys.executable, str(FOLDER / "table4.py"), f"--output={path}"]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
     found = json.loads(path.read_text(encoding="utf-8"))["rows"]
@@ -97,7 +99,7 @@ def test_growth_is_the_papers() -> None:
 
 
 def test_differences_from_the_paper_are_reported() -> None:
-    reduce = next(o for o in OPERATORS if o.name == "Reduce(AB->B)")
+    reduce = next(o for o in table4.OPERATORS if o.name == "Reduce(AB->B)")
     assert not table4.row(reduce._replace(kinds=frozenset()), [2, 8]).agrees
     assert not table4.row(reduce._replace(communication="O(D)"), [2, 8]).agrees
     assert not table4.row(reduce._replace(compute="O(D)"), [2, 8]).agrees
@@ -114,34 +116,23 @@ def test_differences_from_the_paper_are_reported() -> None:
     ],
 )
 def test_growth(values: dict[int, float], name: str) -> None:
-    assert written(growth(values)) == name
+    assert table4.written(table4.growth(values)) == name
 
 
-def test_the_command(tmp_path: Path) -> None:
-    output = tmp_path / "table4.json"
-    said = m4("collectives", "--devices=2,8", f"--output={output}")
-    assert said.status == 0, said.err
-    line = next(line for line in said.out.splitlines() if "Einsum" in line)
+def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table4.show(rows(), Console(width=200))
+    line = next(line for line in capsys.readouterr().out.splitlines() if "Einsum" in line)
     name, what, number, kind, least, most, *_, verdict = line.split()
     assert (name, what, number, kind) == ("Einsum(GSEC,GSM->EGCM)", "G,E", "1", "AA")
     assert (least, most, verdict) == ("16,384", "16,384", "=")
+    table4.save(rows(), output := tmp_path / "table4.json")
     written = json.loads(output.read_text(encoding="utf-8"))
     assert written["jax"] == jax.__version__
-    assert [row["operator"] for row in written["rows"]] == [o.name for o in OPERATORS]
+    assert [row["operator"] for row in written["rows"]] == [o.name for o in table4.OPERATORS]
     assert written["rows"][1]["costs"]["8"]["collectives"] == {"all-reduce": 1}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--devices=2,3"], "must be two or more increasing numbers of 2, 4, 8, 16, 32, 64"),
-        (["--devices=8"], "--devices=8: must be two or more"),
-        (["--devices=8,2"], "--devices=8,2: must be"),
-        (["--devices=2;4"], "--devices=2;4: numbers with commas between them"),
-        (["--devices=2,64"], "64 devices are needed, JAX runs already with 8"),
-        (["--gin.BATCH_SIZE=2"], "--gin_file"),
-    ],
-)
-def test_mistakes(arguments: list[str], said: str) -> None:
-    jax.devices()
-    assert said in m4("collectives", *arguments).mistake
+@pytest.mark.parametrize("devices", [[2, 3], [8], [8, 2]])
+def test_mistakes(devices: list[int]) -> None:
+    with pytest.raises(ValueError, match="must be two or more increasing numbers"):
+        table4.table(devices)

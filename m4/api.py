@@ -260,7 +260,7 @@ def train(
         InputError: A setting is wrong, or the folder belongs to another config.
     """
     from m4.jobs.open_run import open_run
-    from m4.jobs.train import train as job
+    from m4.jobs.train import check_and_train as job
 
     config = _config(experiment, model_dir, bindings)
     found = config.experiment()

@@ -45,21 +45,21 @@ def demo(experiment: "Experiment", *, dense: bool = False) -> "Results":
     Args:
         dense: Whether to train and decode a dense model for comparison, too.
     """
-    from m4.build import build
     from m4.eval.decoding.testsets import check_held_out
     from m4.jobs.bilingual.baselines import baselines, baselines_of, check_baselines
-    from m4.jobs.corpus import open_corpus
+    from m4.jobs.corpus import keep_vocabulary, open_corpus
     from m4.jobs.decoding.report import report
     from m4.jobs.decoding.testsets import decode
 
     # What later steps need is checked before the training.
     check_baselines(baselines_of(experiment))
-    for one in (experiment, experiment.dense())[: 1 + dense]:
-        build(one, None).check_training()
-    check_held_out(open_corpus(experiment))
     models = (False, True)[: 1 + dense]
-    for which in models:
-        train.train(experiment, dense=which)
+    starts = [train.check(experiment, dense=which) for which in models]
+    corpus = open_corpus(experiment)
+    check_held_out(corpus)
+    keep_vocabulary(experiment, corpus)
+    for start in starts:
+        train.train(start, corpus)
     baselines(experiment)
     for which in models:
         decode(experiment, dense=which)

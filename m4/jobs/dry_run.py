@@ -9,12 +9,10 @@ import jax
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from m4.build import build
 from m4.eval.decoding.decode import target_limit
 from m4.experiment import Experiment
-from m4.jobs import prepare
+from m4.jobs import prepare, train
 from m4.jobs.bilingual.baselines import check_baselines
-from m4.jobs.checkpoints.initial import check_beginning
 from m4.jobs.open_run import located
 from m4.model.layers import shapes_only
 from m4.model.transformer import Transformer, abstract_variables
@@ -22,7 +20,6 @@ from m4.parallel import distributed
 from m4.plan import memory
 from m4.plan.program import planned, train_program
 from m4.settings import InputError
-from m4.storage.steps import latest_step
 
 _TRAINS = ("train", "baselines", "demo")
 _MIB = 2**20
@@ -56,12 +53,8 @@ def dry_run(experiment: Experiment, job: str, *, dense: bool = False, alone: boo
 
 
 def _training(experiment: Experiment, languages: int) -> Table:
-    training, expected = experiment.training, build(experiment, None)
-    expected.check_training()
-    begins = latest_step(prepare.model_folder(experiment) / "checkpoints") is None
-    if begins and training.initial is not None:
-        run = prepare.run_folder(experiment)
-        check_beginning(training.initial, run, expected.model, training)
+    training = experiment.training
+    train.check(experiment, writes=False)
     program = train_program(experiment, jax.devices(), languages)
     held = memory.given(program.parts.model, program.params, program.optimizer)
     gradients = sum(map(memory.shard_bytes, jax.tree.leaves(program.params)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from m4.jobs import command
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from m4.build import Parts
+    from m4.data.cache.cache import Cache
     from m4.experiment import Experiment
+    from m4.jobs.checkpoints.initial import Source
     from m4.train.measuring.step_clock import Flops
 
 EXAMPLE = "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000"
@@ -54,58 +56,109 @@ def run(arguments: argparse.Namespace) -> int:
         from m4.jobs.open_run import open_run
 
         with open_run(experiment, config, "train", fresh=arguments.fresh) as run:
-            train(run.experiment, dense=arguments.compare == "dense")
+            check_and_train(run.experiment, dense=arguments.compare == "dense")
         command.print_next(experiment, config, "eval")
     return 0
 
 
-def train(experiment: Experiment, *, dense: bool = False) -> Path:
-    """Trains the model, or with `dense` the same model without experts; returns its folder.
+class Start(NamedTuple):
+    """A training that can begin.
+
+    Attributes:
+        experiment: The experiment; of the dense model for comparison, one without experts.
+        folder: The model's folder.
+        step: The step that training resumes from; None where it begins.
+        source: The model that it begins from. Defaults to none.
+    """
+
+    experiment: Experiment
+    folder: Path
+    step: int | None
+    source: Source | None
+
+
+def check_and_train(experiment: Experiment, *, dense: bool = False) -> Path:
+    """Checks, opens or builds the corpus, and trains; returns the model's folder."""
+    start = check(experiment, dense=dense)
+    return train(start, training_corpus(experiment))
+
+
+def check(experiment: Experiment, *, dense: bool = False, writes: bool = True) -> Start:
+    """Checks all that is known before the corpus is built.
+
+    Args:
+        dense: Whether the same model without experts is trained.
+        writes: Whether damaged checkpoints are moved aside.
+
+    Raises:
+        SettingError: Sizes that cannot be; there is no run or checkpoint to begin from.
+        InputError: No rule takes over a parameter.
+    """
+    from m4.build import build
+    from m4.jobs import prepare
+    from m4.jobs.checkpoints.initial import check_beginning
+    from m4.parallel import distributed
+    from m4.storage.steps import latest_step, whole_step
+
+    folder = prepare.model_folder(experiment, dense)
+    experiment = experiment.dense() if dense else experiment
+    expected, training = build(experiment, None), experiment.training
+    expected.check_training()
+    checkpoints = folder / "checkpoints"
+    step = distributed.on_primary_then_broadcast(
+        "checkpoints",
+        lambda: whole_step(checkpoints, move_aside=True) if writes else latest_step(checkpoints),
+    )
+    source = None
+    if step is None and training.initial is not None:
+        run = prepare.run_folder(experiment)
+        source = check_beginning(training.initial, run, expected.model, training)
+    return Start(experiment, folder, step, source)
+
+
+def training_corpus(experiment: Experiment) -> Cache:
+    """Returns the corpus to train on; the run keeps its vocabulary."""
+    from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
+    from m4.parallel import distributed
+
+    corpus = open_corpus(experiment, arrays)
+    if distributed.is_primary():
+        keep_vocabulary(experiment, corpus)
+    return corpus
+
+
+def train(start: Start, corpus: Cache) -> Path:
+    """Trains a model; returns its folder.
 
     A folder that has as many steps already is left as it is, and a line is printed.
 
     Raises:
-        SettingError: Sizes that cannot be, before the corpus is built.
         m4.train.loop.Interrupted: Ctrl-C or SIGTERM; the step is saved.
     """
     from m4.build import build
     from m4.eval.decoding.testsets import train_pairs
     from m4.jobs import prepare
-    from m4.jobs.checkpoints.initial import Beginning, check_beginning
-    from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
+    from m4.jobs.checkpoints.initial import Beginning
     from m4.parallel import distributed
     from m4.progress import ProgressBar
-    from m4.storage.steps import whole_step
     from m4.train import loop
 
+    experiment, folder = start.experiment, start.folder
     training, run = experiment.training, prepare.run_folder(experiment)
-    folder = prepare.model_folder(experiment, dense)
-    if dense:
-        experiment = experiment.dense()
-    expected = build(experiment, None)
-    expected.check_training()
-    latest = distributed.on_primary_then_broadcast(
-        "checkpoints", lambda: whole_step(folder / "checkpoints", move_aside=True)
-    )
-    rules = training.initial if latest is None else None
-    if rules is not None:
-        check_beginning(rules, run, expected.model, training)
-    corpus = open_corpus(experiment, arrays)
-    if distributed.is_primary():
-        keep_vocabulary(experiment, corpus)
-    if latest is not None and latest >= training.total_steps:
+    if start.step is not None and start.step >= training.total_steps:
         if distributed.is_primary():
             print(
-                f"already at step {latest}, nothing to train to {training.total_steps} "
+                f"already at step {start.step}, nothing to train to {training.total_steps} "
                 f"(TRAIN_STEPS): {folder}"
             )
         return folder
-    parts = build(experiment, corpus)
-    beginning = None
-    if rules is not None:
-        beginning = Beginning(rules, run, parts.model, corpus)
+    parts, begin = build(experiment, corpus), None
+    if start.source is not None and training.initial is not None:
+        beginning = Beginning(training.initial, run, start.source, parts.model, corpus)
         beginning.report(folder)
-    with ProgressBar("train dense" if dense else "train", training.total_steps) as bar:
+        begin = beginning.state
+    name = "train" if folder == run else "train dense"
+    with ProgressBar(name, training.total_steps) as bar:
         loop.train(
             parts.program,
             training,
@@ -120,7 +173,7 @@ def train(experiment: Experiment, *, dense: bool = False) -> Path:
                 "train_pairs": train_pairs(corpus),
             },
             flops=_flops(parts),
-            begin=beginning.state if beginning else None,
+            begin=begin,
             progress=bar,
         )
     return folder

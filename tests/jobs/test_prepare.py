@@ -24,7 +24,7 @@ from m4.jobs.decoding.report import report
 from m4.jobs.decoding.testsets import decode
 from m4.jobs.demo import demo
 from m4.jobs.open_run import _programs
-from m4.jobs.train import train
+from m4.jobs.train import check_and_train
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform.jax_setup import set_up
@@ -73,7 +73,7 @@ def test_sizes_are_checked_before_the_corpus(
         data=dataclasses.replace(one.data, stream=stream),
     )
     with pytest.raises(ValueError, match=setting):
-        train(one)
+        check_and_train(one)
     if change == {"batch_size": 12}:
         with pytest.raises(ValueError, match=setting):
             demo(dataclasses.replace(one, baselines=Baselines(one, one, one)))

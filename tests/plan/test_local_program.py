@@ -63,7 +63,7 @@ def test_settings_without_a_config_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--devices=2,4"], "--devices=2,4: one number, as 8"),
+        (["--devices=0"], "--devices=0: must be 1 or more"),
         (["--gin.mesh.make_mesh.data=3"], "make_mesh.data = 3"),
         (["--gin.BATCH_SIZE=12"], "BATCH_SIZE): must be divisible by 8"),
     ],

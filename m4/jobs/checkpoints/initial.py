@@ -51,18 +51,16 @@ class Beginning:
             by rule.
     """
 
-    def __init__(self, rules: InitialModel, run: Path, model: Transformer, cache: Cache) -> None:
+    def __init__(
+        self, rules: InitialModel, run: Path, source: Source, model: Transformer, cache: Cache
+    ) -> None:
         """Checks everything; no parameter is read.
 
-        It is the same each time: once run.json has the step that a run without @STEP began from, it
-        is that one.
-
         Raises:
-            SettingError: there is no such run or step.
-            ValueError: the vocabulary is another one; something that no rule takes over.
+            InputError: The vocabulary is another one; something that no rule takes over.
         """
         self._run, self._cache = run, cache
-        self._rules, self._source = rules, _opened(rules, run)
+        self._rules, self._source = rules, source
         before = self._source.shapes
         after = initial.shapes_of(abstract_variables(model)["params"])
         self._leaves = initial.plan(before, after, rules.layers)
@@ -169,8 +167,10 @@ class Beginning:
         return TrainState(fresh.step, params, optimizer), {}
 
 
-def check_beginning(rules: InitialModel, run: Path, model: Transformer, training: Training) -> None:
-    """Checks what is known of a beginning before the corpus is built.
+def check_beginning(
+    rules: InitialModel, run: Path, model: Transformer, training: Training
+) -> Source:
+    """Opens the model to begin from, and checks what is known before the corpus is built.
 
     Args:
         model: The new model, with vocabularies of the sizes that the config asks for.
@@ -189,10 +189,11 @@ def check_beginning(rules: InitialModel, run: Path, model: Transformer, training
         raise SettingError("Training.total_steps", total, allowed)
     if rules.optimizer and isinstance(old, SourceT5x):
         check_adafactor(training.optimizer(total))
+    return old
 
 
 def _opened(rules: InitialModel, run: Path) -> Source:
-    """run: the folder of the run that begins."""
+    """Opens the other run. Without @STEP it is at the step that run.json of `run` names, if any."""
     name, step = name_and_step(rules.run)
     folder = fetched(name)
     known = _known_step(rules, run) if step is None else None

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from m4.settings import Between, Factor, Rate, Size, Steps, checked
+from m4.settings import Between, Factor, Period, Rate, Size, Steps, checked
 from m4.train.schedules import Schedule, rsqrt
 
 Array = jax.Array
@@ -185,6 +185,51 @@ def _zero_if_table(path, leaf):
     return jnp.zeros_like(leaf) if is_table else leaf
 
 
+class Accumulated(NamedTuple):
+    """State of `every`.
+
+    Attributes:
+        count: Gradients since the last update, int32 scalar.
+        total: Their sum, in each parameter's shape; with none, a sum that is no longer used.
+        inner: State of the transformation that makes the updates.
+    """
+
+    count: Array
+    total: Any
+    inner: Any
+
+
+def every(steps: int, inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Runs `inner` at every `steps`-th step, on the mean of the gradients since its last run.
+
+    Updates are 0 between, and `inner` costs nothing there: optax.MultiSteps computes its updates at
+    every step and drops them. Learning rates go behind it, so that schedules count all steps.
+    """
+    if steps == 1:
+        return inner
+
+    def init(params):
+        total = optax.tree.zeros_like(params)
+        return Accumulated(jnp.zeros((), jnp.int32), total, inner.init(params))
+
+    def update(updates, state, params=None):
+        # Through the conditional, sums that are set to 0 would be copied at every step.
+        is_first, is_last = state.count == 0, state.count == steps - 1
+        total = jax.tree.map(lambda x, g: jnp.where(is_first, g, x + g), state.total, updates)
+
+        def make(total, inner_state, params):
+            return inner.update(jax.tree.map(lambda x: x / steps, total), inner_state, params)
+
+        def wait(total, inner_state, params):
+            del params
+            return optax.tree.zeros_like(total), inner_state
+
+        made, inner_state = jax.lax.cond(is_last, make, wait, total, state.inner, params)
+        return made, Accumulated((state.count + 1) % steps, total, inner_state)
+
+    return optax.GradientTransformation(init, update)
+
+
 @checked
 def adafactor(
     total_steps: Steps,
@@ -228,6 +273,8 @@ def adamw(
     eps: _Positive = 1e-9,
     weight_decay: Factor = 0.0,
     clip_norm: _Positive = 1.0,
+    experts_every: Period = 1,
+    experts_rate: _Positive | None = None,
 ) -> optax.GradientTransformation:
     """AdamW with the Transformer's betas, after clipping the gradient's global norm.
 
@@ -241,7 +288,10 @@ def adamw(
         eps: Added to the root of the second moment.
         weight_decay: Decay of a step, times the rate.
         clip_norm: Largest global norm of the gradient.
+        experts_every: See `muon`.
+        experts_rate: See `muon`.
     """
+    rate = schedule(total_steps)
 
     def clip(gradients, params):
         # optax.clip_by_global_norm divides every number by the norm, and XLA writes the result out
@@ -249,21 +299,19 @@ def adamw(
         # size.
         return optax.projections.projection_l2_ball(gradients, clip_norm)
 
-    return keep_tables(
-        optax.chain(
-            optax.stateless(clip),
-            optax.adamw(
-                schedule(total_steps),
-                b1=b1,
-                b2=b2,
-                eps=eps,
-                weight_decay=weight_decay,
-                mask=lambda params: jax.tree_util.tree_map_with_path(
-                    lambda path, p: p.ndim > 1 + is_stacked(path), params
-                ),
-            ),
+    def decay(params):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, p: p.ndim > 1 + is_stacked(path), params
         )
-    )
+
+    def for_experts(k):
+        return optax.chain(
+            optax.scale_by_adam(b1**k, b2**k, eps), optax.add_decayed_weights(weight_decay, decay)
+        )
+
+    adam = optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decay)
+    adam = _experts_apart(adam, for_experts, rate, experts_every, experts_rate)
+    return keep_tables(optax.chain(optax.stateless(clip), adam))
 
 
 @checked
@@ -277,6 +325,8 @@ def muon(
     b1: Rate = 0.9,
     b2: Rate = 0.98,
     eps: _Positive = 1e-9,
+    experts_every: Period = 1,
+    experts_rate: _Positive | None = None,
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for matrices within layers, Adam for all other parameters.
 
@@ -297,15 +347,28 @@ def muon(
         b1: Adam's decay of the first moment.
         b2: Adam's decay of the second moment.
         eps: Added by Adam to the root of the second moment.
+        experts_every: The experts' parameters change at every k-th step, by the mean gradient of k
+            steps; the optimizer of 64 experts is a third of a step on CPUs. Their moments decay by
+            beta^k an update, so that they remember as many steps.
+        experts_rate: Factor of the experts' rate. Defaults to `experts_every`: an update is as long
+            for any k, and within the moments' memory k updates go the same way, so that one which
+            is k times as long goes as far. With 1 the experts learn k times more slowly.
     """
     rate = schedule(total_steps)
 
     def kinds(params):
         def kind(path, p):
-            apart = not experts and "experts" in _names(path)
+            apart = not experts and _is_experts(path)
             return "matrix" if _is_within_a_layer(path, p) and not apart else "other"
 
         return jax.tree_util.tree_map_with_path(kind, params)
+
+    def for_experts(k):
+        if not experts:
+            return optax.scale_by_adam(b1**k, b2**k, eps, nesterov=True)
+        return optax.chain(
+            optax.trace(beta**k, nesterov=True), orthogonalize(), optax.scale(matrix_rate)
+        )
 
     matrices = optax.chain(
         optax.trace(beta, nesterov=True),
@@ -313,7 +376,39 @@ def muon(
         optax.scale_by_learning_rate(lambda step: matrix_rate * rate(step)),
     )
     others = optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=0.0, nesterov=True)
-    return keep_tables(optax.partition({"matrix": matrices, "other": others}, kinds))
+    both = optax.partition({"matrix": matrices, "other": others}, kinds)
+    return keep_tables(_experts_apart(both, for_experts, rate, experts_every, experts_rate))
+
+
+def _experts_apart(
+    optimizer: optax.GradientTransformation,
+    for_experts: Callable[[int], optax.GradientTransformation],
+    rate: Schedule,
+    steps: int,
+    factor: float | None,
+) -> optax.GradientTransformation:
+    """Returns an optimizer that changes the experts' parameters at every `steps`-th step.
+
+    Args:
+        optimizer: Takes all other parameters, and the experts' where nothing sets them apart.
+        for_experts: Number of steps between updates -> their updates, without the rate.
+        rate: Step -> rate.
+        factor: Factor of the experts' rate. Defaults to `steps`.
+    """
+    factor = float(steps) if factor is None else factor
+    if (steps, factor) == (1, 1.0):
+        return optimizer
+
+    def label(params):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: "experts" if _is_experts(path) else "other", params
+        )
+
+    experts = optax.chain(
+        every(steps, for_experts(steps)),
+        optax.scale_by_learning_rate(lambda step: factor * rate(step)),
+    )
+    return optax.partition({"experts": experts, "other": optimizer}, label)
 
 
 def orthogonalize() -> optax.GradientTransformation:
@@ -397,6 +492,10 @@ def _all_matrices(params):
 
 def _names(path) -> list[str]:
     return [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+
+
+def _is_experts(path) -> bool:
+    return "experts" in _names(path)
 
 
 def _is_within_a_layer(path, leaf) -> bool:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import jaxprs_in_params
 from optax import contrib
 
 from m4.model.gates.hash import hash
@@ -223,6 +224,144 @@ def test_first_muon_step_is_optax_muons(experts):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), updates, wanted
     )
+
+
+EXPERTS = {"moe": {"experts": {"wi": {"kernel": (3, 8, 16)}, "wo": {"kernel": (3, 16, 8)}}}}
+WITH_EXPERTS = {**EXPERTS, "query": {"kernel": (8, 8)}, "norm": {"scale": (8,)}}
+APART = [
+    adamw,
+    functools.partial(adamw, weight_decay=0.1),
+    muon,
+    functools.partial(muon, experts=False),
+]
+
+
+def drawn(shapes, seed: int) -> Any:
+    """Draws arrays of these shapes."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def walked(optimizer, gradients, shapes: Any = WITH_EXPERTS) -> list[Any]:
+    """Returns the parameters after each step."""
+    params = drawn(shapes, 99)
+    state, update, seen = optimizer.init(params), jax.jit(optimizer.update), []
+    for gradient in gradients:
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        seen.append(params)
+    return seen
+
+
+def assert_near(found, wanted, rtol=1e-5):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10), found, wanted
+    )
+
+
+def falling(total, *, by=1):
+    """A rate for each step; of every `by`-th step, the last of each."""
+    return lambda step: 0.01 * by / (1 + (by * step + by - 1))
+
+
+@pytest.mark.parametrize("make", APART)
+def test_experts_every_fourth_step_are_the_optimizer_on_mean_gradients(make):
+    """Two whole rounds and a half equal a plain loop; other parameters are as without it."""
+    gradients = [drawn(WITH_EXPERTS, seed) for seed in range(10)]
+    found = walked(make(10, schedule=falling, experts_every=4), gradients)
+    plain = walked(make(10, schedule=falling), gradients)
+    decays: Any = {"b1": 0.9**4, "b2": 0.98**4, "beta": 0.95**4}
+    clipped = [g["moe"] for g in gradients]
+    if getattr(make, "func", make) is adamw:  # it clips by the norm of all parameters first
+        norms = [float(optax.tree.norm(g)) for g in gradients]
+        assert min(norms) > 1
+        clipped = [optax.tree.scale(1 / n, g) for n, g in zip(norms, clipped, strict=True)]
+        decays = {"b1": 0.9**4, "b2": 0.98**4, "clip_norm": 1e6}
+    means = [jax.tree.map(lambda *g: sum(g) / 4, *clipped[i : i + 4]) for i in (0, 4)]
+    slow = make(10, schedule=functools.partial(falling, by=4), **decays)
+    rounds = walked(slow, [{"moe": mean} for mean in means], EXPERTS)
+    for step, params in enumerate(found):
+        stand = [{"moe": drawn(WITH_EXPERTS, 99)["moe"]}, *rounds][(step + 1) // 4]
+        assert_near(params, plain[step] | stand)
+
+
+@pytest.mark.parametrize("make", APART[:3])  # Nesterov's Adam counts updates in its first steps
+def test_experts_go_as_far_in_a_step_of_four_as_in_four(make):
+    """Along one gradient, at one rate: why the rate is `experts_every` times as high."""
+    steady = {"schedule": lambda total: lambda step: 0.01}
+    gradients = [drawn(WITH_EXPERTS, 0)] * 8
+    found = walked(make(10, **steady, experts_every=4), gradients)
+    plain = walked(make(10, **steady), gradients)
+    # A weight decays four times by 0.1% of itself, or once by 0.4%.
+    assert_near(found[7], plain[7], rtol=2e-3)
+    half = walked(make(10, **steady, experts_every=4, experts_rate=2.0), gradients)
+    moved, by_half = (
+        jax.tree.map(lambda a, b: a - b, params[7]["moe"], drawn(EXPERTS, 99)["moe"])
+        for params in (found, half)
+    )
+    assert_near(jax.tree.map(lambda x: 2 * x, by_half), moved, rtol=2e-3)
+
+
+def products(jaxpr, in_conditionals: bool) -> int:
+    """Counts matrix products, of branches of conditionals that depend on data too or not."""
+    count = 0
+    for one in jaxpr.eqns:
+        count += one.primitive.name == "dot_general"
+        if one.primitive.name != "cond" or in_conditionals:
+            for inner in jaxprs_in_params(one.params):
+                count += products(inner, in_conditionals)
+    return count
+
+
+def test_between_their_steps_experts_cost_no_product_and_no_copy():
+    shapes = {"experts": {"wi": {"kernel": (4, 16, 48)}, "wo": {"kernel": (4, 48, 16)}}}
+    optimizer = muon(10, experts_every=4)
+    weights: Any = drawn(shapes, 0)
+    state = optimizer.init(weights)
+    traced = jax.make_jaxpr(optimizer.update)(weights, state, weights).jaxpr
+    assert products(traced, in_conditionals=True) > 0
+    assert products(traced, in_conditionals=False) == 0
+
+    def step(weights, state, x):
+        def loss(weights):
+            h = jnp.einsum("ECM,EMF->ECF", x, weights["experts"]["wi"]["kernel"])
+            out = jnp.einsum("ECF,EFM->ECM", jnp.tanh(h), weights["experts"]["wo"]["kernel"])
+            return jnp.sum(jnp.square(out))
+
+        updates, state = optimizer.update(jax.grad(loss)(weights), state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(weights, state, jnp.ones((4, 5, 16)))
+    program = lowered.compile().as_text()
+    assert program is not None
+    branches = re.findall(r"branch_computations=\{%([\w.]+), ", program)  # the first one waits
+    outer = [program[program.index("\nENTRY") :]]
+    outer += [re.split(r"\n}", program[program.index(f"\n%{name} (") :])[0] for name in branches]
+    assert branches
+    for text in outer:
+        assert not re.search(r" = f32\[4,(16,48|48,16)\]\S* copy\(", text)
+
+
+def test_the_sum_of_experts_gradients_is_sharded_as_they_are():
+    from m4.train.state import state_shardings
+    from tests.train.test_step import SHALLOW, mesh_of
+
+    shardings = state_shardings(mesh_of(2, 4), SHALLOW, muon(10, experts_every=4))
+    found = shardings.optimizer.inner_states["experts"].inner_state[0].total
+    wi = found["encoder_0"]["moe"]["experts"]["wi"]["kernel"]
+    assert wi == shardings.params["encoder_0"]["moe"]["experts"]["wi"]["kernel"]
+    assert not wi.is_fully_replicated
+
+
+def test_a_model_without_experts_takes_the_setting():
+    shapes = {"query": {"kernel": (8, 8)}}
+    gradients = [drawn(shapes, seed) for seed in range(3)]
+    found, plain = (walked(muon(10, experts_every=k), gradients, shapes) for k in (4, 1))
+    jax.tree.map(np.testing.assert_array_equal, found, plain)
 
 
 @pytest.mark.parametrize("make", [adafactor, adamw, muon])

@@ -184,6 +184,11 @@ def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> No
     assert train(dense, "--gin.transformer.Transformer.moe=None", "--gin.TRAIN_STEPS=2").status == 0
     said = train(tmp_path / "experts", f"--init_from={dense}", "--gin.TRAIN_STEPS=0")
     assert "upcycled: 4 (" in said.out, said.err
+    # Later steps of the same training, with experts.
+    later = ("--keep_optimizer", "--gin.TRAIN_STEPS=4", "--gin.optimizer.adamw.experts_every=2")
+    said = train(tmp_path / "later", f"--init_from={dense}", *later)
+    assert "the optimizer's state: from zero" in said.out, said.err
+    assert [row["step"] for row in read_metrics(tmp_path / "later") if "loss" in row] == [4]
     was, now = (
         read_metrics(folder)[row]["dev/nll"]
         for folder, row in ((dense, -1), (tmp_path / "experts", 0))

@@ -21,6 +21,7 @@ from m4.data.cache.identity import fingerprint_of, identity_of
 from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.cleaning import clean
 from m4.data.directions import Mixture, directions_of
+from m4.data.normalization import Form
 from m4.data.sources import Source, gives_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.settings import MUTABLE, Between, SettingError, checked
@@ -57,6 +58,8 @@ class CorpusSpec:
             others by BPE-dropout with probability sampling_alpha.
         workers: processes, which change nothing; None: as many as are of use.
         cleaning: what is dropped or changed before anything is tokenized.
+        normalization: Unicode normal form of sources, nfc or nfkc; targets are always nfc, so that
+            all text comes back. A SentencePiece model of another program has its own form.
     """
 
     source: Source | Callable[[], Source]
@@ -72,6 +75,7 @@ class CorpusSpec:
     sampling_alpha: Annotated[float, Between(0, 1, above=True, below=True)] = 0.1
     workers: Annotated[int | None, Between(1, 1024), MUTABLE] = None
     cleaning: clean.Cleaning = clean.DEFAULT
+    normalization: Form = "nfc"
 
     def __post_init__(self) -> None:
         if self.languages is not None:
@@ -100,7 +104,8 @@ class CorpusSpec:
             "target_length": self.lengths["targets"],
             "target_vocabulary_size": self.target_vocabulary_size,
             # None where they decide nothing: a cache is opened whatever they are.
-            "mixture": self.mixture if separate or given else None,
+            "mixture": self.mixture if separate or given or self.normalization != "nfc" else None,
+            "normalization": self.normalization,
             "segmentations": self.segmentations,
             "sampling_alpha": float(self.sampling_alpha) if self.segmentations > 1 else None,
             "cleaning": (clean.NOTHING if given else self.cleaning).identity(),
@@ -125,6 +130,7 @@ class CorpusSpec:
             ("segmentations", self.segmentations == 1, "1"),
             ("vocabulary_from", self.vocabulary_from is None, "None"),
             ("cleaning", self.cleaning in (clean.DEFAULT, clean.NOTHING), "not set"),
+            ("normalization", self.normalization == "nfc", "'nfc'"),
             (
                 "target_vocabulary_size",
                 (self.target_vocabulary_size is not None) == separate,
@@ -223,8 +229,11 @@ class CorpusSpec:
         if (folder := self._grown_from()) is None:
             return {}
         roles = (None,) if self.target_vocabulary_size is None else ROLES
-        digests = [Vocabulary(vocabulary_file(folder, role)).fingerprint for role in roles]
-        return {"vocabulary_from": digests}
+        grown = [Vocabulary(vocabulary_file(folder, role)) for role in roles]
+        if (form := grown[0].normalization or "nfc") != self.normalization:
+            allowed = f"{form!r}, as the vocabulary of {folder} has it"
+            raise SettingError("CorpusSpec.normalization", self.normalization, allowed)
+        return {"vocabulary_from": [each.fingerprint for each in grown]}
 
     def _check_vocabulary_sizes(self, languages: int) -> None:
         """Raises SettingError if a vocabulary has no room for characters and merges."""
@@ -261,6 +270,7 @@ def bilingual(
         vocabulary_sentences=parent.manifest["identity"]["vocabulary_sentences"],
         workers=1,
         cleaning=clean.NOTHING,
+        normalization=parent.manifest["identity"]["normalization"],
         **vocabularies,
     )
 

@@ -13,7 +13,7 @@ TAG_IDS, EOS_IDS = 1, 1
 class Encoder(Protocol):
     """The part of a vocabulary that is needed here."""
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]: ...
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]: ...
 
 
@@ -47,7 +47,7 @@ def source_ids(
 
 def target_ids(vocabulary: Encoder, texts: Sequence[str], length: int) -> list[list[int]]:
     """Returns tokenized, trimmed ids with eos, each at most `length` long."""
-    return [trim(ids, length) for ids in vocabulary.encode(list(texts))]
+    return [trim(ids, length) for ids in vocabulary.encode_targets(list(texts))]
 
 
 def split_direction(direction: str) -> tuple[str, str]:

@@ -27,12 +27,13 @@ from typing import Any
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import MIXTURES, directions_of
+from m4.data.normalization import Form
 from m4.data.preprocess import language_of, split_direction, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS
 from m4.data.stream import mixture as mixing
-from m4.data.vocabulary.vocabulary import SPACE, without_tags
+from m4.data.vocabulary.vocabulary import SPACE, escaped, without_tags
 from m4.settings import InputError
 
 
@@ -81,8 +82,12 @@ class SharedVocabulary(seqio.SentencePieceVocabulary):
     def tf_tokenizer(self) -> Any:
         return _tokenizer(self.sp_model or b"", bytes)
 
-    def text_ids(self, text: tf.Tensor) -> tf.Tensor:
-        """Returns the ids of a text, in which "<2gl>" is no tag."""
+    def text_ids(self, text: tf.Tensor, form: Form | None) -> tf.Tensor:
+        """Returns the ids of a text in a normal form; "<2gl>" in it is no tag."""
+        if form is not None:  # as `m4.data.normalization` and `escaped`
+            normal: Any = seqio.vocabularies.tf_text.normalize_utf8(text, form.upper())
+            single = tf.strings.strip(tf.strings.regex_replace(normal, " +", " "))
+            text = tf.strings.regex_replace(single, SPACE, escaped(SPACE))
         return _tokenizer(self.sp_model or b"", without_tags).tokenize(text)
 
 
@@ -180,6 +185,7 @@ def register_cache(
         name: seqio.Feature(SharedVocabulary(str(Path(made.path).resolve())), add_eos=True)
         for name, made in zip(("inputs", "targets"), vocabularies, strict=True)
     }
+    form = cache.source_vocabulary.normalization
     directions = {name: directions_of(name, cache.languages()) for name in mixtures}
     _REGISTERED[prefix] = meaning
     sources = {code: PairSource(cache, code) for code in cache.languages()}
@@ -188,7 +194,7 @@ def register_cache(
             task_name(direction, prefix),
             source=sources[language_of(direction)],
             preprocessors=[
-                functools.partial(_tokenize, direction=direction),
+                functools.partial(_tokenize, direction=direction, form=form),
                 seqio.CacheDatasetPlaceholder(),
                 seqio.preprocessors.append_eos_after_trim,
             ],
@@ -241,7 +247,10 @@ class _Rates:
 
 
 def _tokenize(
-    dataset: tf.data.Dataset, direction: str, output_features: Mapping[str, Any]
+    dataset: tf.data.Dataset,
+    direction: str,
+    form: Form | None,
+    output_features: Mapping[str, Any],
 ) -> tf.data.Dataset:
     """Turns {english, translation} into the ids {inputs, targets} of a direction.
 
@@ -256,9 +265,9 @@ def _tokenize(
     def tokenized(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {
             "inputs_pretokenized": tf.strings.join([tag, " ", example[source]]),
-            "inputs": tf.concat([[tag_id], of["inputs"].text_ids(example[source])], 0),
+            "inputs": tf.concat([[tag_id], of["inputs"].text_ids(example[source], form)], 0),
             "targets_pretokenized": example[target],
-            "targets": of["targets"].text_ids(example[target]),
+            "targets": of["targets"].text_ids(example[target], form and "nfc"),
         }
 
     return dataset.map(tokenized, num_parallel_calls=tf.data.AUTOTUNE)

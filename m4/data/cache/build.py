@@ -19,6 +19,7 @@ from m4.data.cache.tokens import ROLES, tokenize, vocabulary_file
 from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.directions import SIDES, SIDES_OF
+from m4.data.normalization import Form, normalised
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Source, gives_ids
 from m4.data.vocabulary import vocabulary
@@ -112,6 +113,9 @@ def _train_vocabularies(
         assert [role for role, *_ in wanted] == list(ROLES)
     made = {}
     for done, (role, pieces, sides, tags) in enumerate(wanted):
+        form: Form = "nfc" if role == "target" else settings["normalization"]
+        # A shared vocabulary sees each text as it is as a source, and as a target.
+        forms: dict[Form, None] = dict.fromkeys([form] if role else [form, "nfc"])
         progress("vocabulary", done, len(wanted))
         path = vocabulary_file(folder, role)
         texts = sample(
@@ -121,8 +125,9 @@ def _train_vocabularies(
             settings["vocabulary_sentences"],
             settings["vocabulary_temperature"],
         )
+        texts = (normalised(text, each) for text in texts for each in forms)
         if grown_from is None:
-            about = vocabulary.train(path, texts, pieces, tags)
+            about = vocabulary.train(path, texts, pieces, tags, form=form)
         else:
             old = Vocabulary(vocabulary_file(grown_from, role))
             about = grow(path, old, texts, pieces, tags)

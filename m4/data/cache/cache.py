@@ -6,7 +6,8 @@ one after another), text/<split>.<lang>.tsv, the same pairs in the same order, w
 they come from; see origins.py), and
 token_counts.npy (how often a model takes in each id; see tokens.py). Where sources and targets have
 separate vocabularies: vocabulary.<role>.model, <split>.<side>.<role>.*.npy and
-token_counts.<role>.npy, role being source or target.
+token_counts.<role>.npy, role being source or target. Where only their normal forms differ, the
+arrays alone are by role.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from m4.data.cache.corpus_text import read_pairs, text_file
 from m4.data.cache.identity import FORMAT
 from m4.data.cache.origins import Origin, read_origins
-from m4.data.cache.tokens import ROLES, array_name, vocabulary_file
+from m4.data.cache.tokens import ROLES, array_name, by_role, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
 from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of
 from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, split_direction
@@ -84,7 +85,7 @@ class Cache:
         check_value("Cache.mixture", self.mixture, Mixture)
         if not self.has_all_directions and self.mixture != made_for:
             raise InputError(
-                f"{self.folder}: its source and target vocabularies are made for the mixture "
+                f"{self.folder}: its sources and targets are made for the mixture "
                 f"{made_for}, not {self.mixture} (CorpusSpec.mixture)"
             )
 
@@ -127,6 +128,10 @@ class Cache:
     def separate(self) -> bool:
         """True if sources and targets have separate vocabularies."""
         return self.manifest["identity"]["target_vocabulary_size"] is not None
+
+    @property
+    def _by_role(self) -> bool:
+        return by_role(self.manifest["identity"])
 
     @property
     def has_all_directions(self) -> bool:
@@ -224,7 +229,7 @@ class Cache:
         assert split in SPLITS, split
         assert side in SIDES, side
         stem = self.folder / f"{split}.{self._array_name(side, role)}"
-        assert not self.separate or stem.with_name(f"{stem.name}.offsets.npy").is_file(), (
+        assert not self._by_role or stem.with_name(f"{stem.name}.offsets.npy").is_file(), (
             f"{self.mixture} has no {role} that is {side}"
         )
         offsets = _mapped(Path(f"{stem}.offsets.npy"))
@@ -265,7 +270,7 @@ class Cache:
 
     def _array_name(self, side: str, role: str) -> str:
         assert role in ROLES, role
-        return array_name(side, role if self.separate else None)
+        return array_name(side, role if self._by_role else None)
 
     def _count(self, language: str, split: str) -> dict[str, Any]:
         if language not in self.manifest["languages"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,28 @@ def array_name(side: str, role: str | None) -> str:
     return f"{STORED[side]}.{role}" if role else STORED[side]
 
 
+def by_role(settings: Mapping[str, Any]) -> bool:
+    """Returns whether a side has other ids as a source than as a target."""
+    return settings["target_vocabulary_size"] is not None or settings["normalization"] != "nfc"
+
+
 def arrays_of(folder: Path, settings: dict[str, Any]) -> list[TokenArray]:
     """Returns the arrays that the directions of a corpus need."""
     longest = {"source": settings["source_length"] - 2, "target": settings["target_length"] - 1}
-    if settings["target_vocabulary_size"] is None:
+    shared = settings["target_vocabulary_size"] is None
+    if not by_role(settings):
         # Every side is source in one direction, with tag and eos, and target in the other, with
         # eos.
         path = vocabulary_file(folder, None)
         return [TokenArray(array_name(s, None), s, path, min(longest.values())) for s in SIDES]
     return [
-        TokenArray(array_name(side, role), side, vocabulary_file(folder, role), longest[role])
+        TokenArray(
+            array_name(side, role),
+            side,
+            vocabulary_file(folder, None if shared else role),
+            longest[role],
+            role,
+        )
         for role in ROLES
         for side in SIDES_OF[settings["mixture"]][role]
     ]
@@ -258,21 +270,21 @@ def _write_token_counts(
         of.setdefault(array.vocabulary, []).append(array)
     for path, members in of.items():
         vocabulary = Vocabulary(path)
-        role = None if path == vocabulary_file(folder, None) else path.suffixes[0][1:]
         totals = np.zeros(vocabulary.size, np.int64)
         for array in members:
             for block in blocks_of(
                 np.load(folder / f"train.{array.name}.tokens.npy", mmap_mode="r")
             ):
-                totals += (1 if role else 2) * np.bincount(block, minlength=vocabulary.size)
-        if role != "target":
-            # Of a source in English, and of one in the other language.
-            into = {"english": lambda code: code, "translation": lambda code: "en"}
-            for array in members:
+                totals += (1 if array.role else 2) * np.bincount(block, minlength=vocabulary.size)
+            if array.role != "target":
+                # Of a source in English, and of one in the other language.
+                into = {"english": lambda code: code, "translation": lambda code: "en"}
                 for code, number in pairs.items():
                     totals[vocabulary.tag_id(into[array.side](code))] += ways * number
                 totals[EOS_ID] += ways * sum(pairs.values())
-        if role != "source":
-            totals[PAD_ID] += len(members) * ways * sum(pairs.values())
-        name = f"token_counts.{role}.npy" if role else "token_counts.npy"
-        np.save(folder / name, totals)
+            if array.role != "source":
+                totals[PAD_ID] += ways * sum(pairs.values())
+        np.save(
+            folder / path.name.replace("vocabulary", "token_counts").replace(".model", ".npy"),
+            totals,
+        )

@@ -5,7 +5,6 @@ from. Remedies are a larger vocabulary, and a higher temperature of the text tha
 """
 
 import json
-import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -43,7 +42,7 @@ class Row(NamedTuple):
         vocabulary: "shared", "source" or "target".
         pieces_per_word: Words are what stands between spaces: in scripts that write none, whole
             stretches of text.
-        pieces_per_character: Characters are counted in compatibility form (NFKC), without spaces.
+        pieces_per_character: Characters are counted in the normal form of sources, without spaces.
         byte_share: Share of the pieces that are bytes.
         unknown_share: Share of the pieces that are the unknown piece.
         coverage: Share of the characters that are not spelled in bytes.
@@ -97,7 +96,7 @@ def measure(cache: Cache, sentences: int = 2000) -> list[Row]:
 
 def measure_texts(vocabulary: Vocabulary, name: str, language: str, texts: Sequence[str]) -> Row:
     """Returns the row of some sentences of a language, for the vocabulary called `name`."""
-    words = [word for text in texts for word in unicodedata.normalize("NFKC", text).split()]
+    words = [word for text in vocabulary.normalised(texts) for word in text.split()]
     characters = max(sum(map(len, words)), 1)
     ids = Ragged.of(vocabulary.encode(texts)).ids
     bytes_ = vocabulary.byte_ids

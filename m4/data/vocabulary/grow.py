@@ -39,7 +39,7 @@ def grow(
         )
     for tag in tags:
         _append(model, tag, _USER_DEFINED)
-    about = train(path, texts, size, languages)
+    about = train(path, old.normalised(texts), size, languages)
     known = {piece.piece for piece in model.pieces}
     for piece in Model.FromString(path.read_bytes()).pieces:
         if len(model.pieces) == size:

@@ -26,12 +26,17 @@ _RANGE_BYTES = 1 << 20
 
 
 class TokenArray(NamedTuple):
-    """One token array of a split: its side, its vocabulary, and its largest number of ids."""
+    """One token array of a split: its side, its vocabulary, and its largest number of ids.
+
+    Attributes:
+        role: "source" or "target"; None for both, whose ids are the same.
+    """
 
     name: str
     side: str
     vocabulary: Path
     longest: int
+    role: str | None = None
 
 
 class TextRange(NamedTuple):
@@ -98,10 +103,7 @@ class RangeTokenizer:
             ]
             for i, side in enumerate(SIDES)
         }
-        best = {
-            a.name: Ragged.of(self._vocabularies[a.vocabulary].encode(sides[a.side]))
-            for a in self.arrays
-        }
+        best = {a.name: Ragged.of(self._encode(a, sides[a.side])) for a in self.arrays}
         long = np.any([best[a.name].lengths > a.longest for a in self.arrays], axis=0)
         pairs, kept = len(lines), None
         if span.train and long.any():
@@ -120,6 +122,10 @@ class RangeTokenizer:
             },
             kept,
         )
+
+    def _encode(self, array: TokenArray, texts: Sequence[str]) -> list[list[int]]:
+        vocabulary = self._vocabularies[array.vocabulary]
+        return (vocabulary.encode_targets if array.role == "target" else vocabulary.encode)(texts)
 
     def _way(self, array: TokenArray, best: Ragged, span: TextRange, way: int) -> Ragged:
         """Returns one segmentation of each sentence, with ids of the array's type."""

@@ -3,6 +3,10 @@
 Ids as in T5: pad 0, eos 1, unk 2, no bos; then the target-language tags, the 256 byte pieces,
 the merges and the characters; and what has grown since. A tag's piece is '▁<2gl>', with the space
 that SentencePiece puts before every word, so that a tag costs one id and not two.
+
+m4's models have no normalisation of their own: text gets its normal form here
+(`m4.data.normalization`), whose name stands in the model, and comes back in it. T5's models, and
+others that m4 did not train, normalise as they were made to.
 """
 
 import hashlib
@@ -10,14 +14,15 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import sentencepiece
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
+from m4.data.normalization import FORMS, Form, normalised
 from m4.data.preprocess import tag_symbol
 from m4.settings import InputError, SettingError
 from m4.storage.files import whole
@@ -25,6 +30,15 @@ from m4.storage.files import whole
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 _BYTES = 256
 SPACE = "▁"
+# SentencePiece takes U+2581 in a text for a space: a code point that is no character stands for it,
+# and is spelled in bytes.
+_SPACE_SIGN = str.maketrans(SPACE, "\ufdd0")
+_SPACE_SIGN_BACK = str.maketrans("\ufdd0", SPACE)
+# They never become pieces: the one above, and the one that SentencePiece's training reserves.
+_NO_PIECES = "\ufdd0\u2585"
+# Bytes above which SentencePiece's training leaves out a line, and characters to which lines are
+# cut, so that it leaves out none (its places within a word have 16 bits).
+_MOST_LINE_BYTES, _MOST_LINE_CHARACTERS = 1 << 16, 1 << 14
 # protobuf makes its classes while it is imported.
 Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
 _BPE = 2  # TrainerSpec.ModelType
@@ -64,19 +78,38 @@ class Vocabulary:
         """SHA-256 of the file, in hexadecimal."""
         return hashlib.sha256(self._proto).hexdigest()
 
+    @cached_property
+    def normalization(self) -> Form | None:
+        """Normal form of sources; None for a model that m4 did not train and that has its own."""
+        spec = Model.FromString(self._proto).normalizer_spec
+        return spec.name if spec.name in FORMS and not spec.precompiled_charsmap else None
+
     @property
     def size(self) -> int:
         """Number of pieces: ids are 0 ... size - 1."""
         return self._processor.get_piece_size()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of texts, without eos; the word "<2gl>" in a text is no tag."""
-        _ = self._processor  # which reports what is no model
-        return self._text_processor.encode(list(texts), num_threads=1)
+        """Returns the ids of sources, without eos; the word "<2gl>" in a text is no tag."""
+        return self._encoded(texts, self.normalization)
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of targets, without eos."""
-        return self.encode(texts)
+        """Returns the ids of targets, without eos: always of NFC, so that all text comes back."""
+        return self._encoded(texts, self.normalization and "nfc")
+
+    def _encoded(self, texts: Sequence[str], form: Form | None) -> list[list[int]]:
+        _ = self._processor  # which reports what is no model
+        if form is not None:
+            texts = [escaped(normalised(text, form)) for text in texts]
+        return self._text_processor.encode(list(texts), num_threads=1)
+
+    def normalised(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yields texts in the form in which their ids give them back."""
+        for text in texts:
+            if (form := self.normalization) is not None:
+                yield normalised(text, form)
+            else:
+                yield cast(str, self._processor.normalize(text)).replace(SPACE, " ").strip()
 
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of texts behind a tag ("<2gl> three birds"): the tag's, then `encode`'s.
@@ -142,7 +175,10 @@ class Vocabulary:
                 if i != PAD_ID:
                     kept.append(i if 0 <= i < size else UNK_ID)
             clean.append(kept)
-        return self._processor.decode(clean, num_threads=1)
+        texts = self._processor.decode(clean, num_threads=1)
+        return (
+            texts if self.normalization is None else [t.translate(_SPACE_SIGN_BACK) for t in texts]
+        )
 
     def tag_id(self, language: str) -> int:
         """Returns the id in front of a source that is to be translated into `language`."""
@@ -165,6 +201,11 @@ class Vocabulary:
     @cached_property
     def _tag_ids(self) -> set[int]:
         return {self.tag_id(language) for language in self.languages}
+
+
+def escaped(text: str) -> str:
+    """Returns a text in which U+2581 is not taken for a space."""
+    return text.translate(_SPACE_SIGN)
 
 
 def without_tags(model: bytes) -> bytes:
@@ -217,6 +258,7 @@ def train(
     size: int,
     languages: Sequence[str],
     coverage: float = 0.9995,
+    form: Form = "nfc",
 ) -> dict[str, int | float]:
     """Trains a BPE model and writes it to `path`; the same input gives the same file.
 
@@ -226,6 +268,8 @@ def train(
         coverage: Share of the text's characters that get a piece, with at most half of the free
             pieces (a script with thousands of characters would leave no room for merges). The rest
             is spelled in bytes.
+        form: Normal form of sources (`Vocabulary.normalization`). The texts have it already, or
+            NFC for those that are targets.
 
     Returns:
         requested_size, size, coverage (the share reached) and characters.
@@ -234,7 +278,7 @@ def train(
     if size < (least := least_size(len(tags))):
         raise SettingError("train.size", size, f"at least {least}")
     free = size - least + _LEAST_PIECES
-    lines = [" ".join(text.split()) for text in texts]
+    lines = [part for text in texts for part in _lines(escaped(normalised(text)))]
     counts = Counter[str]()
     for line in lines:
         counts.update(line)
@@ -242,12 +286,14 @@ def train(
     if not counts:
         raise InputError(f"{path}: no text to train a vocabulary on")
     kept, covered = _keep(counts, coverage, free // 2)
+    kept -= {*_NO_PIECES}
     dropped = {ord(character): " " for character in counts.keys() - kept}
     if dropped:
         lines = [line.translate(dropped) for line in lines]
-    model = _train_largest(lines, size, tags)
+    model = Model.FromString(_train_largest(lines, size, tags))
+    model.normalizer_spec.name = form
     with whole(Path(path)) as unfinished:
-        unfinished.write_bytes(model)
+        unfinished.write_bytes(model.SerializeToString(deterministic=True))
     return {
         "requested_size": size,
         "size": Vocabulary(path).size,
@@ -259,6 +305,15 @@ def train(
 def least_size(tags: int) -> int:
     """Returns the fewest pieces of a vocabulary that has so many tags."""
     return UNK_ID + 1 + tags + _BYTES + _LEAST_PIECES
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yields a text in parts that are not too long for training, cut at spaces if there are any."""
+    while len(text) > _MOST_LINE_CHARACTERS:
+        cut = text.rfind(" ", 1, _MOST_LINE_CHARACTERS) + 1 or _MOST_LINE_CHARACTERS
+        yield text[:cut].strip()
+        text = text[cut:]
+    yield text
 
 
 def _keep(counts: Counter[str], coverage: float, most: int) -> tuple[set[str], float]:
@@ -298,7 +353,8 @@ def _train(lines: list[str], size: int, tags: list[str]) -> bytes:
         unk_id=UNK_ID,
         bos_id=-1,
         user_defined_symbols=tags,
-        normalization_rule_name="nfkc",
+        normalization_rule_name="identity",
+        max_sentence_length=_MOST_LINE_BYTES,
         character_coverage=1.0,
         shuffle_input_sentence=False,
         num_threads=1,

@@ -31,7 +31,7 @@ from m4.settings import InputError, SavedText, SettingError
 from m4.train.training import BY_DIRECTION
 
 # Raise when a change of code changes what a baseline becomes.
-FORMAT = 7
+FORMAT = 8
 
 # The settings of a recipe's corpus that count; all others are the multilingual corpus's.
 _VOCABULARIES = ("vocabulary_size", "target_vocabulary_size", "segmentations", "sampling_alpha")
@@ -171,7 +171,7 @@ def _identity(one: Experiment, cache: Cache, language: str) -> dict[str, Any]:
         },
         "mixture": corpus.mixture,
         "lengths": [cache.source_length, cache.target_length],
-        **{name: corpus.settings()[name] for name in _VOCABULARIES},
+        **{name: corpus.settings()[name] for name in (*_VOCABULARIES, "normalization")},
         "model": identity(one.model),
         "vocabulary_multiple": one.vocabulary_multiple,
         "training": {k: v for k, v in training.items() if k not in _OPERATIONAL},

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ import pytest
 
 from m4.data.cache import build, tokens
 from m4.data.cache.cache import Cache
+from m4.data.cache.tokens import ROLES
+from m4.data.cleaning.clean import NOTHING
 from m4.data.corpus import CorpusSpec, bilingual
-from m4.data.directions import MIXTURES, SIDES
+from m4.data.directions import MIXTURES, SIDES, Mixture
 from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS
+from m4.data.sources.tsv import Tsv
 from m4.data.vocabulary import tokenizing
 from tests.data.corpus import Made
 
@@ -145,6 +149,48 @@ def test_separate_vocabularies_have_separate_arrays(tmp_path: Path, mixture: str
         made_of["source"][source.tag_id(language)] += 2 * size
     for role, counts in made_of.items():
         np.testing.assert_array_equal(np.load(made.folder / f"token_counts.{role}.npy"), counts)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("target_size", [None, 350])
+def test_sources_alone_are_in_compatibility_form(
+    tmp_path: Path, mixture: Mixture, target_size: int | None
+) -> None:
+    """NFKC in what is source, NFC in what is target, with one vocabulary or two."""
+    for split in SPLITS:
+        lines = [f"\ufb01n \u00bd no {n} {split}\t\uff0c\u0e33 num {n}\n" for n in range(30)]
+        (tmp_path / f"gl.{split}.tsv").write_text("".join(lines))
+    made = CorpusSpec(
+        Tsv(tmp_path), mixture=mixture, target_vocabulary_size=target_size, normalization="nfkc",
+        vocabulary_size=350, cleaning=NOTHING,
+    ).build(tmp_path / "c")  # fmt: skip
+    assert made.separate == (target_size is not None)
+    counts = {role: np.zeros(350, np.int64) for role in ROLES}
+    for direction in made.directions:
+        into = direction.partition("-")[2]
+        for role, side in zip(ROLES, SIDES if into == "gl" else SIDES[::-1], strict=True):
+            form = "NFKC" if role == "source" else "NFC"
+            of = getattr(made, f"{role}_vocabulary")
+            rows = sentences(made, "train", side, role)
+            assert of.decode(rows) == [
+                " ".join(unicodedata.normalize(form, text).split())
+                for text in texts(made, "train", side)
+            ]
+            counts[role] += np.bincount(np.concatenate(rows), minlength=350)
+            counts[role][1 if role == "source" else 0] += 30
+            if role == "source":
+                counts[role][of.tag_id(into)] += 30
+    if target_size is None:
+        found = np.load(made.folder / "token_counts.npy")
+        np.testing.assert_array_equal(found, sum(counts.values())[: len(found)])
+        # Both forms of the comma have been trained on.
+        assert {*"\uff0c,"} <= {*"".join(made.source_vocabulary.pieces)}
+    else:
+        for role in ROLES:
+            found = np.load(made.folder / f"token_counts.{role}.npy")
+            np.testing.assert_array_equal(found, counts[role][: len(found)])
+    small = bilingual(made, "gl", vocabulary_size=350)
+    assert small.settings()["normalization"] == "nfkc"
 
 
 def test_a_vocabulary_is_trained_on_the_text_of_its_role(to_english: Cache) -> None:

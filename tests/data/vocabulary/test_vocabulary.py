@@ -1,15 +1,40 @@
 from __future__ import annotations
 
+import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from m4.data.cache.cache import Cache
+from m4.data.normalization import FORMS, Form, normalised
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
 from tests.data.corpus import Made
 
 TEXTS = [pair.english for pair in Made({"gl": 400}).pairs("gl", "train")]
+# Text that NFKC changes, in several scripts; signs that SentencePiece keeps for itself.
+WORLD = [
+    "医生用面包工作吗？", "！，“你好”", "ทำงานกับขนมปังไหม", "ກຳລັງຊຳລະ",
+    "Հայերեն և այլն", "1º, 2ª, ½, x², №5, ™, …", "ﬁn ﷺ Ⅳ ㎏", "शब्द क़", "کتاب‌ها", "a ▁b▁ ⁇ ▅ ░",
+]  # fmt: skip
+# Every character of Unicode that Python knows, but for controls, surrogates and private use.
+CHARACTERS = [
+    character
+    for character in map(chr, range(sys.maxunicode + 1))
+    if unicodedata.category(character) not in ("Cc", "Cs", "Cn", "Co")
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vocabulary]:
+    folder = tmp_path_factory.mktemp("world")
+    for form in FORMS:
+        both = [*WORLD, *(normalised(text, form) for text in WORLD)]
+        vocabulary.train(folder / form, [*both * 9, *TEXTS], 600, ["en", "zh"], form=form)
+    return {form: Vocabulary(folder / form) for form in FORMS}
 
 
 def test_ids_are_those_of_t5_then_tags_then_bytes(tmp_path: Path) -> None:
@@ -36,6 +61,60 @@ def test_text_comes_back_whatever_it_is(made_cache: Cache) -> None:
     ids = made_cache.vocabulary.encode(texts)
     assert made_cache.vocabulary.decode(ids) == texts
     assert all(vocabulary.UNK_ID not in row for row in ids), "bytes stand in for characters"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_character_comes_back_in_its_normal_form(
+    world: dict[str, Vocabulary], form: Form
+) -> None:
+    """A target comes back in NFC, a source in the form of sources; spaces of all kinds as one."""
+    of = world[form]
+    assert of.normalization == form
+    texts = [*WORLD, *(f"a{c} {c}b  {c}" for c in CHARACTERS)]
+    wanted = [" ".join(unicodedata.normalize("NFC", text).split()) for text in texts]
+    assert of.decode(of.encode_targets(texts)) == wanted
+    wanted = [normalised(text, form) for text in texts]
+    assert of.decode(of.encode(texts)) == wanted == [*of.normalised(texts)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(
+        st.text(st.sampled_from(CHARACTERS), max_size=9)
+        | st.text(st.sampled_from([*"▁⁇▅ <2en>\u00a0\u3000\u202f\u0301\u0e33é½"]), max_size=9)
+    )
+)
+def test_text_of_all_scripts_comes_back(
+    world: dict[str, Vocabulary], made_cache: Cache, texts: list[str]
+) -> None:
+    for of in (*world.values(), made_cache.vocabulary):
+        assert of.decode(of.encode_targets(texts)) == [normalised(text) for text in texts]
+
+
+def test_signs_that_sentencepiece_reserves_leave_no_text_out(
+    world: dict[str, Vocabulary],
+) -> None:
+    # The line with these signs has been trained on: its words have pieces, the signs bytes.
+    assert {"░", "⁇"} <= {*"".join(world["nfc"].pieces)}
+    assert not {"▅", "\ufdd0"} & {*"".join(world["nfc"].pieces)}
+
+
+def test_long_lines_are_trained_on(tmp_path: Path) -> None:
+    """Lines above SentencePiece's own limit of 4,192 bytes, and above ours of 16,384 characters."""
+    thai = "ทำงานกับขนมปังไหม" * 1000  # 17,000 characters of 3 bytes, without a space
+    for name, lines in {
+        "long": [thai],
+        "short": [thai[n : n + 170] for n in range(0, 17000, 170)],
+    }.items():
+        made = vocabulary.train(tmp_path / name, lines, 300, ["en"])
+        assert made["characters"] == len({*thai})
+    long, short = (Vocabulary(tmp_path / name) for name in ("long", "short"))
+    # Two pieces for 17 characters.
+    assert len(long.encode([thai])[0]) <= len(short.encode([thai])[0]) <= 2_000
+    words = "one two" + " one two" * 3000
+    parts = [*vocabulary._lines(words)]
+    assert len(parts) > 1
+    assert " ".join(parts) == words
 
 
 def test_digits_are_split(made_cache: Cache) -> None:

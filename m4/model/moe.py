@@ -13,7 +13,12 @@ import numpy as np
 from m4.model.dispatch import Transport
 from m4.model.dispatch.dropless import dropless
 from m4.model.dispatch.gather import gather
-from m4.model.feed_forward import Activation, ExpertParameters, check_activations
+from m4.model.feed_forward import (
+    Activation,
+    ExpertParameters,
+    FeedForward,
+    check_activations,
+)
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.layers import Array, DType, Kernel, Table, constrain
 from m4.model.product import full_product
@@ -39,10 +44,10 @@ ROUTER_INITS = {
 class MoeLayer(nn.Module):
     """A mixture of experts in place of a feed-forward layer: x_BLM -> y_BLM.
 
-    Tokens without a slot get 0 (the residual connection carries them). The layer sows into
-    `intermediates` T5X's five metrics, the gate's own metrics and, with `directions`, the counts
-    `assigned_DE`: assigned choices by translation direction and expert, for tokens whose direction
-    is given.
+    Tokens without a slot get 0 (the residual connection carries them), or what `shared_width` adds.
+    The layer sows into `intermediates` T5X's five metrics, the gate's own metrics and, with
+    `directions`, the counts `assigned_DE`: assigned choices by translation direction and expert,
+    for tokens whose direction is given.
 
     Attributes:
         num_experts: E.
@@ -58,6 +63,9 @@ class MoeLayer(nn.Module):
         gate: The router (`m4.model.gates`).
         dispatch: Transport of tokens to their experts and back (`m4.model.dispatch`).
         dropless_dispatch: Transport where the capacity factor is None, so that nothing is dropped.
+        shared_width: F of a feed-forward layer that all tokens pass beside their experts, and whose
+            output is added to theirs (the shared experts of DeepSeekMoE, arXiv 2401.06066, which
+            together are one layer); 0 for none.
         activations: See `m4.model.feed_forward.activate`; ("silu", "linear") is Mixtral's SwiGLU.
         dropout_rate: Dropout within the experts.
         output_masking: p. In training each choice's expert output is 0 with probability p, else
@@ -79,6 +87,7 @@ class MoeLayer(nn.Module):
     gate: Gate = top2_gshard
     dispatch: Annotated[Transport, MUTABLE] = gather
     dropless_dispatch: Annotated[Transport, MUTABLE] = dropless
+    shared_width: Count = 0
     activations: Sequence[Activation] | None = None
     dropout_rate: Rate | None = None
     output_masking: Rate = 0.0
@@ -105,7 +114,7 @@ class MoeLayer(nn.Module):
         deterministic: bool,
         decode: bool = False,
     ) -> Array:
-        """Returns y_BLM; a token without a slot gets zeros.
+        """Returns y_BLM; padding gets zeros.
 
         Args:
             mask_BL: True for real tokens; padding gets no slot.
@@ -149,7 +158,16 @@ class MoeLayer(nn.Module):
         self._sow(routing, tokens)
         if self.directions and tokens.direction_GS is not None:
             self._sow_choices(routing, tokens.direction_GS)
-        return y_GSM.reshape(x_BLM.shape)
+        y_BLM = y_GSM.reshape(x_BLM.shape)
+        if self.shared_width:
+            shared = FeedForward(self.shared_width, **self._options(), name="shared")
+            y_BLM += shared(x_GSM.reshape(x_BLM.shape), deterministic=deterministic)
+        return y_BLM
+
+    def _options(self) -> dict[str, Any]:
+        """Returns what a shared expert and the others have in common."""
+        given = {name: _given(self, name) for name in ("activations", "dropout_rate")}
+        return {**given, "dtype": self.dtype}
 
     def _group_tokens(self, B: int, L: int, *, whole_rows: bool) -> int:
         """Returns S.
@@ -185,9 +203,7 @@ class MoeLayer(nn.Module):
         experts = ExpertParameters(
             self.num_experts,
             _given(self, "mlp_width"),
-            activations=_given(self, "activations"),
-            dropout_rate=_given(self, "dropout_rate"),
-            dtype=self.dtype,
+            **self._options(),
             name="experts",
         )(x_GSM.shape[-1], x_GSM.shape[0], deterministic=deterministic)
         # Parameters do not depend on the dispatch, and the few tokens that `init` is given need not

@@ -25,7 +25,10 @@ from m4.model.transformer import Transformer
 
 # Products in the backward pass: the gradients of both operands.
 BACKWARD = 2
-KINDS = ("attention", "attention_logits", "dense", "router", "experts", "experts_used", "dispatch")
+KINDS = (
+    *("attention", "attention_logits", "dense", "router", "shared", "experts", "experts_used"),
+    "dispatch",
+)
 
 
 def forward_flops(
@@ -132,6 +135,7 @@ def _feed_forward(
     return {
         **found,
         "router": expert_layers * 2 * tokens * M * E,
+        "shared": expert_layers * products * tokens * 2 * M * experts.shared_width,
         "experts": expert_layers * products * slots * ffn,
         "experts_used": expert_layers * products * 2 * tokens * ffn,
         "dispatch": expert_layers * 2 * 2 * tokens * E * C * M,
@@ -173,17 +177,18 @@ def executed_flops(
     kinds = {kind: n for kind, n in forward.items() if kind != "experts_used"}
     if not one_hot:
         kinds["dispatch"] = 0
-    again = 0
+    again, layer = 0, model.encoder_experts
+    parts = len(part_names(layer.activations or ())) if layer else 0
     if model.remat == "full":
         again = sum(n for kind, n in kinds.items() if kind != "logits") - kinds["dispatch"] // 2
+        again -= kinds["shared"] // (parts + 1)
         if not (model.scan_layers and model.moe is not None):  # there a block ends with experts
             again -= kinds["dense"] // (len(part_names(model.activations)) + 1)
     if model.remat == "products":
         again = kinds["attention_logits"] + kinds["experts"] + kinds["dispatch"] // 2
-    experts = model.encoder_experts if experts_apart else None
+    experts = layer if experts_apart else None
     if experts and experts.train_capacity_factor is None and experts.dropless_dispatch is dropless:
         # Rows travel again in the backward pass, and all but the experts' last product is repeated.
-        parts = len(part_names(experts.activations or ()))
         again += kinds["experts"] * parts // (parts + 1)
     # The dispatch mask has no gradient: it is made of discrete choices.
     return (1 + BACKWARD) * sum(kinds.values()) - kinds["dispatch"] // 2 + again

@@ -56,7 +56,7 @@ def _kind(names: list[str]) -> str:
         return "embeddings and logits"
     if any("attention" in name and "norm" not in name for name in names):
         return "attention"
-    if "mlp" in names:
+    if "mlp" in names or "shared" in names:
         return "dense feed-forward"
     return "routers, norms, biases"
 

@@ -23,6 +23,7 @@ OPERATIONS = {
     "attention": "attention projections",
     "attention_logits": "attention logits and weighted sums",
     "dense": "dense feed-forward layers",
+    "shared": "shared experts",
     "experts": "experts, all slots",
     "experts_used": "experts, two a token (model FLOPs)",
     "dispatch": "one-hot dispatch and combine",

@@ -172,6 +172,7 @@ def check_model(mesh: Mesh, model: Transformer) -> None:
             assert experts.mlp_width is not None
             check_divides(mesh, "experts", experts.num_experts, "expert", "MoeLayer.num_experts")
             check_divides(mesh, "experts", experts.mlp_width, "expert_mlp", "MoeLayer.mlp_width")
+            check_divides(mesh, "experts", experts.shared_width, "mlp", "MoeLayer.shared_width")
 
 
 def check_batches(

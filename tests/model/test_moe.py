@@ -74,6 +74,30 @@ def test_layer_without_drops_is_a_mixture_of_its_two_best_experts():
     np.testing.assert_allclose(confidence, np.mean(largest), rtol=1e-5)
 
 
+@pytest.mark.parametrize("activations", [("relu",), ("silu", "linear")])
+def test_a_shared_expert_is_added_for_every_real_token(activations):
+    # Slots for few tokens: the others have the shared expert alone.
+    options = {"activations": activations, "train_capacity_factor": 0.25, "capacity_rule": "paper"}
+    routed, model = layer(**options), layer(**options, shared_width=7)
+    x_BLM, mask_BL = inputs()
+    params = init(model, x_BLM, mask_BL)
+    own = {name: tree for name, tree in params.items() if name != "shared"}
+    kernels = {name: np.asarray(tree["kernel"]) for name, tree in params["shared"].items()}
+    x = np.asarray(x_BLM)
+    if len(activations) == 1:
+        h = np.maximum(x @ kernels["wi"], 0)
+    else:
+        gate = x @ kernels["wi_0"]
+        h = gate / (1 + np.exp(-gate)) * (x @ kernels["wi_1"])
+    shared = h @ kernels["wo"] * np.asarray(mask_BL)[..., None]
+    for train in (False, True):
+        y_BLM, sown = apply(model, params, x_BLM, mask_BL, train)
+        its_BLM, its = apply(routed, own, x_BLM, mask_BL, train)
+        np.testing.assert_allclose(y_BLM, np.asarray(its_BLM) + shared, atol=1e-5)
+        jax.tree.map(np.testing.assert_array_equal, sown, its)
+    assert (~np.asarray(its_BLM).any(axis=-1) & np.asarray(mask_BL)).any()  # some have no slot
+
+
 def test_group_boundaries_do_not_matter_without_drops():
     x_BLM, mask_BL = inputs(B=4)
     params = init(layer(), x_BLM, mask_BL)

@@ -18,7 +18,9 @@ from tests.shared import small_model
 MODEL = small_model(
     encoder_layers=4,
     decoder_layers=2,
-    moe=functools.partial(MoeLayer, num_experts=2, group_tokens=8, train_capacity_factor=2.0),
+    moe=functools.partial(
+        MoeLayer, num_experts=2, group_tokens=8, train_capacity_factor=2.0, shared_width=6
+    ),
     moe_every=2,
     scan_layers=True,
 )

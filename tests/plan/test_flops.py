@@ -12,6 +12,7 @@ from m4.model.dispatch.einsum import einsum
 from m4.model.moe import MoeLayer
 from m4.model.stack import REMAT
 from m4.model.transformer import Transformer, abstract_variables
+from m4.plan import memory
 from m4.plan.flops import executed_flops, forward_flops, model_flops, traced_flops
 
 ROWS, SOURCE, TARGET = 4, 8, 6
@@ -129,6 +130,27 @@ def test_experts_compute_all_slots() -> None:
     # Traced, combining adds the weighted sum of two results a token: 2 * 2 * 56 * 16.
     used = {k: n for k, n in found.items() if k not in ("experts_used", "dispatch")}
     assert traced(model(train_capacity_factor=1.0)) == sum(used.values()) + 2 * 2 * 56 * 16
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_a_shared_expert_is_a_dense_layer_beside_the_others(scan_layers: bool, remat: str) -> None:
+    def step(width: int) -> tuple[dict[str, int], int, float, int]:
+        moe = functools.partial(MoeLayer, num_experts=4, group_tokens=8, shared_width=width)
+        model = Transformer(**SIZES, moe=moe, scan_layers=scan_layers, remat=remat)
+        forward = arithmetic(model)
+        executed = executed_flops(model, forward, one_hot=False)
+        parameters = memory.counts(abstract_variables(model)["params"])["dense feed-forward"]
+        return forward, executed, traced(model, gradient=True), parameters
+
+    (without, executed, in_program, few), (found, more, more_in_program, many) = step(0), step(48)
+    assert many - few == 2 * 2 * 16 * 48
+    # 56 tokens, M = 16: two products forward, four backward, and again the first of the two.
+    one = 2 * 56 * 16 * 48
+    assert found == {**without, "shared": 2 * one}
+    assert model_flops(found) - model_flops(without) == 3 * 2 * one
+    again = one if remat == "full" else 0
+    assert more - executed == more_in_program - in_program == 3 * 2 * one + again
 
 
 def test_training_that_drops_nothing_has_rows_for_all_choices() -> None:

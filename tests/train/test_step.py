@@ -16,10 +16,15 @@ from m4.settings import SettingError
 from m4.train.optimizer import adafactor, adamw
 from m4.train.state import state_shardings
 from m4.train.step import by_direction
-from tests.shared import small_model
+from tests.shared import SMALL_MOE, small_model
 from tests.train.trainers import program_of, training_of
 
-MODEL = small_model(encoder_layers=2, decoder_layers=2, moe_every=2)
+MODEL = small_model(
+    encoder_layers=2,
+    decoder_layers=2,
+    moe_every=2,
+    moe=functools.partial(SMALL_MOE, shared_width=16),
+)
 # For tests of what is around a step: half as much to trace and to compile.
 SHALLOW = small_model()
 

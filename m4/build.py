@@ -72,16 +72,12 @@ def build(
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of an experiment.
-
-    Attributes:
-        model: The model, without parameters.
-        directions: Directions in the order of the corpus, with their sizes and resource levels.
-    """
+    """The parts of an experiment."""
 
     training: Training
     data: Data
-    model: Transformer
+    model: Transformer  # the model, without parameters
+    # Directions in the order of the corpus, with their sizes and resource levels.
     directions: Directions
     _corpus: Cache | None
     _make_mesh: Callable[[], Mesh]

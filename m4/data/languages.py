@@ -11,14 +11,10 @@ from m4.data.cldr import tags
 
 @dataclass(frozen=True)
 class Language:
-    """A language as m4 names it.
-
-    Attributes:
-        iso639_3: ISO 639-3 code.
-    """
+    """A language as m4 names it."""
 
     code: str
-    iso639_3: str
+    iso639_3: str  # ISO 639-3 code
     name: str
     script: str
     branch: str

@@ -62,19 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Start(NamedTuple):
-    """A training that can begin.
+    """A training that can begin."""
 
-    Attributes:
-        experiment: The experiment; of the dense model for comparison, one without experts.
-        folder: The model's folder.
-        step: The step that training resumes from; None where it begins.
-        source: The model that it begins from. Defaults to none.
-    """
-
+    # The experiment; of the dense model for comparison, one without experts.
     experiment: Experiment
-    folder: Path
-    step: int | None
-    source: Source | None
+    folder: Path  # the model's folder
+    step: int | None  # The step that training resumes from; None where it begins.
+    source: Source | None  # The model that it begins from. Defaults to none.
 
 
 def check_and_train(experiment: Experiment, *, dense: bool = False) -> Path:

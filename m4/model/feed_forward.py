@@ -71,19 +71,14 @@ class FeedForward(nn.Module):
 
 @struct.dataclass
 class Experts:
-    """E feed-forward layers as a tree of arrays, expert axis first, which dispatch may split.
+    """E feed-forward layers as a tree of arrays, expert axis first, which dispatch may split."""
 
-    Attributes:
-        inward: One [E, M, F] for each activation.
-        outward: [E, F, M].
-        keep_EG1F: Dropout's factors, 0 or 1 / (1 - rate): one for all slots of an expert's group,
-            as `dropout` has one for all positions of a row. None without dropout.
-        activations: See `activate`.
-    """
-
-    inward: tuple[Array, ...]
-    outward: Array
+    inward: tuple[Array, ...]  # one [E, M, F] for each activation
+    outward: Array  # [E, F, M]
+    # Dropout's factors, 0 or 1 / (1 - rate): one for all slots of an expert's group, as `dropout`
+    # has one for all positions of a row. None without dropout.
     keep_EG1F: Array | None = None
+    # See `activate`.
     activations: tuple[str, ...] = struct.field(pytree_node=False, default=("relu",))
 
     def __call__(

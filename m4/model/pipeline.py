@@ -108,20 +108,16 @@ def spread(x: Array, axes: tuple[str | None, ...]) -> Array:
 
 
 class SideInputs(NamedTuple):
-    """Inputs of the layers other than x, by the way in which they reach the stages.
+    """Inputs of the layers other than x, by the way in which they reach the stages."""
 
-    Attributes:
-        shared: The same for all rows (relative biases).
-        here: [rows, ...] without a gradient (masks). Every stage has them whole and takes those of
-            its microbatch: they are made of token ids, which every stage has, so nothing is sent.
-        moving: [rows, ...] with a gradient (the encoder's output, for the decoder). They move with
-            their microbatch, while the stages work. Gathering them at every stage would send half
-            the bytes, but all of them before the first tick, where nothing else can run, and their
-            gradients would be summed over the stages after the last tick.
-    """
-
-    shared: dict[str, Array]
+    shared: dict[str, Array]  # the same for all rows (relative biases)
+    # [rows, ...] without a gradient (masks). Every stage has them whole and takes those of its
+    # microbatch: they are made of token ids, which every stage has, so nothing is sent.
     here: dict[str, Array]
+    # [rows, ...] with a gradient (the encoder's output, for the decoder). They move with their
+    # microbatch, while the stages work. Gathering them at every stage would send half the bytes,
+    # but all of them before the first tick, where nothing else can run, and their gradients would
+    # be summed over the stages after the last tick.
     moving: dict[str, Array]
 
 

@@ -20,36 +20,25 @@ Array = jax.Array
 
 @struct.dataclass
 class Routing:
-    """The plan for one layer's tokens.
+    """The plan for one layer's tokens."""
 
-    Attributes:
-        expert_GSK: The expert of each choice, int32 in [0, E); a token's choices differ.
-        position_GSK: The choice's slot among those of its group and expert, int32 in [0, C), or -1
-            without a slot.
-        weight_GSK: Factor of the expert's output, float32 in [0, 1]; 0 without a slot.
-        aux_loss: Scalar, the gate's balance loss; the gate's docstring says its scale.
-        z_loss: Scalar, mean of logsumexp(logits)^2 over real tokens.
-        metrics: Scalars (and `load_E`) to log; the trainer averages them over layers.
-        num_experts: E.
-        capacity: C, slots of a (group, expert).
-        shortcut: (use, plan) of a gate with phases, one of whose shapes would be too large for the
-            others: where the scalar `use` is True, `plan` gives the same result with fewer slots or
-            choices.
-        bias_load_E: Number of real tokens' choices of each expert, before capacity, for a gate with
-            a bias (`Tokens.bias`).
-        bias_rate: Change of the bias in a training step.
-    """
-
-    expert_GSK: Array
+    expert_GSK: Array  # The expert of each choice, int32 in [0, E); a token's choices differ.
+    # The choice's slot among those of its group and expert, int32 in [0, C), or -1 without a slot.
     position_GSK: Array
-    weight_GSK: Array
-    aux_loss: Array
-    z_loss: Array
+    weight_GSK: Array  # Factor of the expert's output, float32 in [0, 1]; 0 without a slot.
+    aux_loss: Array  # Scalar, the gate's balance loss; the gate's docstring says its scale.
+    z_loss: Array  # scalar, mean of logsumexp(logits)^2 over real tokens
+    # Scalars (and `load_E`) to log; the trainer averages them over layers.
     metrics: Mapping[str, Array]
-    num_experts: int = struct.field(pytree_node=False)
-    capacity: int = struct.field(pytree_node=False)
+    num_experts: int = struct.field(pytree_node=False)  # E
+    capacity: int = struct.field(pytree_node=False)  # C, slots of a (group, expert)
+    # (use, plan) of a gate with phases, one of whose shapes would be too large for the others:
+    # where the scalar `use` is True, `plan` gives the same result with fewer slots or choices.
     shortcut: "tuple[Array, Routing] | None" = None
+    # Number of real tokens' choices of each expert, before capacity, for a gate with a bias
+    # (`Tokens.bias`).
     bias_load_E: Array | None = None
+    # Change of the bias in a training step.
     bias_rate: float = struct.field(pytree_node=False, default=0.0)
 
     def confidence(self) -> Array:
@@ -79,31 +68,22 @@ class RouterScore(Protocol):
 
 @struct.dataclass
 class Tokens:
-    """The tokens of a layer, as a gate may look at them.
+    """The tokens of a layer, as a gate may look at them."""
 
-    Attributes:
-        score: See `RouterScore`.
-        mask_GS: True for real tokens; padding is never guessed from values.
-        ids_GS: Token ids, the input ids of the layer's stack.
-        direction_GS: The direction that each token belongs to, int32; None where it is unknown.
-        step: Training steps done, int32 scalar; None outside training.
-        rng: A key; None for deterministic routing.
-        table: (name, V -> initial values) -> table that is kept in the checkpoint, int32.
-        bias: () -> the bias of each expert, float32 [E], which is kept in the checkpoint and moves
-            against the experts' load after a training step.
-        train: This is a training step.
-        causal: The layer is in a decoder; a gate that looks at later tokens must refuse.
-    """
-
-    score: RouterScore = struct.field(pytree_node=False)
-    mask_GS: Array
-    ids_GS: Array | None = None
+    score: RouterScore = struct.field(pytree_node=False)  # see `RouterScore`
+    mask_GS: Array  # True for real tokens; padding is never guessed from values.
+    ids_GS: Array | None = None  # token ids, the input ids of the layer's stack
+    # The direction that each token belongs to, int32; None where it is unknown.
     direction_GS: Array | None = None
-    step: Array | None = None
-    rng: Array | None = None
+    step: Array | None = None  # Training steps done, int32 scalar; None outside training.
+    rng: Array | None = None  # A key; None for deterministic routing.
+    # (name, V -> initial values) -> table that is kept in the checkpoint, int32.
     table: Callable[[str, Any], Array] | None = struct.field(pytree_node=False, default=None)
+    # () -> the bias of each expert, float32 [E], which is kept in the checkpoint and moves against
+    # the experts' load after a training step.
     bias: Callable[[], Array] | None = struct.field(pytree_node=False, default=None)
-    train: bool = struct.field(pytree_node=False, default=False)
+    train: bool = struct.field(pytree_node=False, default=False)  # this is a training step
+    # The layer is in a decoder; a gate that looks at later tokens must refuse.
     causal: bool = struct.field(pytree_node=False, default=False)
 
 

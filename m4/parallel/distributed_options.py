@@ -8,20 +8,15 @@ from m4.settings import InputError, SettingError
 
 
 class DistributedOptions(NamedTuple):
-    """Options for joining the other processes.
+    """Options for joining the other processes."""
 
-    Attributes:
-        coordinator_address: "host:port" of process 0. With it process_count and process_index are
-            given; if all are None, JAX asks the cluster (Cloud TPU, GKE, Slurm, Open MPI).
-        heartbeat_seconds: Seconds without a heartbeat until a process counts as dead.
-        join_timeout_s: Seconds to wait for all processes at start-up.
-    """
-
+    # "host:port" of process 0. With it process_count and process_index are given; if all are None,
+    # JAX asks the cluster (Cloud TPU, GKE, Slurm, Open MPI).
     coordinator_address: str | None
     process_count: int | None
     process_index: int | None
-    heartbeat_seconds: int
-    join_timeout_s: int
+    heartbeat_seconds: int  # seconds without a heartbeat until a process counts as dead
+    join_timeout_s: int  # seconds to wait for all processes at start-up
 
 
 # With an address a person starts the processes; a cluster may take longer.

@@ -94,13 +94,10 @@ def _own(sharding: NamedSharding) -> tuple[list[int], int]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A mesh and how weights and rows are sharded over it; equal ones share compiled programs.
-
-    Attributes:
-        fsdp_axes, extra_axis_rules: The settings under which the model was trained.
-    """
+    """A mesh and how weights and rows are sharded over it; equal ones share compiled programs."""
 
     mesh: Mesh
+    # The settings under which the model was trained.
     fsdp_axes: Sequence[str] = ("fsdp",)
     extra_axis_rules: Rules = ()
 

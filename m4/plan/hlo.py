@@ -32,31 +32,24 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class Collective(NamedTuple):
-    """One collective of a program, as one device sees it.
+    """One collective of a program, as one device sees it."""
 
-    Attributes:
-        kind: One of `KINDS`.
-        name, computation: Its place in the text.
-        operand_bytes, result_bytes: Bytes of one run on one device. The result of an all-gather of
-            n devices is n times its operand, of a reduce-scatter 1/n.
-        groups: The devices that exchange; of a collective-permute (source, target) pairs.
-        source: The operation of the traced program that it comes from, or "".
-        slices: TPU slices that exchange over the data center's network; 1 inside one slice. The
-            text has the program of one slice, whose devices count from 0. Between slices `groups`
-            number the devices slice by slice.
-        times: Runs in one run of the program. Each branch of a conditional counts as taken.
-        loop_unknown: It is in a loop whose length is not in the text; it counts once there.
-    """
-
-    kind: str
+    kind: str  # one of `KINDS`
+    # Its place in the text.
     name: str
     computation: str
+    # Bytes of one run on one device. The result of an all-gather of n devices is n times its
+    # operand, of a reduce-scatter 1/n.
     operand_bytes: int
     result_bytes: int
-    groups: Groups
-    source: str
+    groups: Groups  # The devices that exchange; of a collective-permute (source, target) pairs.
+    source: str  # the operation of the traced program that it comes from, or ""
+    # TPU slices that exchange over the data center's network; 1 inside one slice. The text has the
+    # program of one slice, whose devices count from 0. Between slices `groups` number the devices
+    # slice by slice.
     slices: int = 1
-    times: int = 1
+    times: int = 1  # Runs in one run of the program. Each branch of a conditional counts as taken.
+    # It is in a loop whose length is not in the text; it counts once there.
     loop_unknown: bool = False
 
     @property
@@ -107,39 +100,27 @@ def summary(found: Iterable[Collective]) -> dict[str, Total]:
 
 
 class Work(NamedTuple):
-    """The work of one device in one run of a program, or of a part of it.
+    """The work of one device in one run of a program, or of a part of it."""
 
-    Attributes:
-        collectives: In the order of the text.
-        cycles: Cycles of the device's clock, by the TPU compiler's estimate of each operation,
-            without collectives; 0 where it writes none (CPU, GPU).
-        uncosted: Operations that run without an estimate: custom kernels, and those where the
-            compiler writes the largest integer.
-        flops: Operations of matrix products.
-        unread: Operations that are not counted and may be products: kind -> how often they run.
-    """
-
-    collectives: list[Collective]
+    collectives: list[Collective]  # in the order of the text
+    # Cycles of the device's clock, by the TPU compiler's estimate of each operation, without
+    # collectives; 0 where it writes none (CPU, GPU).
     cycles: int
+    # Operations that run without an estimate: custom kernels, and those where the compiler writes
+    # the largest integer.
     uncosted: int
-    flops: int
+    flops: int  # operations of matrix products
+    # Operations that are not counted and may be products: kind -> how often they run.
     unread: dict[str, int]
 
 
 class Program(NamedTuple):
-    """The work of a program with loops whose length the data decide, such as a beam search.
+    """The work of a program with loops whose length the data decide, such as a beam search."""
 
-    Attributes:
-        once: Work outside of such loops.
-        iteration: Work inside of them, in one iteration of each.
-        whole: Both together.
-        loops: Number of such loops, nested ones included.
-    """
-
-    once: Work
-    iteration: Work
-    whole: Work
-    loops: int
+    once: Work  # work outside of such loops
+    iteration: Work  # work inside of them, in one iteration of each
+    whole: Work  # both together
+    loops: int  # number of such loops, nested ones included
 
 
 def collectives(hlo: str) -> list[Collective]:
@@ -177,20 +158,17 @@ def read(hlo: str) -> Program:
 
 @dataclass
 class _Computation:
-    """A computation of the module, for one run and without its callees.
-
-    Attributes:
-        calls: Name of a callee, and how often it runs: None where the text does not say.
-        scalars: Name -> (opcode, text in its parentheses, line) of scalars and tuples, among them
-            the counters of loops. root: Name of the result.
-    """
+    """A computation of the module, for one run and without its callees."""
 
     collectives: list[Collective] = field(default_factory=list)
     cycles: int = 0
     uncosted: int = 0
     flops: int = 0
     unread: Counter[str] = field(default_factory=Counter)
+    # Name of a callee, and how often it runs: None where the text does not say.
     calls: list[tuple[str, int | None]] = field(default_factory=list)
+    # Name -> (opcode, text in its parentheses, line) of scalars and tuples, among them the counters
+    # of loops. root: Name of the result.
     scalars: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     root: str = ""
 

@@ -25,34 +25,21 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """One kind of TPU.
-
-    Attributes:
-        cores: JAX devices a chip.
-        gib: Memory a chip.
-        peak_flops: Peak in bfloat16, a chip, a second.
-        clock_hz: Clock of a core; None where it is not published.
-        links: Links to neighbours, a chip: two a dimension of the torus.
-        link_bytes: Bytes a second of one link in one direction.
-        full: Chips along a dimension that make it a ring (a torus, not a grid).
-        most: Chips of the largest slice.
-        host_chips: Chips of a host, which share its network adapters.
-        host_network_bytes: Bytes a second to other slices, a host; 0 where slices cannot be joined.
-        core_setting: libtpu's name for a chip whose cores are one device; "" where each core is
-            one.
-    """
+    """One kind of TPU."""
 
     name: str
-    cores: int
-    gib: float
-    peak_flops: float
-    clock_hz: float | None
-    links: int
-    link_bytes: float
-    full: int
-    most: int
-    host_chips: int
+    cores: int  # JAX devices a chip
+    gib: float  # memory a chip
+    peak_flops: float  # peak in bfloat16, a chip, a second
+    clock_hz: float | None  # Clock of a core; None where it is not published.
+    links: int  # links to neighbours, a chip: two a dimension of the torus
+    link_bytes: float  # Bytes a second of one link in one direction
+    full: int  # chips along a dimension that make it a ring (a torus, not a grid)
+    most: int  # chips of the largest slice
+    host_chips: int  # chips of a host, which share its network adapters
+    # Bytes a second to other slices, a host; 0 where slices cannot be joined.
     host_network_bytes: float
+    # libtpu's name for a chip whose cores are one device; "" where each core is one.
     core_setting: str = ""
 
     @property
@@ -99,31 +86,21 @@ _SHAPES = {
 
 
 class Gpu(NamedTuple):
-    """One kind of GPU.
-
-    Attributes:
-        description: CUDA's name for it.
-        node: GPUs a node at most, linked with each other.
-        memory_bytes: Memory available to programs under CUDA.
-        bfloat16_flops, tf32_flops: Peak of dense products, a second. XLA multiplies float32 in TF32
-            by default.
-        memory_speed: Bytes a second.
-        clock_hz: The highest clock.
-        nvlink_bytes, network_bytes: Bytes a second in one direction, a GPU, to the GPUs of its node
-            and to other nodes.
-        multiprocessors, l2_bytes: Sizes of the GPU.
-    """
+    """One kind of GPU."""
 
     name: str
-    description: str
-    node: int
-    memory_bytes: int
+    description: str  # CUDA's name for it
+    node: int  # GPUs a node at most, linked with each other
+    memory_bytes: int  # memory available to programs under CUDA
+    # Peak of dense products, a second. XLA multiplies float32 in TF32 by default.
     bfloat16_flops: float
     tf32_flops: float
-    memory_speed: float
-    clock_hz: float
+    memory_speed: float  # Bytes a second
+    clock_hz: float  # the highest clock
+    # Bytes a second in one direction, a GPU, to the GPUs of its node and to other nodes.
     nvlink_bytes: float
     network_bytes: float
+    # Sizes of the GPU.
     multiprocessors: int
     l2_bytes: int
 

@@ -23,27 +23,18 @@ from m4.settings import InputError
 
 
 class PlannedProgram(NamedTuple):
-    """A program before its compilation, and its sizes.
+    """A program before its compilation, and its sizes."""
 
-    Attributes:
-        parts: The experiment's parts.
-        traced: The traced program, as JAX's stages have it.
-        lowered: The program; `.compile()` compiles it.
-        params: Shapes and shardings of the parameters.
-        optimizer: Shapes and shardings of the optimizer's state; None in decoding.
-        rows, source_length, target_length: Size of a batch over all devices, in rows and pieces.
-        beams: Hypotheses of a sentence in decoding; 1 in training.
-    """
-
-    parts: Parts
-    traced: Any
-    lowered: Any
-    params: Any
-    optimizer: Any
+    parts: Parts  # the experiment's parts
+    traced: Any  # the traced program, as JAX's stages have it
+    lowered: Any  # The program; `.compile()` compiles it.
+    params: Any  # shapes and shardings of the parameters
+    optimizer: Any  # Shapes and shardings of the optimizer's state; None in decoding.
+    # Size of a batch over all devices, in rows and pieces.
     rows: int
     source_length: int
     target_length: int
-    beams: int = 1
+    beams: int = 1  # Hypotheses of a sentence in decoding; 1 in training.
 
 
 def planned(experiment: Experiment, languages: int, devices: Sequence[Any] | None = None) -> Parts:

@@ -27,15 +27,10 @@ EXCHANGE_SHARE, MESSAGE_SECONDS = 0.4057, 1.316e-6
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step, by the model.
+    """Seconds of one step, by the model."""
 
-    Attributes:
-        compute: None where it is unknown.
-        by_kind: Seconds of each kind of collectives; those between slices have a separate name
-            (`BETWEEN`).
-    """
-
-    compute: float | None
+    compute: float | None  # None where it is unknown
+    # Seconds of each kind of collectives; those between slices have a separate name (`BETWEEN`).
     by_kind: dict[str, float]
 
     @property

@@ -14,14 +14,10 @@ Array = jax.Array
 
 
 class Averaged(NamedTuple):
-    """State of an averaging optimizer.
-
-    Attributes:
-        count: Steps done, int32 scalar.
-    """
+    """State of an averaging optimizer."""
 
     inner: Any
-    count: Array
+    count: Array  # steps done, int32 scalar
     average: Any
 
 
@@ -89,16 +85,11 @@ def updated(
 
 
 class Grouped(NamedTuple):
-    """An optimizer's state with that of groups of directions (`m4.train.multitask.grouped`).
-
-    Attributes:
-        surgery: State of the method that alters gradients, [parts, ...]; None without one.
-        rates: Factor of each row's last update, by parameter; None where all rates are 1.
-    """
+    """An optimizer's state with that of groups of directions (`m4.train.multitask.grouped`)."""
 
     inner: Any
-    surgery: Any
-    rates: Any
+    surgery: Any  # State of the method that alters gradients, [parts, ...]; None without one.
+    rates: Any  # Factor of each row's last update, by parameter; None where all rates are 1.
 
 
 def used(state: TrainState) -> Any:

@@ -50,16 +50,12 @@ class Evaluator:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The result of a training.
+    """The result of a training."""
 
-    Attributes:
-        params: Parameters to use: the best ones with early stopping, their average where the
-            optimizer makes one.
-        note: Note of the last checkpoint.
-    """
-
+    # Parameters to use: the best ones with early stopping, their average where the optimizer makes
+    # one.
     params: Any
-    note: dict[str, Any]
+    note: dict[str, Any]  # note of the last checkpoint
 
 
 class Interrupted(KeyboardInterrupt):

@@ -12,15 +12,10 @@ Array = jax.Array
 
 @struct.dataclass
 class TokenLoss:
-    """Losses of each target token, float32 [B, T].
+    """Losses of each target token, float32 [B, T]."""
 
-    Attributes:
-        nll_BT: Negative log-likelihood in nats.
-        training_BT: The loss that training minimises.
-    """
-
-    nll_BT: Array
-    training_BT: Array
+    nll_BT: Array  # negative log-likelihood in nats
+    training_BT: Array  # the loss that training minimises
 
 
 def cross_entropy(

@@ -16,17 +16,11 @@ from m4.parallel.mesh import axis_rules_context, parameter_shardings
 
 @struct.dataclass
 class TrainState:
-    """A training state, or in the same form the shardings of one.
+    """A training state, or in the same form the shardings of one."""
 
-    Attributes:
-        step: Steps done, int32 scalar.
-        params: Tree of float32 arrays.
-        optimizer: Tree of float32 arrays, the optimizer's state.
-    """
-
-    step: Any
-    params: Any
-    optimizer: Any
+    step: Any  # steps done, int32 scalar
+    params: Any  # tree of float32 arrays
+    optimizer: Any  # tree of float32 arrays, the optimizer's state
 
 
 def initialize(

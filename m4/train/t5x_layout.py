@@ -41,14 +41,10 @@ _RELPOS = "relpos_bias/rel_embedding"
 
 
 class T5xParameter(NamedTuple):
-    """The place of one of m4's parameters in a checkpoint.
+    """The place of one of m4's parameters in a checkpoint."""
 
-    Attributes:
-        name: The checkpoint's name, without "target/".
-        layer: Number of its layer in a scanned stack; None where it is the whole array.
-    """
-
-    name: str
+    name: str  # the checkpoint's name, without "target/"
+    # Number of its layer in a scanned stack; None where it is the whole array.
     layer: int | None = None
     axis: int = 0
     factor: float = 1.0

@@ -20,19 +20,15 @@ Share = Annotated[float, Between(0, 1)]
 
 @dataclass(frozen=True)
 class Findings:
-    """Findings of a check in a chunk of n pairs.
+    """Findings of a check in a chunk of n pairs."""
 
-    Attributes:
-        drop: Reason -> mask [n] of the pairs to drop. A pair that several reasons name is dropped
-            for the first.
-        change: Reason -> mask [n] of the pairs whose text was changed.
-        chunk: The pairs with their changed text, where there is any.
-        not_checked: Why -> mask [n] of the pairs that the stage cannot judge.
-    """
-
+    # Reason -> mask [n] of the pairs to drop. A pair that several reasons name is dropped for the
+    # first.
     drop: Mapping[str, Mask] = field(default_factory=dict)
+    # Reason -> mask [n] of the pairs whose text was changed.
     change: Mapping[str, Mask] = field(default_factory=dict)
-    chunk: Chunk | None = None
+    chunk: Chunk | None = None  # the pairs with their changed text, where there is any
+    # Why -> mask [n] of the pairs that the stage cannot judge.
     not_checked: Mapping[str, Mask] = field(default_factory=dict)
 
 

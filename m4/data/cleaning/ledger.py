@@ -28,23 +28,19 @@ class Example(NamedTuple):
 
 @dataclass
 class Count:
-    """Counts of one language and split.
-
-    Attributes:
-        dropped: Reason -> pairs. Each dropped pair has one reason.
-        changed: Reason -> pairs. A pair may have several reasons, here and below.
-        flagged: Reason -> pairs of dev and test, which are never dropped.
-        not_checked: Reason -> pairs that a stage could not judge.
-        examples: Reason -> its first pairs.
-    """
+    """Counts of one language and split."""
 
     read: int = 0
     kept: int = 0
+    # Reason -> pairs. Each dropped pair has one reason.
     dropped: Counter[str] = field(default_factory=Counter)
+    # Reason -> pairs. A pair may have several reasons, here and below.
     changed: Counter[str] = field(default_factory=Counter)
+    # Reason -> pairs of dev and test, which are never dropped.
     flagged: Counter[str] = field(default_factory=Counter)
+    # Reason -> pairs that a stage could not judge.
     not_checked: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[Example]] = field(default_factory=dict)
+    examples: dict[str, list[Example]] = field(default_factory=dict)  # reason -> its first pairs
 
     def drop(self, reason: str, pairs: int) -> None:
         """Drops `pairs` of those that were kept so far."""

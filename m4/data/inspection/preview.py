@@ -18,25 +18,15 @@ _MOST_NAMES = 12
 
 
 class DrawnLanguage(NamedTuple):
-    """Pairs and tokens that a whole run draws of one language.
+    """Pairs and tokens that a whole run draws of one language."""
 
-    Attributes:
-        pairs: Pairs drawn, in all its directions together.
-        pair_share: Their share of the run's pairs.
-        tokens: Tokens drawn, in all its directions together.
-        token_share: Their share of the run's tokens.
-        epochs: How often its pairs are seen, in its most frequent direction.
-        repeated: Pairs that are seen more than once there.
-        times: How often the most repeated pair is seen there.
-    """
-
-    pairs: int
-    pair_share: float
-    tokens: int
-    token_share: float
-    epochs: float
-    repeated: int
-    times: int
+    pairs: int  # pairs drawn, in all its directions together
+    pair_share: float  # their share of the run's pairs
+    tokens: int  # tokens drawn, in all its directions together
+    token_share: float  # their share of the run's tokens
+    epochs: float  # how often its pairs are seen, in its most frequent direction
+    repeated: int  # pairs that are seen more than once there
+    times: int  # how often the most repeated pair is seen there
 
 
 class Column(NamedTuple):
@@ -48,21 +38,14 @@ class Column(NamedTuple):
 
 
 class Preview(NamedTuple):
-    """A corpus under several samplers.
-
-    Attributes:
-        sample_by: Unit of the shares, "examples" or "tokens".
-        pairs: Training pairs of each language, the largest first.
-        tokens: Ids of these pairs: source and target, tag and eos.
-        columns: The samplers, the configured one first.
-    """
+    """A corpus under several samplers."""
 
     total_steps: int
     sampler: str
-    sample_by: str
-    pairs: Mapping[str, int]
-    tokens: Mapping[str, int]
-    columns: Sequence[Column]
+    sample_by: str  # unit of the shares, "examples" or "tokens"
+    pairs: Mapping[str, int]  # training pairs of each language, the largest first
+    tokens: Mapping[str, int]  # ids of these pairs: source and target, tag and eos
+    columns: Sequence[Column]  # the samplers, the configured one first
 
     @property
     def configured(self) -> Column:

@@ -35,28 +35,19 @@ COLUMNS = {
 
 
 class Row(NamedTuple):
-    """Numbers of a vocabulary on some sentences of a language, without tag and eos.
+    """Numbers of a vocabulary on some sentences of a language, without tag and eos."""
 
-    Attributes:
-        language: Its code; "en" is English.
-        vocabulary: "shared", "source" or "target".
-        pieces_per_word: Words are what stands between spaces: in scripts that write none, whole
-            stretches of text.
-        pieces_per_character: Characters are counted in the normal form of sources, without spaces.
-        byte_share: Share of the pieces that are bytes.
-        unknown_share: Share of the pieces that are the unknown piece.
-        coverage: Share of the characters that are not spelled in bytes.
-    """
-
-    language: str
-    vocabulary: str
+    language: str  # Its code; "en" is English.
+    vocabulary: str  # "shared", "source" or "target"
     sentences: int
     pieces_per_sentence: float
+    # Words are what stands between spaces: in scripts that write none, whole stretches of text.
     pieces_per_word: float
+    # Characters are counted in the normal form of sources, without spaces.
     pieces_per_character: float
-    byte_share: float
-    unknown_share: float
-    coverage: float
+    byte_share: float  # share of the pieces that are bytes
+    unknown_share: float  # share of the pieces that are the unknown piece
+    coverage: float  # share of the characters that are not spelled in bytes
 
     def cells(self) -> list[str]:
         """Returns the numbers as `COLUMNS` formats them."""

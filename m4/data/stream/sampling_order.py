@@ -21,17 +21,11 @@ _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 20
 
 
 class Drawn(NamedTuple):
-    """Pairs of K draws.
+    """Pairs of K draws."""
 
-    Attributes:
-        directions: [K] numbers of the directions.
-        examples: [K] numbers of the pairs within their directions.
-        epochs: [K] earlier draws of the same pair.
-    """
-
-    directions: Ints
-    examples: Ints
-    epochs: Ints
+    directions: Ints  # [K] numbers of the directions
+    examples: Ints  # [K] numbers of the pairs within their directions
+    epochs: Ints  # [K] earlier draws of the same pair
 
 
 class Draws:

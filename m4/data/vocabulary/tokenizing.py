@@ -26,17 +26,13 @@ _RANGE_BYTES = 1 << 20
 
 
 class TokenArray(NamedTuple):
-    """One token array of a split: its side, its vocabulary, and its largest number of ids.
-
-    Attributes:
-        role: "source" or "target"; None for both, whose ids are the same.
-    """
+    """One token array of a split: its side, its vocabulary, and its largest number of ids."""
 
     name: str
     side: str
     vocabulary: Path
     longest: int
-    role: str | None = None
+    role: str | None = None  # "source" or "target"; None for both, whose ids are the same.
 
 
 class TextRange(NamedTuple):
@@ -52,18 +48,13 @@ class TextRange(NamedTuple):
 
 
 class Tokenized(NamedTuple):
-    """A tokenized range.
-
-    Attributes:
-        too_long: Pairs with a side that is too long.
-        arrays: Name -> one Ragged for each segmentation, the best one first.
-        kept: Numbers of the pairs that are left. Defaults to all.
-    """
+    """A tokenized range."""
 
     text: bytes
     pairs: int
-    too_long: int
-    arrays: dict[str, list[Ragged]]
+    too_long: int  # pairs with a side that is too long
+    arrays: dict[str, list[Ragged]]  # name -> one Ragged for each segmentation, the best one first
+    # Numbers of the pairs that are left. Defaults to all.
     kept: npt.NDArray[np.int64] | None = None
 
 

@@ -70,18 +70,13 @@ class BatchCounts:
 
     A batch [B, L] of sources and [B, T] of translations, T the longest one's tokens, has B * (L+T)
     places. Those of padding, and of rows that only fill it up, have no real token.
-
-    Attributes:
-        tokens: Tokens of translations, with EOS.
-        real: Tokens of sources and translations.
-        places: Places of the batches.
-        unended: Rows whose translation reached the limit of its length.
     """
 
     sentences: int = 0
-    tokens: int = 0
-    real: int = 0
-    places: int = 0
+    tokens: int = 0  # tokens of translations, with EOS
+    real: int = 0  # tokens of sources and translations
+    places: int = 0  # places of the batches
+    # Rows whose translation reached the limit of its length.
     unended: list[int] = field(default_factory=list)
     _start: float = field(default_factory=time.monotonic)
 
@@ -112,15 +107,11 @@ class BatchCounts:
 
 
 class Translations(NamedTuple):
-    """Translations of one source; the first one is the translation.
-
-    Attributes:
-        scores: Log-probability over length penalty of each (docs/decoding.md).
-        utilities: With MBR, the mean metric of each against the others, percent.
-    """
+    """Translations of one source; the first one is the translation."""
 
     texts: list[str]
-    scores: list[float]
+    scores: list[float]  # log-probability over length penalty of each (docs/decoding.md)
+    # With MBR, the mean metric of each against the others, percent.
     utilities: list[float] | None = None
 
 

@@ -23,16 +23,11 @@ from m4.parallel.layout import Layout
 
 
 class Scored(NamedTuple):
-    """Probability of a translation.
+    """Probability of a translation."""
 
-    Attributes:
-        logprob: Log-probability of all its tokens, EOS too.
-        score: logprob over the length penalty, as the search gives it.
-    """
-
-    logprob: float
+    logprob: float  # log-probability of all its tokens, EOS too
     tokens: int
-    score: float
+    score: float  # logprob over the length penalty, as the search gives it
 
 
 def log_probabilities(model: Any, params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:

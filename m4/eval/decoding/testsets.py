@@ -38,17 +38,12 @@ def split_pairs(
 
 
 class Portion(NamedTuple):
-    """The sentences of a split that are translated and scored.
-
-    Attributes:
-        sentences: Sentences of each direction, at even distances. Defaults to all.
-        test_sentences: Most sentences of a test set; names of files do not say it.
-    """
+    """The sentences of a split that are translated and scored."""
 
     split: str
-    sentences: int | None = None
+    sentences: int | None = None  # Sentences of each direction, at even distances. Defaults to all.
     directions: tuple[str, ...] = ()
-    test_sentences: int | None = None
+    test_sentences: int | None = None  # Most sentences of a test set; names of files do not say it.
 
     @property
     def name(self) -> str:

@@ -60,26 +60,19 @@ def json_line(line: str, found: Translations, to: str) -> str:
 
 @dataclass(frozen=True)
 class Translator:
-    """A model ready to translate.
+    """A model ready to translate."""
 
-    Attributes:
-        model: A module with T5X's contract.
-        vocabulary: Turns text into ids and back.
-        batch_rows: Lines that are translated together, in the place of decoding.batch_rows: of what
-            a user types few are waiting.
-        languages: Languages that it was trained to translate into. Defaults to all with a tag.
-        layout: Sharding of the parameters. Defaults to one device.
-        normalise: What training does to a source.
-    """
-
-    model: nn.Module
+    model: nn.Module  # A module with T5X's contract
     params: Any
-    vocabulary: Vocabulary | SourceAndTarget
+    vocabulary: Vocabulary | SourceAndTarget  # turns text into ids and back
     decoding: Decoding = DEFAULTS
+    # Lines that are translated together, in the place of decoding.batch_rows: of what a user types
+    # few are waiting.
     batch_rows: int = 8
+    # Languages that it was trained to translate into. Defaults to all with a tag.
     languages: Sequence[str] | None = None
-    layout: Layout | None = None
-    normalise: Callable[[str], str] = str
+    layout: Layout | None = None  # Sharding of the parameters. Defaults to one device.
+    normalise: Callable[[str], str] = str  # what training does to a source
 
     @property
     def _languages(self) -> Sequence[str]:

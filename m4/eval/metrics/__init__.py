@@ -29,19 +29,14 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Sufficient statistics of a corpus score.
+    """Sufficient statistics of a corpus score."""
 
-    Attributes:
-        metric: Name in scores.jsonl and in file names: letters, digits, "_", "-", ".".
-        counts: int64 [sentences, counts], additive over sentences.
-        formula: Turns sums of rows [..., counts] into scores in percent [...].
-        signature: sacreBLEU's, without the fields of the bootstrap; for another metric any text
-            that says how it was computed.
-    """
-
-    metric: str
-    counts: np.ndarray
+    metric: str  # name in scores.jsonl and in file names: letters, digits, "_", "-", "."
+    counts: np.ndarray  # int64 [sentences, counts], additive over sentences
+    # Turns sums of rows [..., counts] into scores in percent [...].
     formula: Callable[[np.ndarray], np.ndarray]
+    # sacreBLEU's, without the fields of the bootstrap; for another metric any text that says how it
+    # was computed.
     signature: str
 
     @property

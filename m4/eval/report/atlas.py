@@ -41,17 +41,12 @@ _COLOURS = LinearSegmentedColormap.from_list("share", ["#f4f7fa", "#8fc4e8", "#1
 
 @dataclass(frozen=True)
 class Atlas:
-    """Counts of assigned choices.
-
-    Attributes:
-        directions: Those with any count, into English first, by falling training size.
-        languages: Language of each direction, the one that is not English.
-        layers: Name of a layer -> counts, int64 [directions, E]; the encoder's first, by depth.
-    """
+    """Counts of assigned choices."""
 
     split: str
-    directions: list[str]
-    languages: list[str]
+    directions: list[str]  # those with any count, into English first, by falling training size
+    languages: list[str]  # language of each direction, the one that is not English
+    # Name of a layer -> counts, int64 [directions, E]; the encoder's first, by depth.
     layers: dict[str, npt.NDArray[np.int64]]
 
     def sides(self) -> list[str]:

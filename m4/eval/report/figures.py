@@ -195,18 +195,13 @@ def legend(drawn: Figure, handles: Sequence[Any], size: float, below: bool = Fal
 
 @dataclass(frozen=True)
 class Sheet:
-    """A figure of panels one above the other, with languages at x = 0, 1, 2, ...
-
-    Attributes:
-        size: Size of letters in points.
-        slot: Width of a language in points.
-    """
+    """A figure of panels one above the other, with languages at x = 0, 1, 2, ..."""
 
     figure: Figure
     panels: list[Axes]
     labels: Sequence[str]
-    size: float
-    slot: float
+    size: float  # size of letters in points
+    slot: float  # width of a language in points
 
     @classmethod
     def make(

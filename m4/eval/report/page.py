@@ -41,26 +41,17 @@ _LABELS = {"nll": "training loss, nats a piece"}
 
 
 class Background(NamedTuple):
-    """Facts that the page shows in addition to the scores; empty ones are left out.
-
-    Attributes:
-        corpus: Description of the text, paragraphs separated by empty lines.
-        facts: Name -> value: date, machine, seeds, steps, minutes.
-        configs: Name -> operative gin config, shown whole.
-        curves: System -> the rows of its metrics.jsonl.
-        curve_keys: The values that are drawn, a panel each.
-        sampling: Language -> its share of the training stream.
-        epochs: Language -> how often it was seen.
-    """
+    """Facts that the page shows in addition to the scores; empty ones are left out."""
 
     title: str = DELTA_TITLE
-    corpus: str = ""
-    facts: Mapping[str, str] = {}
-    configs: Mapping[str, Path] = {}
+    corpus: str = ""  # description of the text, paragraphs separated by empty lines
+    facts: Mapping[str, str] = {}  # name -> value: date, machine, seeds, steps, minutes
+    configs: Mapping[str, Path] = {}  # name -> operative gin config, shown whole
+    # System -> the rows of its metrics.jsonl.
     curves: Mapping[str, Sequence[Mapping[str, Any]]] = {}
-    curve_keys: Sequence[str] = ("nll",)
-    sampling: Mapping[str, float] = {}
-    epochs: Mapping[str, float] = {}
+    curve_keys: Sequence[str] = ("nll",)  # the values that are drawn, a panel each
+    sampling: Mapping[str, float] = {}  # language -> its share of the training stream
+    epochs: Mapping[str, float] = {}  # language -> how often it was seen
 
 
 def page(

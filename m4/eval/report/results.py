@@ -23,17 +23,13 @@ from m4.storage.steps import complete_steps
 
 
 class Results(NamedTuple):
-    """The files of a report, and the numbers in them. Without a baseline drawn and deltas are None.
-
-    Attributes:
-        rows: Differences, for the terminal's table (`delta.tables`).
-    """
+    """The files of a report, and its numbers. Without a baseline drawn and deltas are None."""
 
     html: Path
     scores: Path
     drawn: list[Path] | None
     deltas: Path | None
-    rows: list[Delta]
+    rows: list[Delta]  # differences, for the terminal's table (`delta.tables`)
     averages: list[Average]
     rates: Path
     rate_rows: list[dict[str, Any]]

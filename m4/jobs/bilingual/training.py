@@ -47,19 +47,12 @@ Report = Callable[[str, int, str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """One bilingual baseline.
+    """One bilingual baseline."""
 
-    Attributes:
-        language: The language that is paired with English.
-        level: Resource level of the language.
-        experiment: The experiment of the baseline; its `model_dir` is `folder`.
-        identity: Everything that decides the model, as JSON.
-    """
-
-    language: str
-    level: str
-    experiment: Experiment
-    identity: Mapping[str, Any]
+    language: str  # the language that is paired with English
+    level: str  # resource level of the language
+    experiment: Experiment  # The experiment of the baseline; its `model_dir` is `folder`.
+    identity: Mapping[str, Any]  # everything that decides the model, as JSON
 
     @property
     def folder(self) -> Path:

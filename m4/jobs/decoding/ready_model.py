@@ -14,15 +14,10 @@ from m4.storage.steps import digest
 
 
 class ReadyModel(NamedTuple):
-    """A trained model, ready to translate.
+    """A trained model, ready to translate."""
 
-    Attributes:
-        translator: The model, its vocabulary and its settings.
-        made_by: Everything that decides a translation, as JSON.
-    """
-
-    translator: Translator
-    made_by: dict[str, Any]
+    translator: Translator  # the model, its vocabulary and its settings
+    made_by: dict[str, Any]  # everything that decides a translation, as JSON
 
 
 def trained(experiment: Experiment, step: int | None = None, job: str = "m4 decode") -> ReadyModel:

@@ -35,23 +35,15 @@ _NAMED = 5  # lines that are too long
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The arguments of the command line.
+    """The arguments of the command line."""
 
-    Attributes:
-        inputs: Files, folders, or "-".
-        targets: Languages; ("all",) stands for all that the model knows.
-        output: A file, a folder, or "-".
-        source: Language of the input. Defaults to English, or the only one that the model knows.
-        overwrite: Replace translations that are there.
-        format: Form of the lines, a name of `FORMS`.
-    """
-
-    inputs: Sequence[str]
-    targets: Sequence[str]
-    output: str
+    inputs: Sequence[str]  # files, folders, or "-"
+    targets: Sequence[str]  # Languages; ("all",) stands for all that the model knows.
+    output: str  # A file, a folder, or "-"
+    # Language of the input. Defaults to English, or the only one that the model knows.
     source: str | None = None
-    overwrite: bool = False
-    format: str = "text"
+    overwrite: bool = False  # replace translations that are there
+    format: str = "text"  # form of the lines, a name of `FORMS`
 
 
 class Missing(NamedTuple):

@@ -26,17 +26,11 @@ FEWEST_OVER_DEVICES = 8  # the fewest rows that a TPU reads at once
 
 
 class Blocks(NamedTuple):
-    """The places of J choices in N blocks of b rows.
+    """The places of J choices in N blocks of b rows."""
 
-    Attributes:
-        slots: Choices to rows and back, with all groups as one.
-        expert_N: The expert of each block; E for blocks without rows.
-        count: Number of blocks with rows; they come first.
-    """
-
-    slots: Slots
-    expert_N: Array
-    count: Array
+    slots: Slots  # choices to rows and back, with all groups as one
+    expert_N: Array  # The expert of each block; E for blocks without rows.
+    count: Array  # Number of blocks with rows; they come first.
 
 
 def rows_of_block(choices: int, num_experts: int, fewest: int = _FEWEST) -> int:

@@ -39,14 +39,10 @@ class Slots(NamedTuple):
     """A plan and its inverse.
 
     The J = S*K choices of a group are numbered s*K + k, its P = E*C slots e*C + c.
-
-    Attributes:
-        owner_GP: The choice that sits in each slot; J in an empty slot.
-        slot_GJ: The slot of each choice; P for a choice without a slot.
     """
 
-    owner_GP: Array
-    slot_GJ: Array
+    owner_GP: Array  # The choice that sits in each slot; J in an empty slot.
+    slot_GJ: Array  # The slot of each choice; P for a choice without a slot.
 
 
 def slots_of(expert_GSK: Array, position_GSK: Array, num_experts: int, capacity: int) -> Slots:

@@ -29,37 +29,22 @@ ROUNDS = "rounds_of_rows"
 
 
 class ExchangePlan(NamedTuple):
-    """Plan of an exchange among X owners with E experts each, seen from one device.
+    """Plan of an exchange among X owners with E experts each, seen from one device."""
 
-    Attributes:
-        start_X: First row for each owner.
-        size_X: Number of rows for each owner.
-        here_X: First row for this device, on each device.
-        received_XEG: Number of rows from each device for each expert here and group.
-        rounds: Number of rounds, the same on all devices.
-    """
-
-    start_X: Array
-    size_X: Array
-    here_X: Array
-    received_XEG: Array
-    rounds: Array
+    start_X: Array  # first row for each owner
+    size_X: Array  # number of rows for each owner
+    here_X: Array  # first row for this device, on each device
+    received_XEG: Array  # number of rows from each device for each expert here and group
+    rounds: Array  # number of rounds, the same on all devices
 
 
 class Received(NamedTuple):
-    """The R = X*W rows that a device receives in a round.
+    """The R = X*W rows that a device receives in a round."""
 
-    Attributes:
-        expert_R: The row's expert among this device's E.
-        row_R: The row's number in the order of experts; -1 where there is no row.
-        group_R: The sending device and its group, in [0, X*G).
-        size_E: Number of rows of each expert.
-    """
-
-    expert_R: Array
-    row_R: Array
-    group_R: Array
-    size_E: Array
+    expert_R: Array  # the row's expert among this device's E
+    row_R: Array  # The row's number in the order of experts; -1 where there is no row.
+    group_R: Array  # the sending device and its group, in [0, X*G)
+    size_E: Array  # number of rows of each expert
 
 
 # (experts, rows [R, M], Received) -> results [R, M].

@@ -40,14 +40,11 @@ _PAUSES = ("evaluate", "save")
 
 
 class Heartbeat(NamedTuple):
-    """The content of heartbeat.json.
-
-    Attributes:
-        time, started: When it was written, and when the run was started first, `time.time`.
-    """
+    """The content of heartbeat.json."""
 
     step: int
     phase: str
+    # When it was written, and when the run was started first, `time.time`.
     time: float
     started: float
 

@@ -42,19 +42,14 @@ class DirectionGroups:
 
     They are the coarsest groups in which all directions have the same group of the surgery and the
     same rate. A step goes forward once, and back once for each group.
-
-    Attributes:
-        surgery: Alters the gradients. None where groups are only compared or have rates.
-        members_GD: 1 where a direction is in a group.
-        coarse_HG: 1 where a group is in one of the surgery's groups.
-        rates_G: Learning rates. None where all are 1.
     """
 
+    # Alters the gradients. None where groups are only compared or have rates.
     surgery: Surgery | None
     names: Sequence[str]
-    members_GD: Floats
-    coarse_HG: Floats
-    rates_G: Floats | None
+    members_GD: Floats  # 1 where a direction is in a group
+    coarse_HG: Floats  # 1 where a group is in one of the surgery's groups
+    rates_G: Floats | None  # Learning rates. None where all are 1.
 
     @classmethod
     def compared(cls, groups: Sequence[Sequence[str]], directions: Directions) -> DirectionGroups:

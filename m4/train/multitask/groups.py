@@ -23,13 +23,9 @@ _LEVELS = ("high", "medium", "low")
 
 @dataclasses.dataclass(frozen=True)
 class Directions:
-    """The directions of a training.
+    """The directions of a training."""
 
-    Attributes:
-        names: Directions in the order of a batch's direction_ids.
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # directions in the order of a batch's direction_ids
     sizes: Mapping[str, int]
     levels: Mapping[str, Sequence[str]]
 

@@ -14,8 +14,10 @@ import importlib
 import inspect
 import math
 import os
+import shlex
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -80,6 +82,25 @@ def import_module(name: str) -> types.ModuleType:
             f"m4.load(..., allow_modules=[{top!r}]))"
         )
     return importlib.import_module(name)
+
+
+def is_one_line(name: str) -> bool:
+    """Returns whether a name has no line break and no other control character.
+
+    Others could write lines of their own into configs, tables and commands to paste.
+    """
+    return not any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in name)
+
+
+def check_name(name: str) -> None:
+    """Raises InputError for a name of a folder, file or system that `is_one_line` refuses."""
+    if not is_one_line(name):
+        raise InputError(f"{name!r}: a name has no line breaks or other control characters")
+
+
+def pasted(*words: object) -> str:
+    """Returns a command of m4 as a shell reads it, whatever names are in its words."""
+    return shlex.join(["m4", *map(str, words)])
 
 
 class SettingError(InputError):

@@ -8,7 +8,6 @@ never changed. So several runs may share a data_dir, whatever their corpora are.
 import functools
 import hashlib
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from m4.data.cache.corpus_text import Progress
 from m4.data.cache.identity import fingerprint_of, identity_of
 from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.cleaning import clean
-from m4.data.directions import Mixture, directions_of
+from m4.data.directions import Mixture, directions_of, is_code
 from m4.data.normalization import Form
 from m4.data.sources import Source, gives_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
@@ -279,7 +278,7 @@ def _check_languages(languages: Sequence[str]) -> list[str]:
     """Returns the codes. SettingError: one is there twice, is English or no part of a name."""
     codes = list(languages)
     for code in codes:
-        if code == "en" or not re.fullmatch(r"[A-Za-z0-9_]+", code):
+        if code == "en" or not is_code(code):
             raise SettingError(
                 "CorpusSpec.languages",
                 code,

@@ -1,5 +1,6 @@
 """Directions of translation ("en-gl"), and mixtures, which name those of a corpus."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -18,6 +19,11 @@ SIDES_OF = {
 }
 MIXTURES = tuple(SIDES_OF)
 Mixture = Annotated[str, OneOf(MIXTURES)]
+
+
+def is_code(code: str) -> bool:
+    """Returns whether m4 can use a language's code, which is part of names of files and of tags."""
+    return re.fullmatch(r"[A-Za-z0-9_]+", code) is not None
 
 
 def directions_of(mixture: str, languages: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import argparse
 
 from m4.jobs import command
-from m4.settings import InputError
+from m4.settings import InputError, pasted
 
 EXAMPLE = "m4 average runs/demo --last=5"
 
@@ -38,5 +38,5 @@ def run(arguments: argparse.Namespace) -> int:
             with open_run(made.experiment(), made, "train") as output:
                 average.average(run.experiment, output.experiment, steps)
     listed = ", ".join(map(str, steps))
-    print(f"{place}: the mean of steps {listed}; next: m4 eval --model_dir={place}")
+    print(f"{place}: the mean of steps {listed}; next: {pasted('eval', f'--model_dir={place}')}")
     return 0

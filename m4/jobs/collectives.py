@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compiles the training step; returns the exit status."""
     streams.require_output()
-    from rich.console import Console
-
+    from m4.jobs import prepare
     from m4.parallel.platform.jax_setup import use_fake_devices
 
     if arguments.devices < 1:
@@ -43,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         from m4.plan.compile import local_facts
 
         found = local_facts(experiment, arguments.languages)
-        _show(found, arguments.output, Console(width=None if sys.stdout.isatty() else 200))
+        _show(found, arguments.output, prepare.console(columns=200))
     return 0
 
 

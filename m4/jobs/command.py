@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from m4.settings import InputError, SettingError
+from m4.settings import InputError, SettingError, pasted
 
 if TYPE_CHECKING:
     from m4.config import Config
@@ -271,6 +271,6 @@ def print_next(experiment: "Experiment", config: "Config", command: str) -> None
     from m4.parallel import distributed
 
     if distributed.is_primary():
-        own = "".join(f" --allow_module={name}={at}" for name, at in config.modules.items())
+        own = [f"--allow_module={name}={at}" for name, at in config.modules.items()]
         folder = experiment.model_dir
-        print(f"{folder}; next: m4 {command} --model_dir={folder}{own}")
+        print(f"{folder}; next: {pasted(*command.split(), f'--model_dir={folder}', *own)}")

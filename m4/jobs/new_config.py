@@ -2,7 +2,6 @@
 
 import math
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.jobs import prepare
 from m4.parallel.platform.hardware import available_cpus
 from m4.progress import ProgressBar
-from m4.settings import InputError
+from m4.settings import InputError, check_name, is_one_line, pasted
 
 _TEMPLATE = Path(__file__).with_name("new.gin.template")
 # Repeating text up to four times is nearly as good as new text (Muennighoff et al. 2023).
@@ -115,17 +114,17 @@ def write_config(folder: str, out: str | None, yes: bool) -> None:
         f"expected: {text}",
         *ask.taken,
     ):
-        screen.print(line, markup=False, highlight=False)
+        screen.print(line, highlight=False)
     screen.print(_table(languages, corpus, lengths, values["length"]))
     left_out = [name for name in corpus.sizes if name not in languages]
     notes = [f"not read: {_named(layout.not_read)}"] if layout.not_read else []
     notes += [f"left out, without dev or test pairs: {_named(left_out)}"] if left_out else []
     for line in [*notes, *corpus.notes[:_SHOWN]]:
-        screen.print(line, style="yellow", markup=False, highlight=False)
-    screen.print(f"\nwrote {path}", markup=False, highlight=False)
-    for what, command in _commands(str(path), f"runs/{path.stem}", languages).items():
-        screen.print(f"\n# {what}", markup=False, highlight=False)
-        screen.print(command, markup=False, highlight=False, soft_wrap=True)
+        screen.print(line, style="yellow", highlight=False)
+    screen.print(f"\nwrote {path}", highlight=False)
+    for what, words in _commands(str(path), f"runs/{path.stem}", languages).items():
+        screen.print(f"\n# {what}", highlight=False)
+        screen.print(pasted(*words), highlight=False, soft_wrap=True)
 
 
 class _Questions:
@@ -167,6 +166,8 @@ class _Questions:
 
 
 def _check_out(path: Path, folder: str) -> None:
+    check_name(folder)
+    check_name(str(path))
     if path.exists():
         raise InputError(f"{path}: is there, and is never written over; --out=another.gin")
     if "://" not in folder and path.resolve().is_relative_to(Path(folder).resolve()):
@@ -223,7 +224,7 @@ def _read(layout: Detected, folder: str) -> Corpus:
     english += sorted(file for file, why in source.skipped if why == ENGLISH_CATALOGUE)
     notes = [f"left out, English on both sides: {_named(english)}"] if english else []
     notes += [
-        f"{file}: {lines:,} skipped: {why}{source.reading.where(file, why)}"
+        f"{_named([file])}: {lines:,} skipped: {why}{source.reading.where(file, why)}"
         for (file, why), lines in sorted(source.skipped.items())
     ]
     return Corpus(sizes, samples, sides.found(), notes)
@@ -364,20 +365,19 @@ def _table(
 
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return ", ".join(name if is_one_line(name) else repr(name) for name in names[:_SHOWN]) + more
 
 
-def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, str]:
-    """Returns purpose -> command to paste."""
+def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, list[str]]:
+    """Returns purpose -> words of the command to paste."""
     middle = len(languages) // 2
     some = dict.fromkeys([languages[0], languages[middle], languages[-1]])
-    listed = shlex.quote("[" + ", ".join(f'"{code}"' for code in some) + "]")
-    out, trial = shlex.quote(out), shlex.quote(f"{model_dir}_trial")
-    short = "--gin.TRAIN_STEPS=40 --gin.BASELINE_STEPS=40 --gin.TEST_SENTENCES=50"
+    listed = "[" + ", ".join(f'"{code}"' for code in some) + "]"
+    config = f"--gin_file={out}"
+    short = ["--gin.TRAIN_STEPS=40", "--gin.BASELINE_STEPS=40", "--gin.TEST_SENTENCES=50"]
+    trial = ["demo", config, f"--model_dir={model_dir}_trial", *short, f"--gin.LANGUAGES={listed}"]
     return {
-        "how often each language would be seen": f"m4 data preview --gin_file={out}",
-        f"a trial of 40 steps on {len(some)} languages": (
-            f"m4 demo --gin_file={out} --model_dir={trial} {short} --gin.LANGUAGES={listed}"
-        ),
-        "the full run; the same command resumes it": f"m4 demo --gin_file={out}",
+        "how often each language would be seen": ["data", "preview", config],
+        f"a trial of 40 steps on {len(some)} languages": trial,
+        "the full run; the same command resumes it": ["demo", config],
     }

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from m4.jobs import command, streams
@@ -61,11 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     streams.require_output()
     if arguments.facts is not None:
         return _write_facts(arguments)
-    from rich.console import Console
-
+    from m4.jobs import prepare
     from m4.plan import launch, report
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = prepare.console()
     saved = arguments.model_dir if not arguments.gin_file else None
     if len(arguments.gin_file) != 1 and not saved:
         raise InputError(

@@ -1,7 +1,6 @@
 """`m4 watch`: shows a training run from its files, here or in a bucket. It locks nothing."""
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,13 +44,14 @@ def watch(
     Raises:
         InputError: There is no run, or one of its files is damaged.
     """
-    from rich.console import Console
     from rich.live import Live
     from rich.table import Table
 
+    from m4.jobs import prepare
+
     if not seconds > 0:
         raise InputError(f"--seconds={seconds}: must be above 0")
-    console = Console(file=stream or sys.stdout)
+    console = prepare.console(stream)
     if not console.is_terminal or once:
         before = None
         for look in _looks(model_dir, seconds, once):

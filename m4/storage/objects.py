@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from m4.settings import InputError
+from m4.settings import InputError, check_name
 from m4.storage.files import whole
 
 # Which content an object has, for `put_if`. None stands for an object that is not there.
@@ -52,6 +52,7 @@ def is_address(place: str) -> bool:
 
 def check_place(place: str) -> None:
     """Raises InputError unless `place` is a path or the address of a bucket."""
+    check_name(place)
     scheme, found, rest = place.partition("://")
     if not found:
         if wrong := re.match(r"(gs|s3|file):/*", place):  # pathlib, too, makes one slash of two

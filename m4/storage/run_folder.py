@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import socket
 import sys
 import time
@@ -190,7 +191,7 @@ def check(folder: Path, config: Mapping[str, str], mutable: Collection[str]) -> 
     more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
     raise InputError(
         f"MODEL_DIR = {folder} belongs to another config: {'; '.join(lines[:3])}"
-        f"{more}; choose another MODEL_DIR, where --init_from={folder} "
+        f"{more}; choose another MODEL_DIR, where {shlex.quote(f'--init_from={folder}')} "
         "--keep_optimizer continues from it, or start over with --fresh"
     )
 

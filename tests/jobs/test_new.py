@@ -180,24 +180,39 @@ def test_without_an_answer_nothing_is_guessed(here: Path, monkeypatch: pytest.Mo
     assert "--yes takes the defaults" in new("corpus").mistake
 
 
-NASTY = 'it\'s "a"\n#b\r\u2028MODEL_DIR = 1'
+NASTY = """it's "a" #b <b> [red] [_b] $(touch x) %gin.REQUIRED \\ = 1"""
+BREAK = "a\n# what\nm4 demo\r\u2028MODEL_DIR = 1"
 
 
 @pytest.mark.parametrize("make", [folders.tsv, folders.json_mixed, folders.po])
 def test_no_name_becomes_a_line_of_the_gin_file(make: Callable[[Path], Path], here: Path) -> None:
     folder = make(here / NASTY)
-    write(folder / f"{NASTY}.txt", "")
-    write(folder / f"gl.{NASTY}.train.tsv", "")
+    for name in (NASTY, BREAK):
+        write(folder / f"{name}.txt", "")
+        write(folder / f"gl.{name}.train.tsv", "")
     said = new(NASTY, "--yes")
     assert said.status == 0, said.err
-    (path,) = here.glob("*.gin")
-    made = config.load([path]).experiment()
+    made = config.load([f"{NASTY}.gin"]).experiment()
     source: Any = made.data.corpus.opened_source
     assert (made.model_dir, source.folder) == (f"runs/{NASTY}", NASTY)
     plain = new(make(here / "plain").name, "--yes")
     assert plain.status == 0
     lines = (here / "plain.gin").read_text(encoding="utf-8").count("\n")
-    assert path.read_text(encoding="utf-8").count("\n") == lines
+    assert (here / f"{NASTY}.gin").read_text(encoding="utf-8").count("\n") == lines
+    # Nor of the commands to paste.
+    assert [each[1:] for each in commands_of(said)] == [
+        [word.replace("plain", NASTY) for word in each[1:]] for each in commands_of(plain)
+    ]
+    assert repr(f"{BREAK}.txt")[:20] in " ".join(said.out.split())
+
+
+def test_a_name_with_a_line_break_is_refused(here: Path) -> None:
+    """No other job takes a run's folder of that name."""
+    folders.tsv(here / BREAK)
+    folders.tsv(here / "plain")
+    assert f"{BREAK!r}: a name has no line breaks" in new(BREAK, "--out=a.gin", "--yes").mistake
+    said = new("plain", f"--out={BREAK}.gin", "--yes")
+    assert f"{BREAK + '.gin'!r}: a name has no line breaks" in said.mistake
 
 
 def test_the_model_depends_on_the_corpus_and_the_cores_alone() -> None:

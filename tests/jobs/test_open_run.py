@@ -1,6 +1,7 @@
 """The door of a run's folder."""
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -73,6 +74,23 @@ def test_links_within_a_run_are_followed(run: Path) -> None:
     said = m4("train", f"--model_dir={run}", "--gin.TRAIN_STEPS=5")
     assert said.status == 0, said.err
     assert (run / "kept" / "5").is_dir()
+
+
+def test_a_folders_name_is_only_a_name(run: Path, tmp_path: Path) -> None:
+    """In commands to paste and on the console; a line break could be a line in any file."""
+    odd = run.rename(tmp_path / "[red] it's; $(touch x) [_b]")
+    said = m4("train", f"--model_dir={odd}")
+    assert said.status == 0, said.err
+    pasted = shlex.split(said.out.splitlines()[-1].partition("; next: ")[2])
+    assert pasted == ["m4", "eval", f"--model_dir={odd}"]
+    said = m4("checkpoint", "inspect", odd)
+    assert said.status == 0, said.err
+    assert "[red] it's; $(touch x) [_b]" in " ".join(said.out.split())
+    for name in ("a\nb", "a\x1b[2Jb", "a\u2028b"):
+        for job in ("train", "report", "watch"):
+            said = m4(job, f"--model_dir={odd.rename(tmp_path / name)}")
+            assert f"{str(tmp_path / name)!r}: a name has no line breaks" in said.mistake
+            (tmp_path / name).rename(odd)
 
 
 def test_a_step_that_is_a_link_is_refused_before_training_would_remove_it(run: Path) -> None:

@@ -26,13 +26,13 @@ from m4.data.cache.identity import FORMAT
 from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.tokens import ROLES, array_name, by_role, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
-from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of
+from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of, is_code
 from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, split_direction
 from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value
 from m4.storage import checksums
-from m4.storage.files import confined, read_json
+from m4.storage.files import read_json
 
 _HEADER_BYTES = 128  # of a .npy file of one axis
 
@@ -78,8 +78,8 @@ class Cache:
             )
         if self.manifest.get("sha256") != manifest_digest(self.manifest):
             raise _damaged(self.folder, f"{path.name}: its content is not what was written")
-        for language in self.manifest["languages"]:  # part of files' names, also of translations
-            confined(self.folder, language)
+        if other := [code for code in self.manifest["languages"] if not is_code(code)]:
+            raise _damaged(self.folder, f"{path.name}: {other[0]!r} is no code of a language")
         made_for = self.manifest["identity"]["mixture"]
         self.mixture: str = mixture or made_for or "english_centric"
         check_value("Cache.mixture", self.mixture, Mixture)

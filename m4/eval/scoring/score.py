@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from m4.data.preprocess import language_of, split_direction, tag_symbol
 from m4.eval.metrics import Metric, Statistics, bootstrap
@@ -244,9 +245,9 @@ def score_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     table.add_column("direction")
     for metric in metrics:
         table.add_column(metric, justify="right")
-    cells: dict[tuple[str, str], dict[str, str]] = {}
+    cells: dict[tuple[str, str], dict[str, Text]] = {}
     for row in rows:
-        text = f"{row['score']:.1f} [dim]{row['low']:.1f}..{row['high']:.1f}[/dim]"
+        text = Text(f"{row['score']:.1f}").append(f" {row['low']:.1f}..{row['high']:.1f}", "dim")
         cells.setdefault((row["system"], row["direction"]), {})[row["metric"]] = text
     for (system, direction), by_metric in cells.items():
         table.add_row(system, direction, *(by_metric.get(metric, "") for metric in metrics))

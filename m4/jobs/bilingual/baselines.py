@@ -27,7 +27,7 @@ from m4.jobs.corpus import open_corpus
 from m4.model.transformer import abstract_variables
 from m4.parallel import distributed
 from m4.parallel.platform.hardware import available_cpus
-from m4.settings import InputError, SavedText, SettingError
+from m4.settings import InputError, SavedText, SettingError, pasted
 from m4.train.training import BY_DIRECTION
 
 # Raise when a change of code changes what a baseline becomes.
@@ -94,7 +94,7 @@ def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Finished]:
     if missing := [name for name in plans if name not in found]:
         raise InputError(
             f"no bilingual baseline of {', '.join(missing)}: train what is missing with "
-            f"m4 baselines --model_dir={experiment.model_dir}"
+            f"{pasted('baselines', f'--model_dir={experiment.model_dir}')}"
         )
     return found
 

@@ -17,6 +17,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from m4.settings import InputError
 from m4.storage import manifest, run_folder, safetensors
@@ -100,7 +101,7 @@ def _verify(folder: Path, step: int | None, console: Console, *, full: bool) -> 
                 f"{sum(size for size, _ in (files or {}).values()) / 1e6:,.1f}" if files else "",
                 ", ".join(sorted(items)),
                 _noted(note),
-                f"[bold]DAMAGED[/bold] {said}" if said else state,
+                Text.assemble(("DAMAGED ", "bold"), said) if said else state,
             )
     console.print(table)
     for path in damaged_steps(folder / "checkpoints"):
@@ -150,14 +151,14 @@ def _inspect(folder: Path, step: int, console: Console) -> bool:
                     str(array.dtype),
                     _sharding(known[path]),
                     f"{np.linalg.norm(values):.4g}",
-                    f"[bold]{wrong}[/bold]" if wrong else "0",
+                    Text(str(wrong), "bold" if wrong else ""),
                 )
             console.print(table)
         for name, value in store.note(step).items():
             said = json.dumps(value, ensure_ascii=False, default=str)
             if len(said) > _LONG:
                 said = f"{said[:_LONG]}... ({len(said):,} characters)"
-            console.print(f"{name}: {said}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{name}: {said}", highlight=False, soft_wrap=True)
     return finite
 
 

@@ -73,7 +73,7 @@ def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> 
     for table in reports.tables(ledger):
         screen.print(table)
     for line in reports.warnings(ledger):
-        screen.print(line, style="yellow", markup=False)
+        screen.print(line, style="yellow")
     if not_run := reports.stages_not_run(ledger):
         screen.print(f"stages not run: {', '.join(not_run)} (clean.Cleaning.stages, --stages=all)")
     if list and not any(why.startswith(list) for why in ledger.reasons("dropped")):
@@ -82,5 +82,5 @@ def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> 
         text = f"--list={list}: nothing is dropped for that"
         if not any(stage.startswith(list) or list.startswith(f"{stage}:") for stage in known):
             raise InputError(f"{text}; stages and reasons: {'; '.join(known)}")
-        screen.print(text, markup=False)
+        screen.print(text)
     prepare.print_files(screen, [*written, *([] if list is None else [path])])

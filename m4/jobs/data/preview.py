@@ -84,7 +84,7 @@ def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> 
     screen = prepare.console()
     screen.print(previews.table(seen, most_epochs))
     for line in previews.warnings(seen, most_epochs):
-        screen.print(line, style="yellow", markup=False)
+        screen.print(line, style="yellow")
     prepare.print_files(screen, [path])
 
 

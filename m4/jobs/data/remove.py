@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from m4.jobs.data.list import corpora
-from m4.settings import InputError
+from m4.settings import InputError, pasted
 from m4.storage.files import remove
 
 EXAMPLE = "m4 data remove runs/demo/data/d3c1eb69... --runs runs/*"
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         known = {one.folder: one for one in corpora([folder.parent], arguments.runs)}
         if folder not in known:
             raise InputError(
-                f"{folder}: not a corpus, as `m4 data list {folder.parent}` names them"
+                f"{folder}: not a corpus, as `{pasted('data', 'list', folder.parent)}` names them"
             )
         if users := known[folder].runs:
             raise InputError(f"{folder}: {', '.join(users)} was trained with it")

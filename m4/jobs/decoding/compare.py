@@ -18,9 +18,9 @@ from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import REFERENCE
 from m4.eval.scoring.score import COPY, System, find_decodes, train_pairs_of
 from m4.jobs.decoding.report import curve, show
-from m4.settings import InputError
+from m4.settings import InputError, check_name, pasted
 from m4.storage import run_folder
-from m4.storage.files import read_jsonl
+from m4.storage.files import check_tree, read_jsonl
 
 _SPLIT = "test"
 _LEVELS = "experiment.ResourceLevels."
@@ -114,23 +114,25 @@ def _source(text: str, as_baseline: bool = False) -> ComparedRun:
     folder = Path(given)
     if "://" in given:
         raise InputError(f"{given}: a report of several runs reads folders on this machine")
+    check_name(name or given)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
+    check_tree(folder)
     gathered = folder / "decodes" / "bilingual"
     places = [folder, *([gathered] if as_baseline else []), folder / "decodes"]
     for place in places:
         if [*place.glob(f"{_SPLIT}.*.jsonl"), *place.glob(f"{_SPLIT}.*.jsonl.gz")]:
             default = BILINGUAL if place == gathered else folder.resolve().name
             return ComparedRun(name or default, folder, place)
-    raise InputError(f"{folder}: no translations; make them with m4 decode --model_dir={folder}")
+    remedy = pasted("decode", f"--model_dir={folder}")
+    raise InputError(f"{folder}: no translations; make them with {remedy}")
 
 
 def _check(source: ComparedRun) -> None:
     """Compares translations with their notes, where they have them: kept results have none."""
     if any(source.decodes.glob(f"{_SPLIT}.*.json")):
-        remedy = f"m4 decode --model_dir={source.folder}"
-        if source.bilingual:
-            remedy = f"m4 report --model_dir={source.folder}"
+        command = "report" if source.bilingual else "decode"
+        remedy = pasted(command, f"--model_dir={source.folder}")
         check_hypotheses(source.decodes, _SPLIT, find_decodes(source.decodes, _SPLIT), remedy)
 
 

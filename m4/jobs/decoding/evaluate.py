@@ -24,6 +24,7 @@ from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.testsets import decode, decodes_folder, trained_step
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
+from m4.settings import pasted
 from m4.storage.files import write_jsonl
 from m4.storage.local_copy import address_of
 
@@ -57,7 +58,7 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
                for which in ([False, True] if dense else [False])]  # fmt: skip
     gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
     if gathered.is_dir() and split == "test":  # baselines translate no other one
-        remedy = f"m4 report --model_dir={experiment.model_dir}"
+        remedy = pasted("report", f"--model_dir={experiment.model_dir}")
         check_hypotheses(gathered, "test", tested(cache), remedy)
         systems.append(System("bilingual", gathered))
     portion = Portion(split, test_sentences=experiment.decoding.test_sentences)

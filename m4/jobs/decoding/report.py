@@ -25,6 +25,7 @@ from m4.jobs.checkpoints.initial import name_and_step
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.evaluate import system_of, tested
 from m4.jobs.decoding.testsets import trained_step
+from m4.settings import pasted
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import read_jsonl, whole_folder
@@ -99,8 +100,11 @@ def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
         system.decodes,
         "test",
         tested(cache),
-        f"m4 decode --model_dir={experiment.model_dir}"
-        f"{' --compare=dense' if system.name == 'dense' else ''}",
+        pasted(
+            "decode",
+            f"--model_dir={experiment.model_dir}",
+            *(["--compare=dense"] if system.name == "dense" else []),
+        ),
     )
 
 
@@ -144,7 +148,7 @@ def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Finishe
             baseline.folder / "decodes",
             "test",
             [direction],
-            f"m4 baselines --model_dir={experiment.model_dir}, after removing "
+            f"{pasted('baselines', f'--model_dir={experiment.model_dir}')}, after removing "
             f"{baseline.folder}/result.json",
         )
         path = hypotheses_path(baseline.folder / "decodes", "test", direction)

@@ -7,7 +7,7 @@ of a config are one program, mapped over seeds, and `--workers` programs run sid
 has the batches, initial parameters and random numbers that `m4 train` has for that seed and
 Training.rng = 'threefry2x32'. The runs of the file are taken in its order until `--minutes` are
 over. OUT/<run>.jsonl has a row of dev losses by direction at each evaluation. Of the first seeds,
-as many as the run says to `keep`, OUT/<run>.<seed>.safetensors has the parameters: `m4 checkpoint
+as many as the run says to `keep`, OUT/<run>.<seed>.safetensors has the latest ones: `m4 checkpoint
 convert RUN --weights=FILE --output=FOLDER` makes them a run that translates.
 """
 
@@ -122,7 +122,7 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
     state = jax.jit(jax.vmap(functools.partial(initialize, model, optimizer)))(key)
     sizes = [int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(state.params)]
     begun = {"run": name, "seeds": seeds, "parameters": sum(sizes), "directions": directions}
-    at = set(run.get("evaluate", range(500, steps, 500))) | {steps}
+    at = set(run.get("evaluate", [500, *range(1000, steps, 1000), 5500])) | {steps}
     with (arguments.out / f"{name}.jsonl").open("w") as rows:
         print(json.dumps(begun), file=rows, flush=True)
         since, seconds, sums, counted = time.monotonic(), 0.0, None, 0
@@ -148,10 +148,11 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
             row |= {"by_direction": np.round(by_direction, 4).tolist(), "train": means}
             print(json.dumps(row), file=rows, flush=True)
             sums, counted, since = None, 0, time.monotonic()
-        for i, seed in enumerate(seeds[: run.get("keep", 0)]):
             leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-            arrays = {"/".join(k.key for k in path): np.asarray(x[i]) for path, x in leaves}
-            safetensors.write(arguments.out / f"{name}.{seed}.safetensors", arrays, {})
+            for i, seed in enumerate(seeds[: run.get("keep", 0)]):
+                arrays = {"/".join(k.key for k in path): np.asarray(x[i]) for path, x in leaves}
+                about = {"step": str(number + 1)}
+                safetensors.write(arguments.out / f"{name}.{seed}.safetensors", arrays, about)
 
 
 def _dev(cache: Any, stream: Any) -> dict[str, Any]:

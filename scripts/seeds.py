@@ -70,6 +70,7 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
     import dataclasses
 
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     from m4 import config
@@ -92,7 +93,8 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
     ]
     directions = streams[0].directions
 
-    def step_of(seed, state, batch):
+    def step_of(seed, carried, batch):
+        state, sums = carried
         step = make_train_step(
             model,
             optimizer,
@@ -106,8 +108,10 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
             rng="threefry2x32",  # mapped over keys, unsafe_rbg draws with the first of them alone
         )
         state, metrics = step(state, batch)
-        small = {k: v for k, v in metrics.items() if getattr(v, "ndim", 1) == 0}
-        return state, small
+        # Scalars alone: what else layers sow is by layer or direction.
+        return state, {
+            k: sums.get(k, 0.0) + v for k, v in metrics.items() if getattr(v, "ndim", 1) == 0
+        }
 
     def evaluate(params, batches):
         def one(_, batch):
@@ -118,27 +122,28 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
     step = jax.jit(jax.vmap(step_of), donate_argnums=1)
     dev = jax.device_put(_dev(cache, streams[0]))
     evaluated = jax.jit(jax.vmap(evaluate, in_axes=(0, None)))
-    key = jax.numpy.asarray(seeds)
+    key = jnp.asarray(seeds)
     state = jax.jit(jax.vmap(functools.partial(initialize, model, optimizer)))(key)
     sizes = [int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(state.params)]
     begun = {"run": name, "seeds": seeds, "parameters": sum(sizes), "directions": directions}
     at = set(run.get("evaluate", [500, *range(1000, steps, 1000), 5500])) | {steps}
     with (arguments.out / f"{name}.jsonl").open("w") as rows:
         print(json.dumps(begun), file=rows, flush=True)
-        since, seconds, sums, counted = time.monotonic(), 0.0, None, 0
+        since, seconds, sums, before = time.monotonic(), 0.0, dict[str, Any](), 0
         for number in range(steps):
             made = [stream.batch(number) for stream in streams]
             batch = {k: np.stack([one[k] for one in made]) for k in made[0]}
-            state, metrics = step(key, state, batch)
-            sums = metrics if sums is None else jax.tree.map(lambda a, b: a + b, sums, metrics)
-            counted += 1
-            if number == 0 or number % 50 == 49:
+            if number == 0:
+                shapes = jax.eval_shape(jax.vmap(step_of), key, (state, {}), batch)[1]
+                sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            state, sums = step(key, (state, sums), batch)
+            if number % 50 == 9:
                 jax.block_until_ready(sums)
             if number == 9:  # without what compiles
                 since, seconds = time.monotonic(), 0.0
             if number + 1 not in at:
                 continue
-            means = {k: (np.asarray(v) / counted).tolist() for k, v in sums.items()}
+            means = {k: (np.asarray(v) / (number + 1 - before)).tolist() for k, v in sums.items()}
             seconds += time.monotonic() - since
             params = average.used(state)
             found = jax.device_get(evaluated(params, dev))
@@ -147,7 +152,8 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
             row = {"step": number + 1, "seconds": round(seconds, 2), "nll": nll.tolist()}
             row |= {"by_direction": np.round(by_direction, 4).tolist(), "train": means}
             print(json.dumps(row), file=rows, flush=True)
-            sums, counted, since = None, 0, time.monotonic()
+            sums, before = jax.tree.map(jnp.zeros_like, sums), number + 1
+            since = time.monotonic()
             leaves = jax.tree_util.tree_flatten_with_path(params)[0]
             for i, seed in enumerate(seeds[: run.get("keep", 0)]):
                 arrays = {"/".join(k.key for k in path): np.asarray(x[i]) for path, x in leaves}

@@ -125,6 +125,24 @@ def test_loss_is_a_mean_over_tokens():
     assert metrics["source_tokens"] == 8 * 8
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_weighted_loss_is_divided_by_the_number_of_tokens(parts):
+    """Not by the sum of weights: en-x0 counts three times in the loss, and once in the nll."""
+    program = program_of(
+        SHALLOW.clone(moe=None), mesh_of(1, 1), adamw(10), grad_accum_steps=parts,
+        loss_weights={"en-x0": 3.0, "en-x1": 0.5}, label_smoothing=0.0, z_loss=0.0,
+    )  # fmt: skip
+    batch = a_batch()
+    # Three tokens less for en-x1, so that the directions' tokens are not as many.
+    batch["decoder_loss_weights"][1, :3] = 0
+    _, metrics = jax.jit(program.step)(program.new_state(), batch)
+    np.testing.assert_array_equal(metrics["tokens_D"], [4 * 6, 4 * 6 - 3])
+    sums_D, tokens = metrics["nll_sum_D"], 8 * 6 - 3
+    np.testing.assert_allclose(metrics["nll"], (sums_D[0] + sums_D[1]) / tokens, rtol=1e-5)
+    wanted = (3 * sums_D[0] + 0.5 * sums_D[1]) / tokens
+    np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-5)
+
+
 def test_sums_by_direction_by_hand():
     sums = by_direction(
         jnp.array([[1.0, 2.0, 4.0]]), jnp.array([[1.0, 1.0, 0.5]]), jnp.array([[0, 2, 2]]), 3

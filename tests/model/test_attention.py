@@ -1,0 +1,46 @@
+"""T5's buckets of distances, against its formula in plain numbers."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from m4.model.attention import relative_buckets
+
+
+def plain(offset: int, bidirectional: bool, buckets: int, distance: int) -> int:
+    """Raffel et al. 2020, section 2.1: half of the buckets are exact, the others logarithmic.
+
+    Bucket exact + i begins at exact * (distance / exact)^(i / (buckets - exact)).
+    """
+    start, behind = 0, max(-offset, 0)
+    if bidirectional:
+        buckets //= 2
+        start, behind = buckets * (offset > 0), abs(offset)
+    exact = buckets // 2
+    if behind < exact:
+        return start + behind
+    far = buckets - exact
+    edges = [exact * (distance / exact) ** (i / far) for i in range(1, far)]
+    # An edge that is a whole number belongs to the bucket that begins there.
+    return start + exact + sum(behind > edge * (1 - 1e-6) for edge in edges)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (32, 64), (16, 100), (64, 1000)])
+def test_buckets_are_t5s(bidirectional: bool, buckets: int, distance: int) -> None:
+    offsets = jnp.arange(-1200, 1201)
+    found = relative_buckets(
+        offsets, bidirectional=bidirectional, buckets=buckets, distance=distance
+    )
+    wanted = [plain(int(offset), bidirectional, buckets, distance) for offset in offsets]
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_buckets_by_hand() -> None:
+    # Of 32 for both sides 16 are for each, 8 exact. 8 ... 128 are four doublings in 8 buckets: one
+    # begins at 8, 11.3, 16, 22.6, 32, 45.3, 64 and 90.5. Keys ahead have 16 more.
+    by_offset = {0: 0, -7: 7, -8: 8, -11: 8, -12: 9, -16: 10, -31: 11, -32: 12, -90: 14, -91: 15,
+                 -1000: 15, 1: 17, 12: 25, 1000: 31}  # fmt: skip
+    offsets = jnp.array([*by_offset])
+    found = relative_buckets(offsets, bidirectional=True, buckets=32, distance=128)
+    assert dict(zip(by_offset, found.tolist(), strict=True)) == by_offset

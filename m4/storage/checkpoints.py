@@ -23,6 +23,7 @@ from m4.settings import InputError
 from m4.storage import checksums, manifest
 from m4.storage.files import read_jsonl
 from m4.storage.local_copy import address_of, upload
+from m4.storage.numbers import is_float
 from m4.storage.steps import is_removed, latest_step, used_item, whole_step
 
 
@@ -197,6 +198,8 @@ class Checkpoints:
                     f"{self.folder}/{step}: has no {', '.join(sorted(missing))}: a run cannot "
                     "resume from it, but begin from it (--init_from)"
                 )
+            for name, tree in items.items():
+                self.check_shapes(step, name, tree)
             found = self._reader.restore(
                 self.folder / str(step), args=ocp.args.Composite(**restores)
             )
@@ -208,18 +211,28 @@ class Checkpoints:
             return used_item(manifest.items_of(self.folder / str(step)))
 
     def check_shapes(self, step: int, name: str, tree: Any) -> None:
-        """Raises ValueError when an item of a step has other arrays than `tree` (nested dicts).
+        """Checks that an item of a step has the arrays of `tree` (nested dicts).
 
-        To be called before `restore`, whose message has thousands of lines.
+        To be called before `restore`, which would make floats of any numbers, and whose message
+        about a shape has thousands of lines.
+
+        Raises:
+            InputError: An array has another shape, or no floats where the tree has.
         """
-        saved = {path: tuple(leaf.shape) for path, leaf in self.arrays(step, name).items()}
-        wanted = {path: tuple(leaf.shape) for path, leaf in by_path(tree).items()}
+        there_is, tree_is = self.arrays(step, name), by_path(tree)
+        saved = {path: tuple(leaf.shape) for path, leaf in there_is.items()}
+        wanted = {path: tuple(leaf.shape) for path, leaf in tree_is.items()}
         for path in sorted(saved.keys() | wanted.keys()):
             here, there = wanted.get(path), saved.get(path)
             if here != there:
                 raise InputError(
                     f"{self.folder}/{step}: {path} is {there or 'missing'} there and "
                     f"{here or 'missing'} in the model: it belongs to another config"
+                )
+            if is_float(tree_is[path].dtype) and not is_float(there_is[path].dtype):
+                raise InputError(
+                    f"{self.folder}/{step}: {path} has numbers of type {there_is[path].dtype}: "
+                    "must be floats"
                 )
 
     def arrays(self, step: int, name: str) -> dict[str, Any]:

@@ -20,7 +20,11 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """ "a/b" -> array. InputError: not such a file, or cut off."""
+    """Returns "a/b" -> array.
+
+    Raises:
+        InputError: It is no such file, or cut off.
+    """
     try:
         return {name.replace(".", "/"): array for name, array in load_file(path).items()}
     except (OSError, SafetensorError) as error:

@@ -24,10 +24,12 @@ from flax import serialization
 
 from m4.settings import InputError
 from m4.storage.files import whole_folder
+from m4.storage.numbers import check_weights
 
 _VERSION = 3  # of the index: since 2021
 _IN_INDEX = 1024  # numbers: smaller arrays are in the index itself
 _CHUNK_BYTES = 64 << 20
+_STEP_NAME = "state/step"
 _STEP = re.compile(r"checkpoint_(\d+)")
 
 
@@ -65,23 +67,28 @@ class T5xCheckpoint:
     @functools.cached_property
     def step(self) -> int:
         """The steps that it was trained for."""
-        if "state/step" not in self.shapes:
-            raise InputError(f"{self.folder}: has no state/step")
-        return int(self.read("state/step").reshape(()))
+        if _STEP_NAME not in self.shapes:
+            raise InputError(f"{self.folder}: has no {_STEP_NAME}")
+        found = self.read(_STEP_NAME)
+        if found.size != 1 or found.dtype.kind not in "iu" or found.reshape(()) < 0:
+            raise InputError(f"{self.folder}: {_STEP_NAME} is no whole number of steps")
+        return int(found.reshape(()))
 
     def read(self, name: str) -> np.ndarray:
-        """An array, bfloat16 as float32. InputError: it cannot be read."""
+        """Returns an array, bfloat16 as float32.
+
+        Raises:
+            InputError: It cannot be read, or has numbers that no weights are.
+        """
         leaf = self._leaves[name]
         try:
             found = leaf.read().result() if isinstance(leaf, ts.TensorStore) else leaf
         except ValueError as error:
             raise self._unreadable(error, name) from error
         array = np.asarray(found)
-        if array.dtype.name in ("bfloat16", "float16"):
-            return array.astype(np.float32)
-        if array.dtype.kind not in "fiub":
-            raise InputError(f"{self.folder}: {name} has numbers of type {array.dtype}")
-        return array
+        if name != _STEP_NAME:
+            check_weights(self.folder, {name: array})
+        return array.astype(np.float32) if array.dtype.name in ("bfloat16", "float16") else array
 
     def _indexed(self, index: Path) -> dict[str, Any]:
         content = index.read_bytes()
@@ -141,7 +148,7 @@ def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
     place = folder / f"checkpoint_{step}"
     tree: dict[str, Any] = {}
     with whole_folder(place) as unfinished:
-        for name, array in {**arrays, "state/step": np.asarray(step, np.int32)}.items():
+        for name, array in {**arrays, _STEP_NAME: np.asarray(step, np.int32)}.items():
             *above, last = name.split("/")
             inner = tree
             for part in above:

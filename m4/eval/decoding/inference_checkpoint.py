@@ -12,7 +12,8 @@ from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
 from m4.settings import InputError
-from m4.storage.checkpoints import Checkpoints, Removed, shapes
+from m4.storage.checkpoints import Checkpoints, Removed, by_path, shapes
+from m4.storage.numbers import check_weights
 from m4.storage.steps import whole_step
 
 
@@ -84,13 +85,15 @@ def restore_params(
 
     Raises:
         InputError: There is no such checkpoint, it belongs to another model, or it was trained with
-            another vocabulary.
+            another vocabulary; a parameter has no floats, or some that are not finite.
     """
     while True:
         try:
             with _opened(model, checkpoints, step, vocabulary, item) as (store, found, of, shape):
                 wanted = {of: _placed(shape, layout)}
-                return store.restore(found, wanted)[of], found, store.note(found)
+                params = store.restore(found, wanted)[of]
+                check_weights(store.folder / str(found), by_path(params))
+                return params, found, store.note(found)
         except Removed:
             # Training keeps the last ones only, and there is a newer one now.
             if step is not None or distributed.is_distributed():

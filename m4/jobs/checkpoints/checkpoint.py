@@ -24,6 +24,7 @@ from m4.storage import manifest, run_folder, safetensors
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
 from m4.storage.local_copy import fetched
+from m4.storage.numbers import check_weights
 from m4.storage.steps import complete_steps, damaged_steps, used_item, whole_step
 
 # Characters of an entry of a note: counts by direction, layer and expert may be megabytes.
@@ -183,10 +184,10 @@ def _convert(
         params = _same_shapes(safetensors.read(weights), params, weights)
     if dtype is not None:
         kind = jnp.dtype(dtype)
-        params = {
-            path: array.astype(kind) if jnp.issubdtype(array.dtype, jnp.floating) else array
-            for path, array in params.items()
-        }
+        check_weights(weights or folder, params)
+        with np.errstate(over="ignore"):  # infinite: refused below
+            params = {path: array.astype(kind) for path, array in params.items()}
+    check_weights(weights or folder, params)
     if output.suffix == ".safetensors":
         about = {"step": str(step), "item": item, "vocabulary": str(note.get("vocabulary"))}
         safetensors.write(output, params, about)

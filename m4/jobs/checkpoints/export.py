@@ -14,6 +14,7 @@ from m4.storage import manifest, run_folder, t5x
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
 from m4.storage.local_copy import fetched
+from m4.storage.numbers import check_weights
 from m4.storage.steps import used_item, whole_step
 from m4.train import t5x_layout
 
@@ -46,6 +47,7 @@ def export(run: str, step: int | None, output: Path) -> str:
         params = store.read(found, item)
         whole = item == "params" and "optimizer" in items
         state = store.read(found, "optimizer") if whole else {}
+    check_weights(f"{folder}, step {found}", params)
     count, moments = _adafactor(state)
     steps = found if count is None else count
     arrays = {t5x_layout.TARGET + path: array for path, array in params.items()}

@@ -158,7 +158,8 @@ class SourceT5x:
                 for path, source in self._sources.items()
             }
         except InputError as error:
-            raise InputError(f"{self.folder}: {error}") from error
+            said = str(error).removeprefix(f"{self.folder}: ")
+            raise InputError(f"{self.folder}: {said}") from error
 
         def make(params: Mapping[str, Any], given: Any) -> tuple[Any, Any]:
             made = restacked(flat(params), fresh.params)

@@ -125,6 +125,26 @@ def test_what_is_no_safetensors_file_is_one_line(run: Path, tmp_path: Path, cont
     assert "scale is missing there and (2,) in the run" in said.mistake
 
 
+@pytest.mark.parametrize(
+    ("scale", "said"),
+    [
+        (np.ones(2, np.int32), "scale has numbers of type int32: must be floats"),
+        (np.ones(2, bool), "scale has numbers of type bool"),
+        (np.asarray([1, np.nan], np.float32), "scale has 1 values that are not finite"),
+        (np.asarray([1e30, -1e30], np.float32), "scale has 2 values that are not finite"),
+    ],
+)
+def test_weights_are_finite_floats(run: Path, tmp_path: Path, scale: np.ndarray, said: str) -> None:
+    """Read from a file, and as they are written: 1e30 is infinite as float16."""
+    file = tmp_path / "model.safetensors"
+    safetensors.write(file, {"wi/kernel": KERNEL, "scale": scale}, {})
+    words = ("--dtype=float16", f"--output={tmp_path / 'new'}")
+    assert said in m4("checkpoint", "convert", run, f"--weights={file}", *words).mistake
+    assert not (tmp_path / "new").exists()
+    said = m4("checkpoint", "convert", run, *words).mistake
+    assert "scale has 1 values that are not finite" in said  # of step 4
+
+
 @pytest.mark.parametrize("what", ["list", "verify", "inspect"])
 def test_what_only_convert_takes_is_refused(run: Path, what: str) -> None:
     more = "--dtype=bfloat16"

@@ -1,5 +1,6 @@
 """A run that begins from another run's model (`m4 train --init_from`)."""
 
+import contextlib
 import json
 import shutil
 import warnings
@@ -7,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 from m4.data.cache.cache import Cache
+from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import read_metrics
 from tests.command_line import TINY, Said, m4
 from tests.train.trainers import timeless_rows
@@ -134,6 +137,33 @@ def test_an_optimizer_keeps_what_it_has_where_arrays_grow(
     was, now = (jax.tree.leaves(saved(folder, 4, "optimizer")) for folder in (first, run))
     for old, new in zip(was, now, strict=True):
         assert np.array_equal(old, new[tuple(slice(size) for size in old.shape)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "said"),
+    [(np.float32, np.nan, "has 1 values that are not finite"),
+     (np.int32, 3, "has numbers of type int32: must be floats")],
+)  # fmt: skip
+def test_weights_of_another_run_are_finite_floats(
+    dtype: type, value: float, said: str, first: Path, tmp_path: Path
+) -> None:
+    """Whoever reads them: a run that begins from them, resumes, or translates with them."""
+    other = shutil.copytree(first, tmp_path / "other")
+    params, optimizer = saved(other, 4), saved(other, 4, "optimizer")
+    table = np.asarray(params["token_embedder"]["embedding"]).astype(dtype)
+    table[5, 3] = value
+    params["token_embedder"]["embedding"] = jnp.asarray(table)
+    with contextlib.closing(Checkpoints(other / "checkpoints")) as store:
+        store.save(5, {"params": params, "optimizer": optimizer}, store.note(4))
+    place = f"{other}/checkpoints/5: token_embedder/embedding {said}"
+    assert place in train(tmp_path / "new", f"--init_from={other}", "--gin.TRAIN_STEPS=0").mistake
+    assert not [*(tmp_path / "new" / "checkpoints").glob("[0-9]*")]
+    export = ("export", "--format=t5x", f"--output={tmp_path / 'out'}")
+    for words in (("decode",), ("translate", "--to=gl", "x"), ("score",), export):
+        found = m4(*words, f"--model_dir={other}").mistake
+        assert f"token_embedder/embedding {said}" in found, words
+    if dtype is np.int32:  # what is not finite the guard of bad steps sees
+        assert place in m4("train", f"--model_dir={other}", "--gin.TRAIN_STEPS=6").mistake
 
 
 def test_another_runs_config_imports_what_is_allowed(first: Path, tmp_path: Path) -> None:

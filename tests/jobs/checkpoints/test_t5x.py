@@ -166,6 +166,14 @@ def test_what_cannot_be_taken_over_is_one_line(tmp_path: Path, pieces: Path) -> 
         assert mistake in said.mistake, (more, said.mistake)
         assert not (tmp_path / str(number) / "checkpoints").exists()
         assert not (tmp_path / str(number) / "data" / "manifest.json").exists()
+    name = "target/decoder/layers_0/mlp/wo/kernel"
+    for number, (wrong, mistake) in enumerate((
+        (parameters[name].astype(np.int32), "has numbers of type int32: must be floats"),
+        (np.full_like(parameters[name], np.nan), "values that are not finite"),
+    )):  # fmt: skip
+        other = t5x_files.write(tmp_path / f"wrong{number}", 7, parameters | {name: wrong})
+        said = train(tmp_path / f"new{number}", *begins(other, pieces, dense))
+        assert f"{other}: {name} {mistake}" in said.mistake.replace(f"has {wrong.size:,} ", "")
     said = train(
         tmp_path / "bytes",
         *begins(place, pieces, "--gin.initial.InitialModel.new_pieces='bytes'"),

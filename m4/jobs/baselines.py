@@ -17,13 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains the baselines that are missing; returns the exit status."""
-    with command.experiment_of(arguments) as (experiment, config):
-        if arguments.dry_run:
-            return command.dry_run(experiment, arguments)
+    if arguments.dry_run:
+        return command.dry_run(arguments)
+    with command.opened(arguments, "baselines") as run:
         from m4.jobs.bilingual.baselines import baselines
-        from m4.jobs.open_run import open_run
 
-        with open_run(experiment, config, "baselines") as run:
-            command.on_primary("baselines", lambda: baselines(run.experiment))
-        command.print_next(experiment, config, "report")
+        command.on_primary("baselines", lambda: baselines(run.experiment))
+    command.print_next(run, "report")
     return 0

@@ -17,6 +17,7 @@ from m4.settings import InputError, SettingError, pasted
 if TYPE_CHECKING:
     from m4.config import Config
     from m4.experiment import Experiment
+    from m4.jobs.open_run import Run
 
 # Arguments that may differ between the processes of a job, or that the compared config contains.
 _OWN = ("do", "process_index", "processes", "debug", "verify", "gin_file", "gin_search_paths",
@@ -247,13 +248,26 @@ def experiment_of(arguments: argparse.Namespace) -> Iterator[tuple["Experiment",
         raise InputError(config.explain(error)) from error
 
 
-def dry_run(experiment: "Experiment", arguments: argparse.Namespace) -> int:
-    """Checks what the command would compute; returns the exit status."""
-    from m4.jobs.dry_run import dry_run as job
+@contextmanager
+def opened(
+    arguments: argparse.Namespace, *writes: str, fresh: bool = False, computes: bool = True
+) -> Iterator["Run"]:
+    """Opens the run that the arguments name (`m4.jobs.open_run.open_run`)."""
+    with experiment_of(arguments) as (experiment, config):
+        from m4.jobs.open_run import open_run
 
+        with open_run(experiment, config, *writes, fresh=fresh, computes=computes) as run:
+            yield run
+
+
+def dry_run(arguments: argparse.Namespace) -> int:
+    """Checks what the command would compute; returns the exit status."""
     dense = getattr(arguments, "compare", None) == "dense"
     alone = getattr(arguments, "processes", None) is None
-    return job(experiment, arguments.command, dense=dense, alone=alone)
+    with experiment_of(arguments) as (experiment, _):
+        from m4.jobs.dry_run import dry_run as job
+
+        return job(experiment, arguments.command, dense=dense, alone=alone)
 
 
 # --------------------------------------------------------------------------------- a run's folder
@@ -266,11 +280,11 @@ def on_primary(name: str, work: Callable[[], Any]) -> None:
     distributed.on_primary_then_broadcast(name, lambda: (work(), None)[1])
 
 
-def print_next(experiment: "Experiment", config: "Config", command: str) -> None:
+def print_next(run: "Run", command: str) -> None:
     """Prints the run's folder and the command that comes next."""
     from m4.parallel import distributed
 
     if distributed.is_primary():
-        own = [f"--allow_module={name}={at}" for name, at in config.modules.items()]
-        folder = experiment.model_dir
-        print(f"{folder}; next: {pasted(*command.split(), f'--model_dir={folder}', *own)}")
+        own = [f"--allow_module={name}={at}" for name, at in run.modules.items()]
+        said = pasted(*command.split(), f"--model_dir={run.address}", *own)
+        print(f"{run.address}; next: {said}")

@@ -65,34 +65,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Translates; returns the exit status."""
     portion, request = checked_portion(arguments), text_request(arguments)
-    with command.experiment_of(arguments) as (experiment, config):
-        if arguments.dry_run:
-            return command.dry_run(experiment, arguments)
-        from m4.jobs.open_run import open_run
-
-        if portion is not None:
+    if arguments.dry_run:
+        return command.dry_run(arguments)
+    if portion is not None:
+        with command.opened(arguments) as run:
             from m4.jobs.decoding.batch_invariance import check
 
-            with open_run(experiment, config) as run:
-                return 1 if check(run.experiment, portion, arguments.step) else 0
-        if request is not None:
+            return 1 if check(run.experiment, portion, arguments.step) else 0
+    if request is not None:
+        with command.opened(arguments) as run:
             from m4.jobs.decoding.text import decode_text
 
-            with open_run(experiment, config) as run:
-                decode_text(run.experiment, request, arguments.step)
-            return 0
+            decode_text(run.experiment, request, arguments.step)
+        return 0
+    with command.opened(arguments, "eval" if arguments.step is None else "steps") as run:
         from m4.jobs.decoding.testsets import decode
 
-        kind = "eval" if arguments.step is None else "steps"
-        with open_run(experiment, config, kind) as run:
-            decode(
-                run.experiment,
-                dense=arguments.compare == "dense",
-                split=arguments.split or "test",
-                step=arguments.step,
-                t5x=arguments.format == "t5x",
-            )
-        command.print_next(experiment, config, "eval")
+        decode(
+            run.experiment,
+            dense=arguments.compare == "dense",
+            split=arguments.split or "test",
+            step=arguments.step,
+            t5x=arguments.format == "t5x",
+        )
+    command.print_next(run, "eval")
     return 0
 
 

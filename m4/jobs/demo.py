@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs all steps; returns the exit status."""
+    if arguments.dry_run:
+        return command.dry_run(arguments)
     with command.experiment_of(arguments) as (experiment, config):
-        if arguments.dry_run:
-            return command.dry_run(experiment, arguments)
         from m4.jobs.open_run import open_run
         from m4.parallel import distributed
 

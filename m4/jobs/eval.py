@@ -29,26 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Scores the model; returns the exit status."""
     followed = follow_options(arguments)
-    with command.experiment_of(arguments) as (experiment, config):
-        if arguments.dry_run:
-            return command.dry_run(experiment, arguments)
-        from m4.jobs.open_run import open_run
+    if arguments.dry_run:
+        return command.dry_run(arguments)
+    by_step = arguments.step is not None or followed is not None
+    with command.opened(arguments, "steps" if by_step else "eval") as run:
+        if followed is not None:
+            from m4.jobs.decoding.follow import follow
 
-        by_step = arguments.step is not None or followed is not None
-        with open_run(experiment, config, "steps" if by_step else "eval") as run:
-            if followed is not None:
-                from m4.jobs.decoding.follow import follow
+            follow(run.experiment, **followed)
+            return 0
+        from m4.jobs.decoding.evaluate import evaluate
 
-                follow(run.experiment, **followed)
-                return 0
-            from m4.jobs.decoding.evaluate import evaluate
-
-            evaluate(
-                run.experiment,
-                dense=arguments.compare == "dense",
-                split=arguments.split or "test",
-                step=arguments.step,
-            )
+        evaluate(
+            run.experiment,
+            dense=arguments.compare == "dense",
+            split=arguments.split or "test",
+            step=arguments.step,
+        )
     return 0
 
 

@@ -6,7 +6,7 @@ whether the folder belongs to this config.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,10 +26,12 @@ from m4.storage.steps import latest_step
 
 
 class Run(NamedTuple):
-    """An open run: its experiment, whose MODEL_DIR is a folder of this machine, and that folder."""
+    """An open run."""
 
-    experiment: Experiment
+    experiment: Experiment  # its MODEL_DIR is a folder of this machine
     folder: Path
+    address: str  # MODEL_DIR as the user gave it
+    modules: Mapping[str, str]  # modules outside m4 that its config imports -> their folders
 
 
 @contextlib.contextmanager
@@ -86,7 +88,7 @@ def open_run(
             set_up(_programs(folder, address, writes))
         if bucket and writes and computes:  # what orbax cannot open ends the job here
             Checkpoints(folder / "checkpoints", read_only=True).close()
-        yield Run(located(experiment, folder), folder)
+        yield Run(located(experiment, folder), folder, experiment.model_dir, config.modules)
 
 
 def located(experiment: Experiment, folder: Path | None = None) -> Experiment:

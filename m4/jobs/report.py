@@ -48,13 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         compare(**several)
         return 0
-    with command.experiment_of(arguments) as (experiment, config):
+    dense = arguments.compare == "dense"
+    with command.opened(arguments, "eval") as run:
         from m4.jobs.decoding.report import report
-        from m4.jobs.open_run import open_run
 
-        dense = arguments.compare == "dense"
-        with open_run(experiment, config, "eval") as run:
-            command.on_primary("report", lambda: report(run.experiment, dense=dense))
+        command.on_primary("report", lambda: report(run.experiment, dense=dense))
     return 0
 
 

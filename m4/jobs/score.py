@@ -34,27 +34,24 @@ def run(arguments: argparse.Namespace) -> int:
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name}: not with --source, which the latest model scores")
         streams.utf8_output()
-    with command.experiment_of(arguments) as (experiment, config):
-        if arguments.dry_run:
-            return command.dry_run(experiment, arguments)
+    if arguments.dry_run:
+        return command.dry_run(arguments)
+    kinds = () if files else ("eval" if arguments.step is None else "steps",)
+    with command.opened(arguments, *kinds) as run:
         from m4.jobs.decoding import score
-        from m4.jobs.open_run import open_run
         from m4.parallel import distributed
 
         if files and distributed.is_distributed():
             raise InputError("one process scores files; several can share `m4 score` of a test set")
         if files:
             given = arguments.source, arguments.target, arguments.to
-            with open_run(experiment, config) as run:
-                for row in score.score_files(run.experiment, *given):
-                    print(json.dumps(row, ensure_ascii=False), flush=True)
+            for row in score.score_files(run.experiment, *given):
+                print(json.dumps(row, ensure_ascii=False), flush=True)
             return 0
-        kind = "eval" if arguments.step is None else "steps"
-        with open_run(experiment, config, kind) as run:
-            score.score(
-                run.experiment,
-                dense=arguments.compare == "dense",
-                split=arguments.split or "test",
-                step=arguments.step,
-            )
+        score.score(
+            run.experiment,
+            dense=arguments.compare == "dense",
+            split=arguments.split or "test",
+            step=arguments.step,
+        )
     return 0

@@ -50,14 +50,11 @@ def add_start(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns the exit status."""
-    with command.experiment_of(arguments) as (experiment, config):
-        if arguments.dry_run:
-            return command.dry_run(experiment, arguments)
-        from m4.jobs.open_run import open_run
-
-        with open_run(experiment, config, "train", fresh=arguments.fresh) as run:
-            check_and_train(run.experiment, dense=arguments.compare == "dense")
-        command.print_next(experiment, config, "eval")
+    if arguments.dry_run:
+        return command.dry_run(arguments)
+    with command.opened(arguments, "train", fresh=arguments.fresh) as run:
+        check_and_train(run.experiment, dense=arguments.compare == "dense")
+    command.print_next(run, "eval")
     return 0
 
 

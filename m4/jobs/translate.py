@@ -30,24 +30,21 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.text and "stdin" in streams.closed:
         raise InputError("standard input is closed, and there is no text among the arguments")
     streams.utf8_output()
-    with command.experiment_of(arguments) as (experiment, config):
-        if arguments.dry_run:
-            return command.dry_run(experiment, arguments)
+    if arguments.dry_run:
+        return command.dry_run(arguments)
+    with command.opened(arguments) as run:
         from m4.eval.decoding.translate import first_text, json_line
         from m4.jobs.decoding.ready_model import translator
-        from m4.jobs.open_run import open_run
 
-        with open_run(experiment, config) as run:
-            ready = translator(run.experiment)
-            to = arguments.to
-            written = functools.partial(json_line, to=to) if arguments.json else first_text
-            if not gc.isenabled():  # the command line turned it off
-                gc.freeze()  # all this stays
-                gc.enable()
-            if arguments.text:
-                found = ready.candidates(arguments.text, to)
-                for line, each in zip(arguments.text, found, strict=True):
-                    print(written(line, each), flush=True)
-            else:
-                ready.stream(sys.stdin.fileno(), to, sys.stdout, written=written)
+        ready, to = translator(run.experiment), arguments.to
+        written = functools.partial(json_line, to=to) if arguments.json else first_text
+        if not gc.isenabled():  # the command line turned it off
+            gc.freeze()  # all this stays
+            gc.enable()
+        if arguments.text:
+            found = ready.candidates(arguments.text, to)
+            for line, each in zip(arguments.text, found, strict=True):
+                print(written(line, each), flush=True)
+        else:
+            ready.stream(sys.stdin.fileno(), to, sys.stdout, written=written)
     return 0

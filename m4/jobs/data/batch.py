@@ -27,11 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the pairs; returns the exit status."""
-    with command.experiment_of(arguments) as (experiment, config):
-        from m4.jobs.open_run import open_run
-
-        with open_run(experiment, config, "data", computes=False) as run:
-            batch(run.experiment, arguments.step)
+    with command.opened(arguments, "data", computes=False) as run:
+        batch(run.experiment, arguments.step)
     return 0
 
 

@@ -32,11 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
-    with command.experiment_of(arguments) as (experiment, config):
-        from m4.jobs.open_run import open_run
-
-        with open_run(experiment, config, "data", computes=False) as run:
-            cleaning_report(run.experiment, arguments.stages, arguments.list)
+    with command.opened(arguments, "data", computes=False) as run:
+        cleaning_report(run.experiment, arguments.stages, arguments.list)
     return 0
 
 

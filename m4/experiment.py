@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from m4.data.corpus import CorpusSpec
@@ -117,6 +118,15 @@ class Experiment:
         if shared is not None and f"{shared.rstrip('/')}/".startswith(f"{own}/"):
             allowed = "a folder outside of MODEL_DIR; None: MODEL_DIR/data"
             raise SettingError("Data.data_dir", shared, allowed)
+
+    @property
+    def folder(self) -> Path:
+        """MODEL_DIR, of an experiment that was opened (`m4.jobs.open_run`)."""
+        return Path(self.model_dir)
+
+    def model_folder(self, dense: bool = False) -> Path:
+        """Returns the folder of a model's checkpoints and decodes."""
+        return self.folder / "compare" / "dense" if dense else self.folder
 
     def build_model(self, sizes: Mapping[str, int], directions: int, **overrides: Any) -> Any:
         """Returns the model for vocabularies of these sizes (vocab_size, source_vocab_size)."""

@@ -28,7 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
     streams.require_output()
     folder = command.local_folder(command.run_of(arguments))
     from m4.eval.report import atlas
-    from m4.jobs.prepare import console
 
-    atlas.show(folder, arguments.split, console(), arguments.output)
+    atlas.show(folder, arguments.split, streams.console(), arguments.output)
     return 0

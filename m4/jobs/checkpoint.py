@@ -41,13 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Looks at checkpoints; returns the exit status, 1 where one is damaged."""
     streams.require_output()
     from m4.jobs.checkpoints.checkpoint import checkpoint
-    from m4.jobs.prepare import console
 
     whole = checkpoint(
         arguments.what,
         command.run_of(arguments),
         arguments.step,
-        console(),
+        streams.console(),
         dtype=arguments.dtype,
         weights=arguments.weights,
         output=arguments.output,

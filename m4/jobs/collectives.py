@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compiles the training step; returns the exit status."""
     streams.require_output()
-    from m4.jobs import prepare
     from m4.parallel.platform.jax_setup import use_fake_devices
 
     if arguments.devices < 1:
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         from m4.plan.compile import local_facts
 
         found = local_facts(experiment, arguments.languages)
-        _show(found, arguments.output, prepare.console(columns=200))
+        _show(found, arguments.output, streams.console(columns=200))
     return 0
 
 

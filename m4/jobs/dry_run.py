@@ -11,7 +11,7 @@ from rich.table import Table
 
 from m4.eval.decoding.decode import target_limit
 from m4.experiment import Experiment
-from m4.jobs import prepare, train
+from m4.jobs import streams, train
 from m4.jobs.bilingual.baselines import check_baselines
 from m4.jobs.open_run import located
 from m4.model.layers import shapes_only
@@ -41,7 +41,7 @@ def dry_run(experiment: Experiment, job: str, *, dense: bool = False, alone: boo
     if dense:
         experiment = experiment.dense()
     languages = len(experiment.data.corpus.settings()["languages"])
-    console = prepare.console()
+    console = streams.console()
     if job in _TRAINS and job != "baselines":
         console.print(_training(experiment, languages))
     if job not in _TRAINS or job == "demo":

@@ -20,7 +20,7 @@ from m4.data.sources.detect import EXPECTED, Detected, detect
 from m4.data.sources.gettext import ENGLISH_CATALOGUE
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
-from m4.jobs import prepare
+from m4.jobs import streams
 from m4.parallel.platform.hardware import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError, check_name, is_one_line, pasted
@@ -76,7 +76,7 @@ def write_config(folder: str, out: str | None, yes: bool) -> None:
         InputError: The file exists, or would be in the folder; the folder holds no corpus, with
             what was expected and what is there.
     """
-    screen = prepare.console()
+    screen = streams.console()
     stem = os.path.basename(os.path.abspath(folder)) or "mine"
     path = Path(out or f"{stem}.gin")
     _check_out(path, folder)

@@ -60,10 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     streams.require_output()
     if arguments.facts is not None:
         return _write_facts(arguments)
-    from m4.jobs import prepare
     from m4.plan import launch, report
 
-    console = prepare.console()
+    console = streams.console()
     saved = arguments.model_dir if not arguments.gin_file else None
     if len(arguments.gin_file) != 1 and not saved:
         raise InputError(

@@ -1,10 +1,16 @@
-"""The standard streams: which the program was started without, and standard output as UTF-8."""
+"""The standard streams: which are closed, output as UTF-8, and the console of tables."""
 
 import io
 import os
 import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from m4.settings import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Standard streams that the program was started without.
 closed: set[str] = set()
@@ -45,3 +51,22 @@ def utf8_output() -> None:
     require_output("the translations")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
+
+
+def console(stream: TextIO | None = None, columns: int = 120) -> "Console":
+    """Returns the console of a job, on which a name such as "[red]" is only text.
+
+    Args:
+        stream: Where to write. Defaults to standard output.
+        columns: Width where there is no terminal; rich's guess of 80 is too narrow for tables.
+    """
+    from rich.console import Console
+
+    width = None if (stream or sys.stdout).isatty() else columns
+    return Console(file=stream, width=width, markup=False)
+
+
+def print_files(terminal: "Console", paths: Iterable[Path]) -> None:
+    """Prints a line for each file that a job has written."""
+    for path in paths:
+        terminal.print(str(path), highlight=False, soft_wrap=True)

@@ -86,12 +86,11 @@ def check(experiment: Experiment, *, dense: bool = False, writes: bool = True) -
         InputError: No rule takes over a parameter.
     """
     from m4.build import build
-    from m4.jobs import prepare
     from m4.jobs.checkpoints.initial import check_beginning
     from m4.parallel import distributed
     from m4.storage.steps import latest_step, whole_step
 
-    folder = prepare.model_folder(experiment, dense)
+    folder = experiment.model_folder(dense)
     experiment = experiment.dense() if dense else experiment
     expected, training = build(experiment, None), experiment.training
     expected.check_training()
@@ -102,7 +101,7 @@ def check(experiment: Experiment, *, dense: bool = False, writes: bool = True) -
     )
     source = None
     if step is None and training.initial is not None:
-        run = prepare.run_folder(experiment)
+        run = experiment.folder
         source = check_beginning(training.initial, run, expected.model, training)
     return Start(experiment, folder, step, source)
 
@@ -128,14 +127,13 @@ def train(start: Start, corpus: Cache) -> Path:
     """
     from m4.build import build
     from m4.eval.decoding.testsets import train_pairs
-    from m4.jobs import prepare
     from m4.jobs.checkpoints.initial import Beginning
     from m4.parallel import distributed
     from m4.progress import ProgressBar
     from m4.train import loop
 
     experiment, folder = start.experiment, start.folder
-    training, run = experiment.training, prepare.run_folder(experiment)
+    training, run = experiment.training, experiment.folder
     if start.step is not None and start.step >= training.total_steps:
         if distributed.is_primary():
             print(

@@ -47,11 +47,9 @@ def watch(
     from rich.live import Live
     from rich.table import Table
 
-    from m4.jobs import prepare
-
     if not seconds > 0:
         raise InputError(f"--seconds={seconds}: must be above 0")
-    console = prepare.console(stream)
+    console = streams.console(stream)
     if not console.is_terminal or once:
         before = None
         for look in _looks(model_dir, seconds, once):

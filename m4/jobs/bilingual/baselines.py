@@ -21,7 +21,6 @@ from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import check_held_out
 from m4.eval.scoring.levels import LEVELS
 from m4.experiment import Baselines, Experiment, identity
-from m4.jobs import prepare
 from m4.jobs.bilingual.training import Baseline, train_all
 from m4.jobs.corpus import open_corpus
 from m4.model.transformer import abstract_variables
@@ -129,7 +128,7 @@ def baselines_of(experiment: Experiment) -> Baselines:
 def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
     """Returns the baseline of each language, trained or not."""
     levels = baselines_of(experiment)
-    folder = Path(levels.folder or prepare.run_folder(experiment) / "baselines")
+    folder = Path(levels.folder or experiment.folder / "baselines")
     plans = {}
     for language in cache.languages():
         level = experiment.data.levels.of(cache.size(language, "train"))

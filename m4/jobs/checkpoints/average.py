@@ -15,7 +15,6 @@ import numpy as np
 from m4.build import build
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Experiment
-from m4.jobs import prepare
 from m4.jobs.corpus import keep_vocabulary, open_vocabulary, place_of
 from m4.jobs.decoding.testsets import trained_step
 from m4.settings import InputError
@@ -68,7 +67,7 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
     Raises:
         ValueError: the steps are of models of other shapes or vocabularies; another mean is there.
     """
-    run, folder = prepare.run_folder(experiment), prepare.run_folder(output)
+    run, folder = experiment.folder, output.folder
     of = {str(step): digest(run / "checkpoints", step) for step in steps}
     if (latest := latest_step(folder / "checkpoints")) is not None:
         try:

@@ -88,13 +88,12 @@ def _take_learned_rates(experiment: Experiment, cache: Cache, stream: Stream, st
     """
     from m4.build import learned_sampling
     from m4.data.samplers.learned import Learned
-    from m4.jobs import prepare
     from m4.storage.checkpoints import read_note
     from m4.storage.steps import latest_step
 
     if not isinstance(experiment.data.sampler, Learned):
         return
-    folder, period = prepare.run_folder(experiment), experiment.training.dev_period
+    folder, period = experiment.folder, experiment.training.dev_period
     latest = latest_step(folder / "checkpoints") or 0
     if (step - 1) // period > latest // period:
         raise InputError(

@@ -47,14 +47,14 @@ def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> 
     """
     from m4.data.cleaning import clean
     from m4.data.inspection import cleaning_report as reports
-    from m4.jobs import prepare
+    from m4.jobs import streams
     from m4.jobs.corpus import fetched_corpora
     from m4.progress import ProgressBar
 
     spec = experiment.data.corpus
     cleaning = clean.thorough(spec.cleaning.stages) if stages == "all" else spec.cleaning
     folder = fetched_corpora(experiment)
-    path = prepare.run_folder(experiment) / "dropped.jsonl.gz"
+    path = experiment.folder / "dropped.jsonl.gz"
     with ProgressBar("cleaning", 100, "%") as bar:
 
         def progress(done: int, total: int, what: str) -> None:
@@ -65,8 +65,8 @@ def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> 
         else:
             with reports.listing(path, list) as on_drop:
                 ledger = reports.clean_corpus(spec, folder, cleaning, on_drop, progress)
-    written = reports.write_report(prepare.run_folder(experiment), ledger)
-    screen = prepare.console()
+    written = reports.write_report(experiment.folder, ledger)
+    screen = streams.console()
     for table in reports.tables(ledger):
         screen.print(table)
     for line in reports.warnings(ledger):
@@ -80,4 +80,4 @@ def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> 
         if not any(stage.startswith(list) or list.startswith(f"{stage}:") for stage in known):
             raise InputError(f"{text}; stages and reasons: {'; '.join(known)}")
         screen.print(text)
-    prepare.print_files(screen, [*written, *([] if list is None else [path])])
+    streams.print_files(screen, [*written, *([] if list is None else [path])])

@@ -51,7 +51,7 @@ def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> 
     from m4.build import training_stream
     from m4.data.inspection import preview as previews
     from m4.data.inspection.preview import Column, drawn_of
-    from m4.jobs import prepare
+    from m4.jobs import streams
     from m4.jobs.corpus import arrays, open_corpus
     from m4.storage.files import write_text
 
@@ -76,13 +76,13 @@ def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> 
     pairs, tokens = previews.corpus_sizes(cache)
     seen = previews.Preview(steps, name, experiment.data.sample_by, pairs, tokens, columns)
     made = previews.as_json(seen, most_epochs)
-    path = prepare.run_folder(experiment) / "data_preview.json"
+    path = experiment.folder / "data_preview.json"
     write_text(path, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
-    screen = prepare.console()
+    screen = streams.console()
     screen.print(previews.table(seen, most_epochs))
     for line in previews.warnings(seen, most_epochs):
         screen.print(line, style="yellow")
-    prepare.print_files(screen, [path])
+    streams.print_files(screen, [path])
 
 
 def _temperatures(text: str) -> "dict[str, Sampler]":

@@ -46,15 +46,15 @@ def vocabulary(experiment: "Experiment", sentences: int = 2000, warn_above: floa
             "between 0 and 1"
         )
     from m4.data.inspection import vocabulary_report
-    from m4.jobs import prepare
+    from m4.jobs import streams
     from m4.jobs.corpus import open_corpus
 
     cache = open_corpus(experiment)
     rows = vocabulary_report.measure(cache, sentences)
-    screen = prepare.console()
+    screen = streams.console()
     screen.print(vocabulary_report.table(rows))
-    folder = prepare.run_folder(experiment)
-    prepare.print_files(screen, [vocabulary_report.write(folder, cache, rows, warn_above)])
+    folder = experiment.folder
+    streams.print_files(screen, [vocabulary_report.write(folder, cache, rows, warn_above)])
     if worst := vocabulary_report.spelled_out(rows, warn_above):
         named = ", ".join(f"{row.language} {row.byte_share:.1%}" for row in worst[:10])
         more = f" and {len(worst) - 10} more" if len(worst) > 10 else ""

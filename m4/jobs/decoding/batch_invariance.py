@@ -26,7 +26,7 @@ from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import Portion
 from m4.experiment import Experiment
-from m4.jobs import prepare
+from m4.jobs import streams
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.testsets import trained_step
 from m4.model.transformer import Transformer
@@ -52,7 +52,7 @@ def check(experiment: Experiment, portion: Portion, step: int | None = None) -> 
     """
     if distributed.is_distributed():
         raise InputError("--batch_invariance: one process alone compares one device with several")
-    folder = prepare.run_folder(experiment)
+    folder = experiment.folder
     found = trained_step(folder, step)
     cache = open_corpus(experiment, test_sets)
     parts = build(experiment, cache)
@@ -137,6 +137,6 @@ def _show(directions: Sequence[str], ways: dict[str, list[list[int]]], step: int
         tokens = sum(len(ways[first][i]) for i in mine)
         table.add_row(direction, str(len(mine)), str(tokens), *map(str, counts))
         every += sum(counts)
-    prepare.console().print(table)
+    streams.console().print(table)
     print(f"{every:,} of {sum(map(len, ways[first])) * len(others):,} tokens changed")
     return every

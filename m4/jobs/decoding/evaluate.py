@@ -19,7 +19,7 @@ from m4.eval.scoring.score import (
     score_table,
 )
 from m4.experiment import Experiment
-from m4.jobs import prepare
+from m4.jobs import streams
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.testsets import decode, decodes_folder, trained_step
 from m4.model.transformer import Transformer
@@ -43,7 +43,7 @@ def evaluate(
     decode(experiment, split=split, step=step)
     if dense:
         decode(experiment, dense=True, split=split, step=step)
-    folder = prepare.run_folder(experiment)
+    folder = experiment.folder
     folder = folder if step is None else decodes_folder(folder, step)
     path = folder / ("scores.jsonl" if split == "test" else f"scores.{split}.jsonl")
     distributed.on_primary_then_broadcast(
@@ -56,7 +56,7 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
     cache = open_corpus(experiment, test_sets)
     systems = [system_of(experiment, cache, dense=which, split=split, step=step)
                for which in ([False, True] if dense else [False])]  # fmt: skip
-    gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
+    gathered = experiment.folder / "decodes" / "bilingual"
     if gathered.is_dir() and split == "test":  # baselines translate no other one
         remedy = pasted("report", f"--model_dir={experiment.model_dir}")
         check_hypotheses(gathered, "test", tested(cache), remedy)
@@ -65,9 +65,9 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
     rows = scored(experiment, cache, systems, portion)
     write_jsonl(path, rows)
     made = _task_metrics(experiment, cache, systems[0], split, path)
-    terminal = prepare.console()
+    terminal = streams.console()
     terminal.print(score_table(rows))
-    prepare.print_files(terminal, [path, *made])
+    streams.print_files(terminal, [path, *made])
 
 
 def _task_metrics(
@@ -123,7 +123,7 @@ def system_of(
     Raises:
         InputError: The model is not trained, or was trained on another vocabulary.
     """
-    folder = prepare.model_folder(experiment, dense)
+    folder = experiment.model_folder(dense)
     model = build(experiment.dense() if dense else experiment, cache).model
     found = trained_step(folder, step)
     inference_checkpoint.trained_step(model, folder / "checkpoints", cache.vocabulary, found)
@@ -133,7 +133,7 @@ def system_of(
 
 def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str, int]) -> System:
     """Returns a model's translations as a system. steps: The checkpoint's, by direction."""
-    config = address_of(prepare.run_folder(experiment) / "operative_config.gin")
+    config = address_of(experiment.folder / "operative_config.gin")
     return System(name, decodes, config=str(config), checkpoint_step=steps)
 
 

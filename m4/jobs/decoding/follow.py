@@ -12,7 +12,6 @@ from m4.eval.report.curves import draw
 from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows_by_step, said
 from m4.eval.scoring.score import metric_names
 from m4.experiment import Experiment
-from m4.jobs import prepare
 from m4.jobs.decoding.evaluate import scored, system, system_name
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
@@ -52,7 +51,7 @@ def follow(
         InputError: A step is not there, or the corpus has no such direction. At the end: a step
             that is damaged, or of another model.
     """
-    folder, portion = prepare.run_folder(experiment), Portion(split, sentences, tuple(directions))
+    folder, portion = experiment.folder, Portion(split, sentences, tuple(directions))
     build(experiment, None).check_decoding()
     if seconds is None:
         distributed.on_primary_then_broadcast(
@@ -135,7 +134,7 @@ class _Scorer:
     def __init__(self, experiment: Experiment, portion: Portion) -> None:
         self._decoder = PortionDecoder(experiment, portion)
         self._experiment, self._portion = experiment, portion
-        self._folder = prepare.run_folder(experiment)
+        self._folder = experiment.folder
         self._system = system_name(self._decoder.model)
         self._metrics = metric_names(experiment.decoding.metrics)
         self._levels = levels_of(experiment.data, self._decoder.cache)

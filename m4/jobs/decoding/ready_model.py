@@ -7,7 +7,6 @@ from m4.data.preprocess import split_direction
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.translate import Translator
 from m4.experiment import Experiment
-from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
 from m4.parallel import distributed
 from m4.storage.steps import digest
@@ -26,7 +25,7 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
     It is sharded over the experiment's mesh. Where these devices cannot make that mesh, it is on
     the first one, and stderr has a line with the reason; with several processes it is an error.
     """
-    folder = prepare.run_folder(experiment)
+    folder = experiment.folder
     cache = open_vocabulary(experiment)
     parts = build(experiment, cache)
     model = parts.model

@@ -19,7 +19,7 @@ from m4.eval.scoring.delta import BILINGUAL, tables
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System, score_table
 from m4.experiment import Experiment
-from m4.jobs import prepare
+from m4.jobs import streams
 from m4.jobs.bilingual.baselines import Finished, find_baselines
 from m4.jobs.checkpoints.initial import name_and_step
 from m4.jobs.corpus import open_corpus, test_sets
@@ -42,7 +42,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         InputError: A model, translations or baselines are missing; the command that makes them.
     """
     for which in (False, True) if dense else (False,):
-        trained_step(prepare.model_folder(experiment, which))
+        trained_step(experiment.model_folder(which))
     cache = open_corpus(experiment, test_sets)
     systems = [system_of(experiment, cache)]
     if dense:
@@ -56,7 +56,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
     found = find_baselines(experiment, cache) if compared else {}
     systems += _bilingual(experiment, cache, found) if compared else []
     shares, epochs = _seen(experiment, cache)
-    folder, data = prepare.run_folder(experiment), experiment.data
+    folder, data = experiment.folder, experiment.data
     written = write_results(
         folder=folder,
         systems=systems,
@@ -82,7 +82,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
 
 def show(written: Results, levels: ResourceLevels) -> None:
     """Prints the means, the languages where they are few, the rates and the files."""
-    terminal = prepare.console()
+    terminal = streams.console()
     if written.drawn is not None:
         for table in tables(written.rows, written.averages, terminal.width, levels):
             terminal.print(table)
@@ -91,7 +91,7 @@ def show(written: Results, levels: ResourceLevels) -> None:
     terminal.print(rates.table(written.rate_rows, levels))
     config = written.html.with_name("operative_config.gin")
     paths = [written.html, *(written.drawn or ()), written.scores]
-    prepare.print_files(terminal, [*paths, *([config] if config.is_file() else [])])
+    streams.print_files(terminal, [*paths, *([config] if config.is_file() else [])])
 
 
 def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
@@ -110,7 +110,7 @@ def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
 
 def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the share of the pairs and the epochs by language, of the model's training."""
-    folder = prepare.run_folder(experiment)
+    folder = experiment.folder
     store = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         note = store.note(trained_step(folder))
@@ -139,7 +139,7 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
 
 def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> list[System]:
     """Returns the bilingual models as one system, with hypotheses gathered in one folder."""
-    gathered = prepare.run_folder(experiment) / "decodes" / "bilingual"
+    gathered = experiment.folder / "decodes" / "bilingual"
     configs, steps = {}, {}
     paths: list[Path] = []
     for direction in tested(cache):
@@ -175,7 +175,7 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 
 
 def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> dict[str, str]:
-    about = run_folder.read(prepare.run_folder(experiment))
+    about = run_folder.read(experiment.folder)
     facts = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "machine": about.get("machine", ""),

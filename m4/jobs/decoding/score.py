@@ -15,7 +15,6 @@ from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import check_language
 from m4.eval.text import Text
 from m4.experiment import Experiment
-from m4.jobs import prepare
 from m4.jobs.decoding.ready_model import translator
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
@@ -35,7 +34,7 @@ def score(
     Raises:
         InputError: There is no such checkpoint.
     """
-    folder = prepare.model_folder(experiment, dense)
+    folder = experiment.model_folder(dense)
     build(experiment.dense() if dense else experiment, None).check_decoding()
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
     portion = PortionDecoder(experiment, Portion(split), dense=dense)

@@ -10,7 +10,6 @@ from m4.eval.decoding.routing_counter import routing_counter
 from m4.eval.decoding.t5x_lines import write_tasks
 from m4.eval.decoding.testsets import Portion, ProgressDecoder
 from m4.experiment import Experiment
-from m4.jobs import prepare
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.parallel import distributed
 from m4.progress import ProgressBar
@@ -50,7 +49,7 @@ class PortionDecoder:
 
     def __init__(self, experiment: Experiment, portion: Portion, *, dense: bool = False) -> None:
         """Raises InputError for sizes that cannot be, or if the corpus has no such direction."""
-        self.folder = prepare.model_folder(experiment, dense)
+        self.folder = experiment.model_folder(dense)
         self._name = "decode dense" if dense else f"decode {portion.split}"
         self.experiment = experiment.dense() if dense else experiment
         self.portion = portion
@@ -110,7 +109,7 @@ def decode(
     Raises:
         InputError: There is no such checkpoint.
     """
-    folder = prepare.model_folder(experiment, dense)
+    folder = experiment.model_folder(dense)
     build(experiment.dense() if dense else experiment, None).check_decoding()
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
     decodes = decodes_folder(folder, step)

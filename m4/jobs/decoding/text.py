@@ -17,7 +17,6 @@ from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.translate import Translator, check_language
 from m4.eval.text import STANDARD, Output, Text, copy_of_standard_input, outputs_of, texts_of
 from m4.experiment import Experiment
-from m4.jobs import prepare
 from m4.jobs.corpus import open_vocabulary
 from m4.jobs.decoding.ready_model import trained
 from m4.jobs.decoding.testsets import trained_step
@@ -66,7 +65,7 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
     """
     with _texts(request.inputs) as (inputs, texts):
         targets = _targets(request, open_vocabulary(experiment).directions)
-        folder = prepare.run_folder(experiment)
+        folder = experiment.folder
         distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
         suffix = "txt" if request.format == "text" else "jsonl"
         outputs = outputs_of(inputs, texts, targets, request.output, suffix)

@@ -11,7 +11,8 @@ _ROUNDS = 4
 
 def key(*parts: int | str) -> int:
     """Returns a 64-bit key from a seed, names and numbers, the same on every machine."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    kinds = ("str" if isinstance(part, str) else type(part).__name__ for part in parts)
+    text = "\x1f".join(f"{kind}:{part}" for kind, part in zip(kinds, parts, strict=True))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from m4.data.permutation import key, mix, permutation, permute
 from m4.data.stream import numba_loops
+from m4.settings import SavedText
 
 
 def test_mix_is_splitmix64() -> None:
@@ -20,6 +21,10 @@ def test_permute_is_a_permutation(size: int) -> None:
     places = permute(index, np.full_like(index, size), np.full_like(index, key("k", size)))
     assert sorted(places) == list(range(size))
     assert sorted(permutation(size, key("k", size))) == list(range(size))
+
+
+def test_text_of_a_saved_config_gives_the_same_key() -> None:
+    assert key("vocabulary", SavedText("es")) == key("vocabulary", "es") != key("vocabulary", 3)
 
 
 def test_permute_takes_sizes_and_keys_one_by_one() -> None:

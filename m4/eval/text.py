@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple, cast
 from etils import epath
 
 from m4.data.sources.reading import files
-from m4.data.sources.reading.lines import BOM
+from m4.data.sources.reading.lines import text_lines
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage.files import whole
@@ -55,16 +55,9 @@ class Text(NamedTuple):
         """Yields the lines without their ends.
 
         Raises:
-            InputError: A line is not UTF-8, or longer than 64 MiB.
+            InputError: A line is not UTF-8, longer than 64 MiB, or has a carriage return inside.
         """
-        for number, line in enumerate(files.lines(self.path, _MOST_LINE_BYTES), 1):
-            if len(line) > _MOST_LINE_BYTES:
-                raise InputError(f"{self.shown} line {number}: longer than 64 MiB")
-            try:
-                text = line.removeprefix(BOM if number == 1 else b"").decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(f"{self.shown} line {number}: not UTF-8 ({error})") from error
-            yield text.removesuffix("\r")
+        yield from text_lines(self.path, _MOST_LINE_BYTES, self.shown)
 
     def checked(self) -> tuple[int, str]:
         """Reads all lines, and returns their number and SHA-256."""

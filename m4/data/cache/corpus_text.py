@@ -48,6 +48,8 @@ def write_text(
             recorded.begin(text)
             with text.open("w", encoding="utf-8", newline="\n") as file:
                 for chunk in cleaner.pairs(code, split):
+                    if split != "train":
+                        chunk = cleaning.normalise_all(chunk)
                     file.write(lines_of(chunk, code, split))
                     recorded.keep(chunk.numbers)
                     kept += len(chunk)

@@ -1,7 +1,8 @@
 """Takes the pairs of a source through the stages of cleaning and counts all in the ledger.
 
 Training pairs are dropped or changed. Dev and test pairs go through the same stages and are only
-flagged: what a model is tested on stays what it is.
+flagged; the cache normalises their text (`Cleaning.normalise`), for a model reads and writes no
+other.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from m4.data.cleaning.normalise import Normalise
 from m4.data.cleaning.overlap import Overlap
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.stages import Duplicates, Empty, Identical, Length, LengthRatio
+from m4.data.directions import SIDES
+from m4.data.normalization import normalised
 from m4.data.sources import Pair, Source
 from m4.data.sources.reading.lines import plain
 from m4.settings import InputError, SettingError, checked, configurable
@@ -58,12 +61,21 @@ class Cleaning:
         return json.loads(json.dumps({"order": list(settings), **settings}))
 
     def normalise(self, text: str) -> str:
-        """Returns a source text as training text is: read and normalised, never dropped."""
+        """Returns a text as training text is: read and normalised, never dropped.
+
+        The one way of all text that is not trained on: dev and test sets, and what users translate
+        and score.
+        """
         text = plain(text)
         for stage in self.stages:
             if isinstance(stage, Normalise):
                 text = stage.fix(text).text
-        return text
+        return normalised(text)
+
+    def normalise_all(self, chunk: Chunk) -> Chunk:
+        """Returns pairs with both sides normalised."""
+        sides = ([*map(self.normalise, chunk.side(side))] for side in SIDES)
+        return Chunk(chunk.numbers, *sides)
 
 
 # The default cleaning.

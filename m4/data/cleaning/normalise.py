@@ -6,16 +6,14 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from m4.data.cleaning import CleaningStage, Findings
 from m4.data.cleaning.chunk import Chunk
 from m4.data.directions import SIDES
-from m4.settings import OneOf, checked
-
-FORMS = ("NFC", "NFKC", "none")
+from m4.settings import checked
 
 _LINE_ENDS = re.compile("[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
 # Controls, halves of surrogate pairs, and code points that Unicode says are no characters.
@@ -55,28 +53,23 @@ class Fixed(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Normalise(CleaningStage):
-    """Changes text and drops nothing.
+    """Changes text and drops nothing: NFC, without junk.
 
-    Attributes:
-        form: NFC (canonical: é is one character), NFKC (also compatibility: ﬁ is fi, full width is
-            narrow), or none.
-        junk: Line ends and tabs become a space. Control characters, halves of surrogate pairs, byte
-            order marks, soft hyphens and joiners that join nothing are removed, and direction marks
-            where nothing is written from right to left.
+    Line ends and tabs become a space. Control characters, halves of surrogate pairs, byte order
+    marks, soft hyphens and joiners that join nothing are removed, and direction marks where nothing
+    is written from right to left.
     """
 
     name: ClassVar[str] = "normalise"
-    form: Annotated[str, OneOf(FORMS)] = "NFC"
-    junk: bool = True
 
     def fix(self, text: str) -> Fixed:
         """Normalises one sentence."""
         reasons = []
-        if self.junk and _ANY.search(text):
+        if _ANY.search(text):
             text, reasons = _without_junk(text)
-        if self.form != "none" and not unicodedata.is_normalized(self.form, text):  # pyright: ignore[reportArgumentType]
-            text = unicodedata.normalize(self.form, text)  # pyright: ignore[reportArgumentType]
-            reasons.append(self.form)
+        if not unicodedata.is_normalized("NFC", text):
+            text = unicodedata.normalize("NFC", text)
+            reasons.append("NFC")
         return Fixed(text, tuple(reasons))
 
     def check(self, chunk: Chunk) -> Findings:
@@ -84,7 +77,7 @@ class Normalise(CleaningStage):
         change: dict[str, np.ndarray] = {}
         sides = {side: chunk.side(side) for side in SIDES}
         for side, texts in sides.items():
-            if self._clean_already(texts):
+            if _clean_already(texts):
                 continue
             fixed = [self.fix(text) for text in texts]
             sides[side] = [one.text for one in fixed]
@@ -93,13 +86,11 @@ class Normalise(CleaningStage):
                     change.setdefault(reason, np.zeros(len(chunk), bool))[row] = True
         return Findings(change=change, chunk=Chunk(chunk.numbers, **sides) if change else None)
 
-    def _clean_already(self, texts: Sequence[str]) -> bool:
-        """Returns whether `fix` would change none of the texts: nearly always so, and quick."""
-        joined = "".join(texts)
-        if self.junk and _ANY.search(joined):
-            return False
-        # Joined by a line end, which takes part in no composition.
-        return self.form == "none" or unicodedata.is_normalized(self.form, "\n".join(texts))  # pyright: ignore[reportArgumentType]
+
+def _clean_already(texts: Sequence[str]) -> bool:
+    """Returns whether `fix` would change none of the texts: nearly always so, and quick."""
+    # Joined by a line end, which takes part in no composition.
+    return not _ANY.search("".join(texts)) and unicodedata.is_normalized("NFC", "\n".join(texts))
 
 
 def _without_junk(text: str) -> tuple[str, list[str]]:

@@ -1,19 +1,21 @@
 """The stage overlap: training text that a model is tested on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from etils import epath
 
 from m4.data.cleaning import Check, CleaningStage, Findings, Opened
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
-from m4.data.cleaning.keys import Digests, normal_digests
+from m4.data.cleaning.keys import Digests
+from m4.data.cleaning.normalise import Normalise
 from m4.data.directions import SIDES, STORED
 from m4.data.sources import Source
-from m4.data.sources.reading.files import digest, lines
-from m4.data.sources.reading.lines import BOM, MAX_LINE_BYTES
+from m4.data.sources.reading.files import digest
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, plain, text_lines
 from m4.settings import InputError, OneOf, SettingError, checked
 
 HELD_OUT = ("test", "dev")
@@ -24,9 +26,10 @@ HELD_OUT = ("test", "dev")
 class Overlap(CleaningStage):
     """Drops a training pair with a side that is in a dev or test set.
 
-    Sentences are compared without case, width and spacing. English counts across languages: a model
-    that has seen a test sentence's English with another language has seen what it must produce. A
-    translation counts in its own language. The corpus's own dev and test sets always count.
+    Sentences are compared normalised (`Normalise`), without case, width and spacing. English counts
+    across languages: a model that has seen a test sentence's English with another language has seen
+    what it must produce. A translation counts in its own language. The corpus's own dev and test
+    sets always count.
 
     Attributes:
         sides: "english", "translation" or both.
@@ -91,17 +94,19 @@ class _Registered:
         self._seen: dict[tuple[str, str], Digests] = {}
 
     def add(self, name: str, language: str, chunk: Chunk) -> None:
+        chunk = _normal(chunk)
         for side, code in (("english", "en"), ("translation", language)):
             self._of(name, code).add(chunk.normal_digests(side))
 
     def add_file(self, name: str, language: str, path: epath.Path) -> None:
-        sentences = _sentences(path)
-        while part := list(islice(sentences, PAIRS)):
-            self._of(name, language).add(normal_digests(part))
+        sentences = filter(None, map(plain, text_lines(path, MAX_LINE_BYTES)))
+        while part := [*islice(sentences, PAIRS)]:
+            chunk = _normal(Chunk(np.arange(len(part)), part, part))
+            self._of(name, language).add(chunk.normal_digests("english"))
 
     def compare(self, language: str, split: str, chunk: Chunk, sides: Sequence[str]) -> Findings:
         names = [*dict.fromkeys(name for name, _ in self._seen)]
-        drop = {}
+        drop, chunk = {}, _normal(chunk)
         for side, code in (("english", "en"), ("translation", language)):
             if side not in sides:
                 continue
@@ -115,14 +120,9 @@ class _Registered:
         return self._seen.setdefault((name, code), Digests())
 
 
-def _sentences(path: epath.Path) -> Iterator[str]:
-    for number, line in enumerate(lines(path, MAX_LINE_BYTES), start=1):
-        try:
-            text = line.removeprefix(BOM).decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} line {number}: not UTF-8 (Overlap.files)") from error
-        if text:
-            yield text
+def _normal(chunk: Chunk) -> Chunk:
+    """Returns pairs without characters that say nothing, whatever other stages there are."""
+    return Normalise().check(chunk).chunk or chunk
 
 
 def _paths(of: str | Sequence[str]) -> list[epath.Path]:

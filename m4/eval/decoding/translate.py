@@ -11,6 +11,7 @@ import flax.linen as nn
 
 from m4.data.languages import describe
 from m4.data.preprocess import tag
+from m4.data.sources.reading.lines import Reason, carriage_return, line_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.decode import Translations, as_json, translations, warn
 from m4.eval.decoding.settings import DEFAULTS, Decoding
@@ -72,7 +73,7 @@ class Translator:
     # Languages that it was trained to translate into. Defaults to all with a tag.
     languages: Sequence[str] | None = None
     layout: Layout | None = None  # Sharding of the parameters. Defaults to one device.
-    normalise: Callable[[str], str] = str  # what training does to a source
+    normalise: Callable[[str], str] = str  # what training does to a text
 
     @property
     def _languages(self) -> Sequence[str]:
@@ -87,7 +88,7 @@ class Translator:
         a warning with its number (counted from `first_line`) goes to `warnings`, default stderr.
 
         Raises:
-            InputError: The model has no language `to`.
+            InputError: The model has no language `to`, or a line has a carriage return inside.
             TypeError: `lines` is one text.
         """
         found = self.candidates(lines, to, first_line=first_line, warnings=warnings)
@@ -112,6 +113,9 @@ class Translator:
         if prefix is not None and not isinstance(prefix, str) and len(prefix) != len(lines):
             raise InputError(f"{len(prefix)} prefixes for {len(lines)} lines: must be as many")
         check_language(to, self._languages)
+        for number, line in enumerate(lines, first_line):
+            if why := carriage_return(line.removesuffix("\n").removesuffix("\r")):
+                raise InputError(f"line {number}: {why}")
         lines = [self.normalise(line) for line in lines]
         full = [number for number, line in enumerate(lines) if line.strip()]
 
@@ -123,6 +127,8 @@ class Translator:
             )
 
         prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
+        if prefixes is not None:
+            prefixes = [self.normalise(each) for each in prefixes]
         found = translations(
             self.model,
             self.params,
@@ -155,7 +161,7 @@ class Translator:
         `written` makes the text that is written of a line and its translations.
 
         Raises:
-            InputError: The model has no language `to`, or a line is not UTF-8 (lines before it are
+            InputError: The model has no language `to`, or a line is no text (lines before it are
                 answered).
         """
         check_language(to, self._languages)
@@ -173,7 +179,7 @@ class Translator:
                         raise
                     number += 1
                 if bad is not None:
-                    raise InputError(f"line {number + 1}: not UTF-8 ({bad})")
+                    raise InputError(f"line {number + 1}: {bad}")
         return number
 
 
@@ -199,12 +205,11 @@ def _read(source: int) -> bytes:
         raise InputError(f"standard input cannot be read: {error.strerror}") from error
 
 
-def _decode_lines(raw: Sequence[bytes]) -> tuple[list[str], str | None]:
-    """Returns lines as text up to the first that is not UTF-8, and what is wrong with that one."""
+def _decode_lines(raw: Sequence[bytes]) -> tuple[list[str], Reason | None]:
+    """Returns lines as text up to the first that is none, and what is wrong with that one."""
     lines = []
-    for line in raw:
-        try:
-            lines.append(line.decode("utf-8").removesuffix("\r"))
-        except UnicodeDecodeError as error:
-            return lines, error.reason
+    for line in map(line_of, raw):
+        if isinstance(line, Reason):
+            return lines, line
+        lines.append(line)
     return lines, None

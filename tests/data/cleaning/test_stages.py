@@ -52,19 +52,9 @@ def test_normalise(text: str, wanted: str, reasons: tuple[str, ...]) -> None:
     assert fixed == (wanted, reasons)
 
 
-def test_normalise_forms() -> None:
-    assert Normalise("NFKC").fix("ﬁn ① Ａ").text == "fin 1 A"
-    assert Normalise("none").fix("cafe\u0301").text == "cafe\u0301"
-    assert Normalise(junk=False).fix("a\u200bb").text == "a\u200bb"
-    with pytest.raises(ValueError, match=r"Normalise\.form = 'NFD': must be one of NFC, NFKC"):
-        Normalise("NFD")
-
-
-@given(TEXTS, st.sampled_from(["NFC", "NFKC", "none"]), st.booleans())
-def test_normalising_a_chunk_is_normalising_its_sentences(
-    texts: list[str], form: str, junk: bool
-) -> None:
-    stage = Normalise(form, junk)
+@given(TEXTS)
+def test_normalising_a_chunk_is_normalising_its_sentences(texts: list[str]) -> None:
+    stage = Normalise()
     # A character that spoils and one that does not, so that both ways are gone.
     texts = [*texts, "e\u0301\u200b", "x"]
     chunk = Chunk(np.arange(len(texts)), texts, ["y"] * len(texts))
@@ -73,8 +63,7 @@ def test_normalising_a_chunk_is_normalising_its_sentences(
     found = check(chunk)
     english = found.chunk.english if found.chunk else texts
     assert english == [stage.fix(text).text for text in texts]
-    if form == "none":
-        assert english == [stage.fix(text).text for text in english], "done once is done"
+    assert english == [stage.fix(text).text for text in english], "done once is done"
     changed = [a != b for a, b in zip(texts, english, strict=True)]
     said = np.any([*found.change.values(), np.zeros(len(texts), bool)], axis=0)
     assert said.tolist() == changed

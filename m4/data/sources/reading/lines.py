@@ -14,7 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from etils import epath
+
 from m4.data.sources import Pair
+from m4.data.sources.reading.files import lines
 from m4.settings import InputError
 
 # Part of a source's identity: raise it when other lines are left out or put right.
@@ -62,6 +65,37 @@ def plain(text: str) -> str:
 
 class Reason(str):
     """A reason for which something is no sentence or no pair."""
+
+
+def line_of(line: bytes) -> str | Reason:
+    """Returns the text of a file's line without the CR of a CRLF, or why it is no line of text."""
+    try:
+        text = line.removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError:
+        return Reason("not UTF-8")
+    return carriage_return(text) or text
+
+
+def carriage_return(text: str) -> Reason | None:
+    """Returns a reason for a text with a carriage return: lines that nobody else would see."""
+    return Reason("a control character: a carriage return (CR) inside") if "\r" in text else None
+
+
+def text_lines(path: epath.Path, most_bytes: int, shown: str = "") -> Iterator[str]:
+    """Yields the lines of a file of text, without their ends and a byte order mark.
+
+    Args:
+        shown: Name of the file in messages. Defaults to its path.
+
+    Raises:
+        InputError: A line is not UTF-8, longer than `most_bytes`, or has a carriage return inside.
+    """
+    for number, line in enumerate(lines(path, most_bytes), 1):
+        long = len(line) > most_bytes
+        text = Reason(f"longer than {most_bytes:,} bytes") if long else line_of(line)
+        if isinstance(text, Reason):
+            raise InputError(f"{shown or path} line {number}: {text}")
+        yield text.removeprefix("\ufeff") if number == 1 else text
 
 
 class CountsLines:

@@ -160,14 +160,9 @@ class MoeLayer(nn.Module):
             self._sow_choices(routing, tokens.direction_GS)
         y_BLM = y_GSM.reshape(x_BLM.shape)
         if self.shared_width:
-            shared = FeedForward(self.shared_width, **self._options(), name="shared")
+            shared = FeedForward(self.shared_width, **_options(self), name="shared")
             y_BLM += shared(x_GSM.reshape(x_BLM.shape), deterministic=deterministic)
         return y_BLM
-
-    def _options(self) -> dict[str, Any]:
-        """Returns what a shared expert and the others have in common."""
-        given = {name: _given(self, name) for name in ("activations", "dropout_rate")}
-        return {**given, "dtype": self.dtype}
 
     def _group_tokens(self, B: int, L: int, *, whole_rows: bool) -> int:
         """Returns S.
@@ -203,7 +198,7 @@ class MoeLayer(nn.Module):
         experts = ExpertParameters(
             self.num_experts,
             _given(self, "mlp_width"),
-            **self._options(),
+            **_options(self),
             name="experts",
         )(x_GSM.shape[-1], x_GSM.shape[0], deterministic=deterministic)
         # Parameters do not depend on the dispatch, and the few tokens that `init` is given need not
@@ -283,6 +278,15 @@ def _given(layer: MoeLayer, name: str) -> Any:
     if (value := getattr(layer, name)) is None:
         raise SettingError(f"MoeLayer.{name}", value, "given, for a layer outside a Transformer")
     return value
+
+
+def _options(layer: MoeLayer) -> dict[str, Any]:
+    """Returns what a shared expert and the others have in common.
+
+    It is no method, because flax's `capture_intermediates` would take its result for an array.
+    """
+    given = {name: _given(layer, name) for name in ("activations", "dropout_rate")}
+    return {**given, "dtype": layer.dtype}
 
 
 @dataclasses.dataclass(frozen=True)

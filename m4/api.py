@@ -129,13 +129,15 @@ class Run:
 
     @overload
     def translate(
-        self, lines: Sequence[str], to: str, *, prefix: str | Sequence[str] | None = ...,
+        self, lines: Sequence[str], to: str, *, source: str | None = ...,
+        prefix: str | Sequence[str] | None = ...,
         n_best: None = ..., **decoding: Any,
     ) -> list[str]: ...  # fmt: skip
 
     @overload
     def translate(
-        self, lines: Sequence[str], to: str, *, prefix: str | Sequence[str] | None = ...,
+        self, lines: Sequence[str], to: str, *, source: str | None = ...,
+        prefix: str | Sequence[str] | None = ...,
         n_best: int, **decoding: Any,
     ) -> list[Translations]: ...  # fmt: skip
 
@@ -144,6 +146,7 @@ class Run:
         lines: Sequence[str],
         to: str,
         *,
+        source: str | None = None,
         prefix: str | Sequence[str] | None = None,
         n_best: int | None = None,
         **decoding: Any,
@@ -153,6 +156,8 @@ class Run:
         Args:
             lines: Lines to translate.
             to: Target language.
+            source: Language of the lines. Defaults to English. Only models whose gate is
+                `by_direction` depend on it.
             prefix: Beginning of all translations, or one for each line. Defaults to none.
             n_best: Translations per line, with their scores. Defaults to one text per line.
             decoding: Other settings of `m4.Decoding`: beams, sampling=m4.Sampling(top_p=0.9), ...
@@ -164,7 +169,7 @@ class Run:
             raise InputError(f"lines = {lines!r}: must be a list of lines, [{lines!r}]")
         given = decoding if n_best is None else {**decoding, "n_best": n_best}
         settings = dataclasses.replace(self._translator.decoding, **given)
-        ready = dataclasses.replace(self._translator, decoding=settings)
+        ready = dataclasses.replace(self._translator, decoding=settings, source=source)
         found = ready.candidates(list(lines), to, prefix=prefix)
         return found if n_best is not None else [each.texts[0] for each in found]
 

@@ -29,7 +29,7 @@ from m4.train.batches import BatchShape
 from m4.train.loop import Evaluator
 from m4.train.measuring.dev import dev_loss
 from m4.train.multitask.cosines import gradient_cosines
-from m4.train.multitask.groups import Directions
+from m4.train.multitask.groups import Directions, check_groups
 from m4.train.program import TrainProgram
 from m4.train.sampling import LearnedSampling
 from m4.train.training import BY_DIRECTION
@@ -66,7 +66,12 @@ def build(
         sizes = {"vocab_size": spec.target_vocabulary_size or spec.vocabulary_size}
         if spec.target_vocabulary_size is not None:
             sizes["source_vocab_size"] = spec.vocabulary_size
-    model = experiment.build_model(sizes, len(names))
+    tasks: dict[str, Any] = {}
+    if experiment.tasks is not None:
+        groups = check_groups(experiment.tasks, directions, "Experiment.tasks")
+        of = {name: task for task, group in enumerate(groups.values()) for name in group}
+        tasks["tasks"] = [of[name] for name in directions.names]
+    model = experiment.build_model(sizes, len(names), **tasks)
     return Parts(training, data, model, directions, corpus, make_mesh or training.mesh)
 
 
@@ -117,6 +122,9 @@ class Parts:
         if self._corpus is None:
             return self.directions
         names = self.stream.directions
+        if self.model.by_task and list(names) != list(self.directions.names):
+            allowed = "a sampler with a rate for every direction, for a gate by task"
+            raise SettingError("Data.sampler", self.data.sampler, allowed)
         inside = {level: [name for name in members if name in names]
                   for level, members in self.directions.levels.items()}  # fmt: skip
         return Directions(names, {name: self.directions.sizes[name] for name in names}, inside)

@@ -30,6 +30,7 @@ from m4.settings import (
 )
 from m4.storage.objects import check_place
 from m4.train.bad_steps import BadSteps as BadSteps
+from m4.train.multitask.groups import Grouping
 from m4.train.training import Training as Training
 
 
@@ -101,6 +102,8 @@ class Experiment:
         model_dir: the run's folder; everything is read and written under it.
         data, training, decoding: see there. baselines: None: there is no ΔBLEU.
         model: (vocab_size, directions, ...) -> Transformer.
+        tasks: groups of directions that a gate by task (`by_direction`) routes alike, e.g.
+            @groups.by_target; None: each direction is a task.
         vocabulary_multiple: the embedding's rows are rounded up to a multiple of this: it divides
             over meshes and fills the tiles of matrix units.
     """
@@ -111,6 +114,7 @@ class Experiment:
     model: Callable[..., Transformer] = Transformer
     decoding: Annotated[Decoding, MUTABLE] = dataclasses.field(default_factory=Decoding)
     baselines: Annotated[Baselines | None, MUTABLE] = None
+    tasks: Grouping | None = None
     vocabulary_multiple: Annotated[int, Between(1, 2**16)] = 128
 
     def __post_init__(self) -> None:

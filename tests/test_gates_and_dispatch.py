@@ -58,7 +58,7 @@ RUNS = [
     Run("expert_choice", "mixtral", "ragged"),  # expert_choice is not for decoders
     Run("deepseek", "topk", "dropless"),
     Run("base", "hash", "all_to_all", (1, 2, 1, 1, 2, 1)),
-    Run("sam", "top2_gshard", "hierarchical_all_to_all", (1, 1, 1, 2, 2, 1)),
+    Run("sam", "by_direction", "hierarchical_all_to_all", (1, 1, 1, 2, 2, 1)),
 ]
 # No loss pulls their load apart.
 WITHOUT_BALANCE_LOSS = {"base", "hash", "expert_choice"}

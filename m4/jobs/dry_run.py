@@ -90,7 +90,7 @@ def _cache_bytes(model: Transformer, rows: int, source: int, target: int) -> int
     def run(params: Any, encoder: Any, decoder: Any) -> Any:
         _, made = model.apply(
             {"params": params}, encoder, decoder, decoder, decode=True, enable_dropout=False,
-            mutable=["cache"],
+            encoder_direction_ids=encoder, decoder_direction_ids=decoder, mutable=["cache"],
         )  # fmt: skip
         return made["cache"]
 

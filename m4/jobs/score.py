@@ -21,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--source", type=Path, metavar="FILE", help="sources, one per line")
     group.add_argument("--target", type=Path, metavar="FILE", help="their translations")
     group.add_argument("--to", help="target language, e.g. gl")
+    group.add_argument(
+        "--from",
+        dest="language",
+        metavar="xx",
+        help="source language, for a model whose gate is by_direction (default: en)",
+    )
     command.add_verify(parser)
 
 
@@ -44,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         if files and distributed.is_distributed():
             raise InputError("one process scores files; several can share `m4 score` of a test set")
         if files:
-            given = arguments.source, arguments.target, arguments.to
+            given = arguments.source, arguments.target, arguments.to, arguments.language
             for row in score.score_files(run.experiment, *given):
                 print(json.dumps(row, ensure_ascii=False), flush=True)
             return 0

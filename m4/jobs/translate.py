@@ -1,6 +1,7 @@
 """`m4 translate`: translates the arguments, or standard input line by line."""
 
 import argparse
+import dataclasses
 import functools
 import gc
 import sys
@@ -15,6 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     command.add_config(parser)
     parser.add_argument("--to", required=True, help="target language, e.g. gl")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="xx",
+        help="language of the lines, for a model whose gate is by_direction (default: en)",
+    )
     parser.add_argument("text", nargs="*", help="lines to translate (default: standard input)")
     parser.add_argument(
         "--json",
@@ -36,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         from m4.eval.decoding.translate import first_text, json_line
         from m4.jobs.decoding.ready_model import translator
 
-        ready, to = translator(run.experiment), arguments.to
+        ready = dataclasses.replace(translator(run.experiment), source=arguments.source)
+        to = arguments.to
         written = functools.partial(json_line, to=to) if arguments.json else first_text
         if not gc.isenabled():  # the command line turned it off
             gc.freeze()  # all this stays

@@ -73,7 +73,8 @@ class MoeLayer(nn.Module):
         causal: The layer is in a decoder; gates that look at later tokens refuse.
         vocab_size: V, for gates that route by token id.
         directions: Number of translation directions whose tokens are counted by expert; 0 for
-            none. It changes neither parameters nor results.
+            none. It changes neither parameters nor results, but of a gate by task.
+        tasks: Task of each direction, for gates by task. Defaults to a task for each direction.
         dtype: Type of the experts' products.
     """
 
@@ -94,12 +95,14 @@ class MoeLayer(nn.Module):
     causal: bool = False
     vocab_size: Count = 0
     directions: Count = 0
+    tasks: Sequence[Count] = ()
     dtype: DType = jnp.float32
 
     def __post_init__(self) -> None:
         if self.activations is not None:  # gin gives lists, and a module must be hashable
             self.activations = tuple(self.activations)
             check_activations("MoeLayer.activations", self.activations)
+        self.tasks = tuple(self.tasks)
         super().__post_init__()
 
     @nn.compact
@@ -131,11 +134,12 @@ class MoeLayer(nn.Module):
         # 0 * NaN is NaN: NaN in padding would reach the losses' sums and the masks' products.
         x_GSM = jnp.where(mask_GS[..., None], x_GSM, 0)
         x_GSM = constrain(x_GSM, ("batch", "length", "embed"))
+        direction_GS = None if direction_BL is None else _grouped(direction_BL, S)
         tokens = Tokens(
-            score=functools.partial(self._score, x_GSM),
+            score=functools.partial(self._score, x_GSM, direction_GS),
             mask_GS=mask_GS,
             ids_GS=None if ids_BL is None else _grouped(ids_BL, S),
-            direction_GS=None if direction_BL is None else _grouped(direction_BL, S),
+            direction_GS=direction_GS,
             step=step,
             # T5X passes one stream of random numbers, named "dropout".
             rng=self.make_rng("dropout") if train and self.has_rng("dropout") else None,
@@ -219,11 +223,13 @@ class MoeLayer(nn.Module):
     def _score(
         self,
         x_GSM: Array,
+        direction_GS: Array | None,
         name: str,
         *,
         init: str = "normal",
         jitter: float = 0.0,
         key: Array | None = None,
+        by_task: bool = False,
     ) -> Array:
         """Implements `m4.model.routing.RouterScore`."""
         x_GSM = x_GSM.astype(jnp.float32)
@@ -234,8 +240,26 @@ class MoeLayer(nn.Module):
             x_GSM = x_GSM * jax.random.uniform(
                 key, x_GSM.shape, minval=1 - jitter, maxval=1 + jitter
             )
-        logits_GSE = full_product("GSM,ME->GSE", x_GSM, kernel_ME)
+        if by_task:
+            embedding_TM, task_GS = self._tasks(x_GSM, direction_GS)
+            logits_GSE = full_product("TM,ME->TE", embedding_TM, kernel_ME)[task_GS]
+        else:
+            logits_GSE = full_product("GSM,ME->GSE", x_GSM, kernel_ME)
         return constrain(logits_GSE, ("batch", None, None))
+
+    def _tasks(self, x_GSM: Array, direction_GS: Array | None) -> tuple[Array, Array]:
+        """Returns the embedding of each task, and the tasks of the tokens."""
+        count = max(self.tasks) + 1 if self.tasks else self.directions
+        if direction_GS is None and self.is_initializing():
+            direction_GS = jnp.zeros(x_GSM.shape[:2], jnp.int32)
+        if not count or direction_GS is None:
+            allowed = "one without tasks where the directions of the tokens are not known"
+            raise SettingError("MoeLayer.gate", "by_direction", allowed)
+        shape, axes = (count, x_GSM.shape[-1]), ("unmodeled", "embed")
+        embedding_TM = Kernel(shape, axes, nn.initializers.normal(1.0), name=TASKS)()
+        if not self.tasks:
+            return embedding_TM, direction_GS
+        return embedding_TM, jnp.asarray(self.tasks, jnp.int32)[direction_GS]
 
     def _table(self, name: str, make: Callable[[int], Any]) -> Array:
         """Returns a gate's table, made once by make(V) and later read from the checkpoint."""
@@ -334,6 +358,7 @@ def group_size(tokens: int, largest: int) -> int:
 
 # The bias of a layer's gate, and what is sown to move it.
 BIAS, BIAS_LOAD, BIAS_RATE = "bias", "bias_load_E", "bias_rate"
+TASKS = "tasks"  # the embeddings of a layer's tasks
 # Sown with the metrics, but without a mean over layers.
 COUNTS = ("assigned_DE", BIAS_LOAD, BIAS_RATE)
 

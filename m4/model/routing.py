@@ -59,10 +59,17 @@ class RouterScore(Protocol):
         init: Its initial values, a name in `m4.model.moe.ROUTER_INITS`.
         jitter: The float32 copy of the tokens is multiplied by U(1 - jitter, 1 + jitter) first.
         key: Key of the jitter.
+        by_task: Takes the learned embedding of each token's task in place of the token.
     """
 
     def __call__(
-        self, name: str, *, init: str = "normal", jitter: float = 0.0, key: Array | None = None
+        self,
+        name: str,
+        *,
+        init: str = "normal",
+        jitter: float = 0.0,
+        key: Array | None = None,
+        by_task: bool = False,
     ) -> Array: ...
 
 

@@ -27,7 +27,7 @@ from m4.model.layers import (
     dropout,
     shapes_only,
 )
-from m4.model.moe import MoeFactory, MoeLayer
+from m4.model.moe import TASKS, MoeFactory, MoeLayer
 from m4.model.product import FULL
 from m4.model.stack import REMAT, DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
 from m4.settings import MUTABLE, Between, Count, OneOf, Rate, SettingError, Size, checked
@@ -52,7 +52,7 @@ class Transformer(nn.Module):
         absolute_positions: Adds sinusoidal positions to the embeddings, next to the relative bias.
             T5 has none; short runs on little data need them (docs/decisions.md).
         tied_logits: The output projection is the embedding; False gives it a separate matrix.
-        directions: See `MoeLayer`.
+        directions, tasks: See `MoeLayer`.
         source_vocab_size: Size of the sources' own vocabulary and embedding. Defaults to none: the
             vocabulary is shared.
         scan_layers: Each stack is one scan over blocks of `moe_every` layers (m4.model.stack), with
@@ -78,6 +78,7 @@ class Transformer(nn.Module):
     absolute_positions: bool = False
     tied_logits: bool = True
     directions: Count = 0
+    tasks: Sequence[Count] = ()
     source_vocab_size: Size | None = None
     scan_layers: bool = False
     pipeline_microbatches: Annotated[int, Between(0, 2**20)] = 0
@@ -86,7 +87,7 @@ class Transformer(nn.Module):
 
     def __post_init__(self) -> None:
         # gin gives lists, and a module must be hashable to be a static argument of jit.
-        self.activations = tuple(self.activations)
+        self.activations, self.tasks = tuple(self.activations), tuple(self.tasks)
         check_activations("Transformer.activations", self.activations)
         for name in ("moe", "decoder_moe"):
             if (given := getattr(self, name)) is not None:
@@ -134,6 +135,12 @@ class Transformer(nn.Module):
     def decoder_experts(self) -> MoeLayer | None:
         """The decoder's mixture of experts, unbound; None in a dense model."""
         return moe_layer(self, causal=True, parent=None)
+
+    @property
+    def by_task(self) -> bool:
+        """Says if a gate needs the tokens' directions."""
+        leaves = jax.tree_util.tree_leaves_with_path(abstract_variables(self)["params"])
+        return any(path[-2].key == TASKS for path, _ in leaves)
 
     def setup(self) -> None:
         self.token_embedder = Embed(self.vocab_size, self.width, dtype=self.dtype)
@@ -378,6 +385,7 @@ def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | N
         causal=causal,
         vocab_size=model.vocab_size if causal else model.source_vocab_size or model.vocab_size,
         directions=model.directions,
+        tasks=model.tasks,
         dtype=model.dtype,
         **place,
     )

@@ -88,13 +88,17 @@ def decode_program(
     if layout is None:
         one = SingleDeviceSharding(devices[0])
         tokens_BL = jax.ShapeDtypeStruct((rows, source_length), jnp.int32, sharding=one)
-        traced = search.trace(model, params, tokens_BL, *options)
+        more = {"direction_B": jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=one)}
+        given = {"more": more} if model.by_task else {}
+        traced = search.trace(model, params, tokens_BL, *options, **given)
         lowered = traced.lower()
     else:
         rows = layout.rows(rows)
         with layout.axis_rules():
             tokens_BL = _rows(layout.mesh, (rows, source_length), jnp.int32)
             batch = {"encoder_input_tokens": tokens_BL}
+            if model.by_task:
+                batch["direction_B"] = _rows(layout.mesh, (rows,), jnp.int32)
             traced = jit_search(layout, model, *options).trace(params, batch)
             lowered = traced.lower()
     sizes = rows, source_length, target_length, settings.beams
@@ -111,6 +115,6 @@ def _batch(mesh: Mesh, rows: int, source_length: int, target_length: int) -> dic
     }
 
 
-def _rows(mesh: Mesh, shape: tuple[int, int], dtype: Any) -> jax.ShapeDtypeStruct:
+def _rows(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     sharding = NamedSharding(mesh, logical_spec(("batch",)))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

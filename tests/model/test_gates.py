@@ -255,6 +255,7 @@ def test_law_eight_devices_equal_one(name):
 
 NOT_ALLOWED: list[tuple[str, dict[str, Any]]] = [
     ("base", {"raises": 0.5}),
+    ("by_direction", {"choices": 5}),
     ("deepseek", {"scores": "tanh"}),
     ("deepseek", {"expert_groups": 3}),
     ("deepseek", {"best_groups": 2}),

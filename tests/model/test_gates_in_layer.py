@@ -20,11 +20,13 @@ def layer_program(name: str):
     For evaluation and for training, with the same parameters, the program returns ((sum of squared
     outputs + losses, outputs), gradients of parameters and x).
     """
-    layer = small_layer(num_experts=E, gate=GATES[name], group_tokens=S, vocab_size=50)
+    sizes = {"num_experts": E, "group_tokens": S, "vocab_size": 50, "directions": 3}
+    layer = small_layer(gate=GATES[name], **sizes)
     rng = np.random.default_rng(0)
     x_BLM = rng.normal(size=(2, S, 6)).astype(np.float32)
     mask_BL = rng.random((2, S)) < 0.8
     ids_BL = rng.integers(0, 50, (2, S)).astype(np.int32)
+    direction_BL = rng.integers(0, 3, (2, S)).astype(np.int32)
 
     @jax.jit
     def outputs_and_gradients(x_BLM, mask_BL):
@@ -37,6 +39,7 @@ def layer_program(name: str):
                 x_BLM,
                 mask_BL,
                 ids_BL,
+                direction_BL,
                 step=jnp.asarray(3) if train else None,
                 deterministic=not train,
                 rngs={"dropout": key} if train else None,

@@ -201,9 +201,10 @@ def _search_batch(
     settings: Decoding,
     layout: Layout | None,
     prefixes: list[list[int]] | None,
+    directions: Sequence[int] | None,
     batch: Batch,
 ) -> _Found:
-    """Searches a batch; `prefixes` are those of all sources, or None where no source has one."""
+    """Searches a batch; prefixes and directions are those of all sources, or None without any."""
     tokens_BL, more = batch.tokens_BL, {}
     limit = settings.max_target_length
     if prefixes is None:
@@ -214,12 +215,28 @@ def _search_batch(
             more["forced_BT"][b, : len(prefixes[row])] = prefixes[row]
     if settings.sampling is not None:
         more["name_B"] = np.array([zlib.crc32(ids[ids > 0].tobytes()) for ids in tokens_BL], "u4")
+    if directions is not None:
+        filled = [*batch.rows, *batch.rows[-1:] * len(tokens_BL)][: len(tokens_BL)]
+        more["direction_B"] = np.array([directions[row] for row in filled], np.int32)
     arguments = (model, params, tokens_BL, limit, settings.beams, settings.alpha)
     if layout is None:
         found = search(*arguments, settings.method(), more, grows=True)
     else:
         found = search_over(layout, *arguments, settings.method(), more)
     return jax.block_until_ready(found)
+
+
+def directions_for(model: Any, directions: Sequence[int] | None) -> Sequence[int] | None:
+    """Returns the directions of sources, or None for a model that does not look at them.
+
+    Raises:
+        InputError: The model routes by task, and they are not known.
+    """
+    if not getattr(model, "by_task", False):
+        return None
+    if directions is None:
+        raise InputError("this model's experts depend on the direction: it must be given")
+    return directions
 
 
 def encoded_sources(
@@ -332,6 +349,7 @@ def translations(
     settings: Decoding = DEFAULTS,
     *,
     prefixes: Sequence[str] | None = None,
+    directions: Sequence[int] | None = None,
     progress: Progress | None = None,
     on_cut: OnCut = warn_of_cut,
     on_batch: OnBatch | None = None,
@@ -345,6 +363,8 @@ def translations(
         settings: A batch, also the last one, has `settings.batch_rows` sentences. Where they are
             more than all sources, a batch has as many as each core's part of them.
         prefixes: Text that each translation begins with. Defaults to `settings.prefix`.
+        directions: Number of each source's direction among those of training. A model whose gates
+            route by task needs them, others do not look at them.
         on_cut: Called for a source that is too long.
         on_batch: Called after every batch with it and its translations, int32 [B, T].
         layout: Mesh over which the parameters are sharded. Defaults to one device. A batch has as
@@ -357,13 +377,16 @@ def translations(
     lengths = default_buckets(settings.max_source_length)
     at_once = batches_at_once(layout)
     batch_rows = _rows_of_a_batch(settings, layout, len(sources))
+    directions = directions_for(model, directions)
     ids = encoded_sources(vocabulary, sources, settings.max_source_length, on_cut)
     forced = _encoded_prefixes(vocabulary, prefixes, len(sources), settings)
     results: dict[int, Translations] = {}
     done = tokens = 0
     coming = batches(ids, lengths, batch_rows)
     done_batches = searched(
-        lambda batch: _search_batch(model, params, settings, layout, forced, batch), coming, at_once
+        lambda batch: _search_batch(model, params, settings, layout, forced, directions, batch),
+        coming,
+        at_once,
     )
     with contextlib.closing(done_batches):
         for batch, found in done_batches:

@@ -59,6 +59,7 @@ def translate_lines(
         translations(
             translator.model, translator.params, translator.vocabulary,
             [tag(text, lines[i].to) for i, text in sources], translator.decoding,
+            directions=_directions(translator, [lines[i].to for i, _ in sources]),
             progress=lambda done, all_sentences, _: progress(len(lines) * done // all_sentences),
             on_cut=on_cut, on_batch=batches, layout=translator.layout,
         )
@@ -68,6 +69,13 @@ def translate_lines(
     whole = [together([next(done) for _ in found.texts], line.to)
              for line, found in zip(lines, each, strict=True)]  # fmt: skip
     return list(zip(whole, counts, strict=True))
+
+
+def _directions(translator: Translator, targets: Sequence[str]) -> list[int] | None:
+    """Returns the direction of each source, or None for a model that does not look at them."""
+    by_target = {to: translator.directions(to, 1) for to in set(targets)}
+    found = [each for to in targets for each in by_target[to] or ()]
+    return found or None
 
 
 def _chunks(

@@ -14,12 +14,15 @@ from m4.eval.decoding.decode import (
     SHORTEST_BUCKET,
     Pieces,
     Progress,
+    directions_for,
     encoded_sources,
     warn_of_cut,
 )
-from m4.eval.decoding.search import jit_over, run_over, unstacked
+from m4.eval.decoding.search import direction_ids, jit_over, run_over, unstacked
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
+
+TOKENS = "encoder_input_tokens", "decoder_target_tokens"  # of a batch
 
 
 class Scored(NamedTuple):
@@ -33,16 +36,20 @@ class Scored(NamedTuple):
 def log_probabilities(model: Any, params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the log-probabilities of targets with EOS, given the sources, float32 [B].
 
-    `batch` has encoder_input_tokens [B, L] and decoder_target_tokens [B, T]; 0 is padding.
+    `batch` has encoder_input_tokens [B, L] and decoder_target_tokens [B, T], where 0 is padding,
+    and for gates by task "direction_B".
     """
     model, params = unstacked(model, params)
     target_BT = batch["decoder_target_tokens"]
+    direction_B, (L, T) = batch.get("direction_B"), (batch[name].shape[1] for name in TOKENS)
     logits_BTV: Any = model.apply(
         {"params": params},
         batch["encoder_input_tokens"],
         jnp.pad(target_BT[:, :-1], ((0, 0), (1, 0))),
         target_BT,
         enable_dropout=False,
+        **direction_ids(direction_B, L, "encoder"),
+        **direction_ids(direction_B, T, "decoder"),
     )
     logp_BTV = jax.nn.log_softmax(logits_BTV.astype(jnp.float32))
     logp_BT = jnp.take_along_axis(logp_BTV, target_BT[:, :, None], axis=2)[:, :, 0]
@@ -69,6 +76,7 @@ def score_references(
     targets: Sequence[str],
     settings: Decoding = DEFAULTS,
     *,
+    directions: Sequence[int] | None = None,
     progress: Progress | None = None,
     layout: Layout | None = None,
 ) -> list[Scored]:
@@ -81,11 +89,15 @@ def score_references(
     """
     longest = settings.max_source_length
     rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
+    directions = directions_for(model, directions)
     source_ids = encoded_sources(vocabulary, sources, longest, warn_of_cut)
     target_ids = [[*pieces, EOS_ID] for pieces in vocabulary.encode_targets(targets)]
     results: list[Scored | None] = [None] * len(sources)
     done = tokens = 0
     for chosen, arrays in _batches(source_ids, target_ids, longest, rows):
+        if directions is not None:
+            filled = [*chosen, *chosen[-1:] * rows][:rows]
+            arrays["direction_B"] = np.array([directions[row] for row in filled], np.int32)
         if layout is None:
             logp_B = _on_one_device(model, params, arrays)
         else:
@@ -117,8 +129,7 @@ def _batches(
                 row = chosen[min(b, len(chosen) - 1)]
                 for array_BL, ids in zip(arrays, (sources[row], targets[row]), strict=True):
                     array_BL[b, : len(ids)] = ids
-            names = "encoder_input_tokens", "decoder_target_tokens"
-            yield chosen, dict(zip(names, arrays, strict=True))
+            yield chosen, dict(zip(TOKENS, arrays, strict=True))
 
 
 def _padded(length: int) -> int:

@@ -45,8 +45,9 @@ def _search(
     """Returns `method.n_best` sequences of each source, int32 [B, K, T], and scores [B, K].
 
     A beam search returns the best first. `tokens_BL` is int32, padded with 0; T is `target_length`.
-    `more` has "forced_BT", the tokens that a translation begins with, and "name_B", the seed of a
-    row's random numbers. With `grows` the cache grows with the translations (`stages`).
+    `more` has "forced_BT", the tokens that a translation begins with, "name_B", the seed of a row's
+    random numbers, and "direction_B", the direction of a row for gates by task. With `grows` the
+    cache grows with the translations (`stages`).
 
     `model` (static, by equality) follows T5X's contract; `params` are an argument, so that models
     of equal shape share the compiled program. Within `Layout.axis_rules` it is for that mesh.
@@ -59,7 +60,14 @@ def _search(
     copies, positions = (1, beams) if method.flat else (method.rows(beams), 1)
     lengths = stages(target_length) if grows and method.sampling is None else [target_length]
     step = functools.partial(_step, model, {"params": params})
-    encoded, cache = _encoded(model, {"params": params}, tokens_BL, positions * lengths[0])
+    direction_B = more.get("direction_B")
+    encoded, cache = _encoded(
+        model, {"params": params}, tokens_BL, positions * lengths[0], direction_B
+    )
+    if direction_B is not None:
+        width = beams if method.flat else 1
+        each_R = jnp.repeat(direction_B, copies)
+        step = functools.partial(step, **direction_ids(each_R, width, "decoder"))
     # One row a beam, the beams of a sentence adjacent.
     encoded, tokens = (jnp.repeat(x, copies, axis=0) for x in (encoded, tokens_BL))
 
@@ -92,18 +100,34 @@ def _search(
     return sequences_BKT[:, best], scores_BK[:, best]
 
 
+def direction_ids(direction_B: jax.Array | None, length: int, side: str) -> dict[str, Any]:
+    """Returns the argument of a model with the direction of each token; none where unknown."""
+    if direction_B is None:
+        return {}
+    return {f"{side}_direction_ids": jnp.repeat(direction_B[:, None], length, axis=1)}
+
+
 def _encoded(
-    model: nn.Module, variables: Any, tokens_BL: jax.Array, positions: int
+    model: nn.Module,
+    variables: Any,
+    tokens_BL: jax.Array,
+    positions: int,
+    direction_B: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
     """Returns encoded sources [B, L, M], and the cache with which translations begin.
 
     The memory of cross-attention is the same at every step and for every beam: it is computed
     here, by a step whose other results are not used, and not inside the loop.
     """
-    encoded_BLM: Any = model.apply(variables, tokens_BL, enable_dropout=False, method="encode")
-    cache = _empty_cache(model, variables, tokens_BL, positions)
+    sources = direction_ids(direction_B, tokens_BL.shape[1], "encoder")
+    encoded_BLM: Any = model.apply(
+        variables, tokens_BL, enable_dropout=False, method="encode", **sources
+    )
+    sides = {**sources, **direction_ids(direction_B, positions, "decoder")}
+    cache = _empty_cache(model, variables, tokens_BL, positions, sides)
     start_B1 = jnp.zeros((tokens_BL.shape[0], 1), jnp.int32)
-    _, stepped = _step(model, variables, encoded_BLM, tokens_BL, start_B1, cache)
+    targets = direction_ids(direction_B, 1, "decoder")
+    _, stepped = _step(model, variables, encoded_BLM, tokens_BL, start_B1, cache, **targets)
     return encoded_BLM, _with_cross(cache, stepped)
 
 
@@ -114,7 +138,7 @@ def _step(
     tokens: jax.Array,
     last: jax.Array,
     cache: Mapping[str, Any],
-    **past: Any,
+    **more: Any,
 ) -> tuple[jax.Array, Mapping[str, Any]]:
     """Returns logits of the next token, and the cache with what was computed of the last one."""
     changed: Any
@@ -129,7 +153,7 @@ def _step(
         max_decode_length=_cached_positions(cache),
         mutable=["cache"],
         method="decode",
-        **past,
+        **more,
     )
     return logits, _by_rows(changed["cache"])
 
@@ -150,7 +174,13 @@ def _cached_positions(cache: Mapping[str, Any]) -> int:
     return next(x.shape[2] for path, x in leaves if path[-1].key == "cached_key")
 
 
-def _empty_cache(model: nn.Module, variables: Any, tokens_BL: jax.Array, target_length: int) -> Any:
+def _empty_cache(
+    model: nn.Module,
+    variables: Any,
+    tokens_BL: jax.Array,
+    target_length: int,
+    sides: Mapping[str, jax.Array],
+) -> Any:
     """Returns an empty cache; its leaves start at zero, so the contract's shapes suffice."""
     full_BT = jax.ShapeDtypeStruct((tokens_BL.shape[0], target_length), jnp.int32)
     _, allocated = jax.eval_shape(
@@ -159,6 +189,7 @@ def _empty_cache(model: nn.Module, variables: Any, tokens_BL: jax.Array, target_
         encoder_input_tokens=tokens_BL,
         decoder_input_tokens=full_BT,
         decoder_target_tokens=full_BT,
+        **sides,
     )
     return _by_rows(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), allocated["cache"]))
 

@@ -124,9 +124,11 @@ class ProgressDecoder:
         settings: Decoding,
         counter: "RoutingCounter | None" = None,
         layout: Layout | None = None,
+        trained: Sequence[str] = (),
     ) -> None:
-        """Takes the arguments of `translations`, and `counter`, which counts routing."""
+        """Takes the arguments of `translations`, `counter` and the directions of training."""
         self.cut, self.batches = 0, BatchCounts()
+        self._trained = {name: number for number, name in enumerate(trained)}
         self._bar, self._counter, self._settings = bar, counter, settings
         self._start, self._sentences = time.monotonic(), 0
         self._decode = lambda sources, **more: translations(
@@ -148,7 +150,13 @@ class ProgressDecoder:
 
         if self._counter is not None:
             self._counter.starting(directions)
-        found = self._decode(sources, progress=progress, on_cut=on_cut, on_batch=self._count)
+        found = self._decode(
+            sources,
+            directions=[self._trained[name] for name in directions] if self._trained else None,
+            progress=progress,
+            on_cut=on_cut,
+            on_batch=self._count,
+        )
         if self._counter is not None and distributed.is_primary():
             self._counter.save()
         self._sentences += len(sources)

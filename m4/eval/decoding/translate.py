@@ -74,6 +74,24 @@ class Translator:
     languages: Sequence[str] | None = None
     layout: Layout | None = None  # Sharding of the parameters. Defaults to one device.
     normalise: Callable[[str], str] = str  # what training does to a text
+    trained: Sequence[str] = ()  # directions of training, in their order
+    source: str | None = None  # language of the lines, for a gate by task; defaults to English
+
+    def directions(self, to: str, lines: int) -> list[int] | None:
+        """Returns the direction of each line, or None for a model that does not look at them.
+
+        Raises:
+            InputError: The model routes by task, and was not trained on this direction.
+        """
+        if not getattr(self.model, "by_task", False):
+            return None
+        direction = f"{self.source or 'en'}-{to}"
+        if direction not in self.trained:
+            raise InputError(
+                f"--from={self.source or 'en'}, --to={to}: the experts of this model depend on the "
+                f"direction, and {direction} is none of {', '.join(self.trained)}"
+            )
+        return [self.trained.index(direction)] * lines
 
     @property
     def _languages(self) -> Sequence[str]:
@@ -138,6 +156,7 @@ class Translator:
             on_cut=on_cut,
             layout=self.layout,
             prefixes=None if prefixes is None else [prefixes[number] for number in full],
+            directions=self.directions(to, len(full)),
         )
         result = [Translations([""], [0.0])] * len(lines)
         for number, each in zip(full, found, strict=True):

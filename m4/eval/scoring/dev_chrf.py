@@ -21,6 +21,7 @@ def dev_chrf(
     long before its translations stop improving.
     """
     pairs = split_pairs(cache, cache.directions, "dev")
+    numbers = [i for i, name in enumerate(cache.directions) for _ in pairs[name]]
     sources = [
         tag(source, split_direction(direction)[1])
         for direction, sentences in pairs.items()
@@ -35,7 +36,8 @@ def dev_chrf(
     )
 
     def run(params: Any) -> dict[str, float]:
-        hypotheses = iter(translate(params=params, sources=sources, settings=greedy))
+        given = {"params": params, "sources": sources, "directions": numbers}
+        hypotheses = iter(translate(**given, settings=greedy))
         scores = {}
         for direction, sentences in pairs.items():
             found = [next(hypotheses) for _ in sentences]

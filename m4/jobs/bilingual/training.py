@@ -300,8 +300,10 @@ def train_one(
         progress=_Reported(language, training.total_steps, report),
     )
 
-    def hypotheses(sources: list[str], _: list[str]) -> list[dict[str, str]]:
-        found = translate(params=trained.params, sources=sources, settings=decoding)
+    def hypotheses(sources: list[str], directions: list[str]) -> list[dict[str, str]]:
+        numbers = [cache.directions.index(each) for each in directions]
+        given = {"params": trained.params, "sources": sources, "directions": numbers}
+        found = translate(**given, settings=decoding)
         return [{"hypothesis": each} for each in found]
 
     decode_to_files(

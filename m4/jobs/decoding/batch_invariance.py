@@ -80,8 +80,9 @@ def check(experiment: Experiment, portion: Portion, step: int | None = None) -> 
                 name = f"{place}, {rows} rows" + (", shuffled" if shuffled else "")
                 settings = replace(experiment.decoding, batch_rows=rows)
                 ways[name] = translated(
-                    model, params, cache.vocabulary, texts, settings, layout, shuffled
-                )
+                    model, params, cache.vocabulary, texts, settings, layout, shuffled,
+                    [cache.directions.index(each) for each in directions],
+                )  # fmt: skip
                 bar.update(len(ways))
     return _show(directions, ways, found)
 
@@ -100,8 +101,12 @@ def translated(
     settings: Decoding,
     layout: Layout | None = None,
     shuffled: bool = False,
+    directions: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Returns the tokens of each text's translation, with EOS, in the order of the texts."""
+    """Returns the tokens of each text's translation, with EOS, in the order of the texts.
+
+    `directions` are those of `translations`.
+    """
     order = list(range(len(texts)))
     if shuffled:
         random.Random(0).shuffle(order)
@@ -114,6 +119,7 @@ def translated(
     decode(
         model, params, vocabulary, [texts[i] for i in order], settings,
         on_cut=lambda *_: None, on_batch=keep, layout=layout,
+        directions=None if directions is None else [directions[i] for i in order],
     )  # fmt: skip
     return found
 

@@ -41,6 +41,7 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
         languages=targets,
         layout=layout,
         normalise=experiment.data.corpus.cleaning.normalise,
+        trained=cache.directions,
     )
     made_by = {
         "step": found,

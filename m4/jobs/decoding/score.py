@@ -1,5 +1,6 @@
 """`m4 score`: how probable given translations are, of the test sets or of a user's files."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def score(
             targets = [reference for each in chosen for _, reference in pairs[each]]
             given = score_references(
                 model, params, cache.vocabulary, sources, targets, decoding,
+                directions=[cache.directions.index(each) for each in directions],
                 progress=lambda done, *_: bar.update(done), layout=layout,
             )  # fmt: skip
             return [each._asdict() for each in given]
@@ -62,11 +64,14 @@ def score(
 
 
 def score_files(
-    experiment: Experiment, source: Path, target: Path, to: str
+    experiment: Experiment, source: Path, target: Path, to: str, language: str | None = None
 ) -> Iterator[dict[str, Any]]:
     """Scores each line of `target` as a translation of that line of `source` into `to`.
 
     Both are read and normalised as `m4 decode --input` does.
+
+    Args:
+        language: Language of `source`, for a model that routes by task (`Translator.source`).
 
     Raises:
         InputError: A file is not there or not UTF-8, the files have different lengths, or the model
@@ -77,12 +82,13 @@ def score_files(
         raise InputError(
             f"{source} has {len(sources)} lines, {target} {len(targets)}: must be as many"
         )
-    ready = translator(experiment)
+    ready = dataclasses.replace(translator(experiment), source=language)
     check_language(to, ready.languages or ready.vocabulary.languages)
     given = score_references(
         ready.model, ready.params, ready.vocabulary,
         [tag(ready.normalise(line), to) for line in sources],
         [ready.normalise(line) for line in targets], ready.decoding, layout=ready.layout,
+        directions=ready.directions(to, len(sources)),
     )  # fmt: skip
     for line, translation, each in zip(sources, targets, given, strict=True):
         yield {"source": line, "target": translation, "to": to, **each._asdict()}

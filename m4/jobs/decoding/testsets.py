@@ -75,8 +75,9 @@ class PortionDecoder:
         counter = routing_counter(cache, model, params, folder, split, made_by, layout)
         with ProgressBar(self._name, sum(map(len, pairs.values())), "sentences") as bar:
             translate = ProgressDecoder(
-                bar, model, params, cache.vocabulary, self.experiment.decoding, counter, layout
-            )
+                bar, model, params, cache.vocabulary, self.experiment.decoding, counter, layout,
+                cache.directions,
+            )  # fmt: skip
             decode_to_files(translate, folder, split, pairs, made_by)
             bar.update(bar.total)
         if distributed.is_primary() and translate.batches.sentences:

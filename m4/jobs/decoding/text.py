@@ -64,14 +64,18 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
             cannot be, or the folder has no checkpoint.
     """
     with _texts(request.inputs) as (inputs, texts):
-        targets = _targets(request, open_vocabulary(experiment).directions)
+        source, targets = _languages(request, open_vocabulary(experiment).directions)
         folder = experiment.folder
         distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
         suffix = "txt" if request.format == "text" else "jsonl"
         outputs = outputs_of(inputs, texts, targets, request.output, suffix)
         checked = {text: text.checked() for text in texts}
         model = trained(experiment, step)
+        translator = dataclasses.replace(model.translator, source=source)
         made_by = model.made_by | ({} if request.format == "text" else {request.format: True})
+        numbers = [translator.directions(to, 1) for to in targets]
+        if any(numbers):
+            made_by |= {"from": source}
 
         def begin() -> list[int]:
             for one in outputs:
@@ -85,7 +89,7 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
             one.done, one.lines, one.whole = lines < 0, max(lines, 0), checked[one.text][0]
         where = sys.stderr if request.output == STANDARD else sys.stdout
         missing = [one for one in outputs if not one.done]
-        _translate(model.translator, missing, request.format, where)
+        _translate(translator, missing, request.format, where)
 
 
 @contextmanager
@@ -101,8 +105,8 @@ def _texts(inputs: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Text]]]:
         yield [str(text.path)], [text]
 
 
-def _targets(request: Request, directions: Sequence[str]) -> list[str]:
-    """Returns the languages to translate into.
+def _languages(request: Request, directions: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the language of the input, and those to translate into.
 
     Raises:
         InputError: The model does not know a language, or no source language is given where it
@@ -132,7 +136,7 @@ def _targets(request: Request, directions: Sequence[str]) -> list[str]:
         distributed.is_primary()
     ):
         warn(f"{source}-{', '.join(untrained)}: the model was not trained on this direction")
-    return targets
+    return source, targets
 
 
 def missing_lines(outputs: Sequence[Output], normalise: Callable[[str], str]) -> Iterator[Missing]:

@@ -85,6 +85,18 @@ def by_side(directions: Directions) -> Groups:
 
 
 @configurable
+def by_source(directions: Directions) -> Groups:
+    """Groups directions by the language that is translated."""
+    return _gathered(directions, [split_direction(name)[0] for name in directions.names])
+
+
+@configurable
+def by_target(directions: Directions) -> Groups:
+    """Groups directions by the language that is translated into."""
+    return _gathered(directions, [split_direction(name)[1] for name in directions.names])
+
+
+@configurable
 def by_language(directions: Directions) -> Groups:
     """Groups both directions of each language."""
     return _gathered(directions, [language_of(name) for name in directions.names])

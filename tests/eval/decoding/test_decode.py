@@ -3,6 +3,7 @@
 import re
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -11,14 +12,23 @@ import numpy as np
 import pytest
 
 from m4.eval.decoding import decode as decoding
-from m4.eval.decoding.decode import batches, decode, default_buckets, target_limit
+from m4.eval.decoding.decode import (
+    batches,
+    decode,
+    default_buckets,
+    target_limit,
+    translations,
+)
+from m4.eval.decoding.score_references import score_references
 from m4.eval.decoding.settings import Decoding
 from m4.eval.metrics.bleu import bleu
+from m4.model.gates.by_direction import by_direction
+from m4.model.transformer import abstract_variables
 from m4.parallel.layout import Layout
 from m4.parallel.mesh import axis_rules_context, make_mesh
-from m4.settings import SettingError
+from m4.settings import InputError, SettingError
 from tests.eval.search_over_lists import search_over_lists
-from tests.eval.small_model import SETTINGS, Words, sentences, tiny
+from tests.eval.small_model import MOE, SETTINGS, Words, sentences, tiny
 
 
 @pytest.fixture(scope="module")
@@ -234,3 +244,52 @@ def test_each_batch_comes_with_its_translations(model_and_params):
 
     got = decode(model, params, Words(), texts, SETTINGS, on_batch=on_batch)
     assert [seen[row] for row in range(6)] == got
+
+
+BY_TASK = partial(MOE, gate=by_direction)
+
+
+@pytest.mark.parametrize(
+    ("beams", "flat"),
+    [(1, False)] + [pytest.param(4, flat, marks=pytest.mark.thorough) for flat in (False, True)],
+)
+def test_a_gate_by_task_translates_each_source_by_its_direction(beams, flat):
+    model, params = tiny(moe=BY_TASK, directions=3)
+    texts = sentences(9, seed=4)
+    numbers = [row % 3 for row in range(9)]
+    settings = replace(SETTINGS, beams=beams, flat=flat)
+    together = translations(model, params, Words(), texts, settings, directions=numbers)
+    apart = {}
+    for number in range(3):
+        found = translations(model, params, Words(), texts, settings, directions=[number] * 9)
+        apart[number] = [each.texts[0] for each in found]
+    assert [each.texts[0] for each in together] == [apart[n][row] for row, n in enumerate(numbers)]
+    assert sum(apart[0][row] != apart[1][row] for row in range(9)) > 4
+    # The search over the cache says of its translations what one pass over all of them says.
+    ended = [row for row, each in enumerate(together) if len(each.texts[0].split()) < 10]
+    given = score_references(
+        model, params, Words(), [texts[row] for row in ended],
+        [together[row].texts[0] for row in ended], settings,
+        directions=[numbers[row] for row in ended],
+    )  # fmt: skip
+    assert len(ended) > 1
+    found = [together[row].scores[0] for row in ended]
+    np.testing.assert_allclose([each.score for each in given], found, rtol=1e-4)
+
+
+@pytest.mark.thorough
+def test_a_gate_by_task_translates_over_a_mesh_as_on_one_device():
+    model, params = tiny(moe=BY_TASK, directions=3)
+    texts, numbers = sentences(9, seed=4), [row % 3 for row in range(9)]
+    expected = decode(model, params, Words(), texts, SETTINGS, directions=numbers)
+    layout = Layout(make_mesh(data=2, expert=4))
+    axes = abstract_variables(model)["params_axes"]
+    there = jax.device_put(params, layout.shardings(axes, params))
+    found = decode(model, there, Words(), texts, SETTINGS, directions=numbers, layout=layout)
+    assert found == expected
+
+
+def test_a_gate_by_task_needs_directions():
+    model, params = tiny(moe=BY_TASK, directions=3)
+    with pytest.raises(InputError, match="this model's experts depend on the direction"):
+        decode(model, params, Words(), sentences(2), SETTINGS)

@@ -21,9 +21,8 @@ from m4.data.stream.buckets import batch_shapes
 from m4.data.stream.stream import Stream
 from m4.experiment import Data, Experiment, Training, identity, partial_arguments
 from m4.model.transformer import Transformer, abstract_variables
-from m4.parallel import distributed
 from m4.parallel.layout import Layout
-from m4.settings import SettingError
+from m4.settings import SettingError, first_line
 from m4.train import program
 from m4.train.batches import BatchShape
 from m4.train.loop import Evaluator
@@ -145,7 +144,7 @@ class Parts:
         try:
             return self.layout()
         except ValueError as error:
-            why = distributed.first_line(error)
+            why = first_line(error)
             print(f"{job}: on the first device alone: {why}", file=sys.stderr)
             return None
 

@@ -120,6 +120,12 @@ class SettingError(InputError):
         return type(self), (self.setting, self.value, self.allowed)
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
 @dataclasses.dataclass(frozen=True)
 class Between:
     """A number from `least` to `most`, both allowed unless `above` or `below` says otherwise."""

@@ -14,7 +14,7 @@ from m4.cli.arguments import parse
 from m4.jobs import streams
 from m4.parallel.platform import signals
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
-from m4.settings import InputError
+from m4.settings import InputError, first_line
 from m4.storage.files import follow_links
 from m4.storage.objects import Unreachable
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         environment.check_text(given)
         parsed = parse(given)
     except InputError as error:
-        print(f"m4: {one_line(error)}", file=sys.stderr)
+        print(f"m4: {first_line(error)}", file=sys.stderr)
         return 2
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # TensorFlow, which a source may need (Tfds), would take the whole memory of a GPU.
@@ -98,10 +98,10 @@ def run_alone(parsed: argparse.Namespace) -> int:
     except InputError as error:
         if parsed.debug:
             raise
-        print(f"m4 {parsed.command}: {one_line(error)}", file=sys.stderr)
+        print(f"m4 {parsed.command}: {first_line(error)}", file=sys.stderr)
         return error.status
     except Unreachable as error:
-        print(f"m4 {parsed.command}: {one_line(error)}", file=sys.stderr)
+        print(f"m4 {parsed.command}: {first_line(error)}", file=sys.stderr)
         return error.status
     except BrokenPipeError:
         return 0  # `m4 translate | head`
@@ -116,9 +116,3 @@ def run_alone(parsed: argparse.Namespace) -> int:
             raise
         print(f"m4 {parsed.command}: {signals.message(error)}", file=sys.stderr)
         return status
-
-
-def one_line(error: BaseException) -> str:
-    """Returns the first line of an error's message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

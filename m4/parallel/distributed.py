@@ -23,7 +23,7 @@ from jax._src import distributed
 
 from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.platform.accelerator import check_accelerator
-from m4.settings import InputError
+from m4.settings import InputError, first_line
 
 # How long the primary stays at most after an error.
 _LINGER_SECONDS = 5.0
@@ -311,9 +311,3 @@ def abort_process(status: int) -> None:
                     break
                 time.sleep(0.1)
     os._exit(status)
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -20,7 +20,7 @@ from m4.plan import flops, hlo, launch, memory
 from m4.plan.machines import Cluster, Machine
 from m4.plan.program import PlannedProgram, decode_program, train_program
 from m4.plan.step_time import BETWEEN, step_time
-from m4.settings import InputError
+from m4.settings import InputError, first_line
 
 _KERNEL = "tpu_custom_call"
 PROGRAMS = {"train": train_program, "decode": decode_program}
@@ -49,7 +49,7 @@ def devices_of(machine: Machine) -> Sequence[Any]:
                 machine.slice_name, platform="tpu", **setting
             ).devices
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            said = f"--topology={machine.name}: unknown to libtpu: {_first_line(error)}"
+            said = f"--topology={machine.name}: unknown to libtpu: {first_line(error)}"
             raise InputError(said) from error
     assert len(devices) == machine.devices, (len(devices), machine)
     return devices
@@ -92,7 +92,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
         if refused is None:
             raise InputError(
                 f"--program={kind}, --topology={machine.name}: {launch.compiler(machine.platform)} "
-                f"does not compile it: {_first_line(error)}; {launch.FAULT}"
+                f"does not compile it: {first_line(error)}; {launch.FAULT}"
             ) from error
         return {**found, "refused": refused, "compiler": _cost(start, traced)}
     found["compiler"] = _cost(start, traced)
@@ -106,7 +106,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
         # libtpu's printer lacks a case (a check of asynchronous operations, on v5p and v6e).
-        return {**found, "no_text": _first_line(error)}
+        return {**found, "no_text": first_line(error)}
     return {**found, **read_text(text, machine, found)}
 
 
@@ -175,10 +175,6 @@ def read_text(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str
         # time.
         **({} if decode and isinstance(machine, Cluster) else {"seconds": seconds}),
     }
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0][:300]
 
 
 def _advice(program: PlannedProgram, given: Mapping[str, int]) -> list[str]:

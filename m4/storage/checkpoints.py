@@ -19,7 +19,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 from orbax.checkpoint import future
 
 from m4.parallel import distributed
-from m4.settings import InputError
+from m4.settings import InputError, first_line
 from m4.storage import checksums, manifest
 from m4.storage.files import read_jsonl
 from m4.storage.local_copy import address_of, upload
@@ -284,7 +284,7 @@ class Checkpoints:
             if checksums.chosen() == "full":
                 raise
             raise InputError(
-                f"{there}: cannot be read ({distributed.first_line(error)}); where it is damaged, "
+                f"{there}: cannot be read ({first_line(error)}); where it is damaged, "
                 "remove it, and the step before is used"
             ) from error
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 from flax import serialization
+from flax.traverse_util import unflatten_dict
 
 from m4.settings import InputError
 from m4.storage.files import whole_folder
@@ -146,14 +147,12 @@ def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
     arrays: by T5X's names, all but state/step.
     """
     place = folder / f"checkpoint_{step}"
-    tree: dict[str, Any] = {}
     with whole_folder(place) as unfinished:
-        for name, array in {**arrays, _STEP_NAME: np.asarray(step, np.int32)}.items():
-            *above, last = name.split("/")
-            inner = tree
-            for part in above:
-                inner = inner.setdefault(part, {})
-            inner[last] = _written(unfinished, name, np.asarray(array, order="C"))
+        written = {
+            name: _written(unfinished, name, np.asarray(array, order="C"))
+            for name, array in {**arrays, _STEP_NAME: np.asarray(step, np.int32)}.items()
+        }
+        tree = unflatten_dict(written, sep="/")
         index = serialization.msgpack_serialize({"version": _VERSION, "optimizer": tree})
         (unfinished / "checkpoint").write_bytes(index)
     return place

@@ -26,22 +26,18 @@ from m4.train.training import Training
 
 @dataclasses.dataclass(frozen=True)
 class TrainProgram:
-    """One training step over a mesh; nothing is computed until `jit` or `new_state` is called.
+    """One training step over a mesh; nothing is computed until `jit` or `new_state` is called."""
 
-    Attributes:
-        step: (state, batch) -> (state, metrics), pure (`m4.train.step.make_train_step`).
-        optimizer: With the state of the groups of directions.
-        fsdp_axes, extra_axis_rules: See `m4.train.training.Training`.
-        groups: Groups of directions whose gradients a step computes. None where it needs none.
-    """
-
+    # (state, batch) -> (state, metrics), pure (`m4.train.step.make_train_step`).
     step: Callable[..., Any]
     model: Transformer
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation  # with the state of the groups of directions
     mesh: Mesh
     seed: int
+    # See `m4.train.training.Training`.
     fsdp_axes: Sequence[str] = ()
     extra_axis_rules: Rules = ()
+    # Groups of directions whose gradients a step computes. None where it needs none.
     groups: DirectionGroups | None = None
 
     def axis_rules(self) -> AbstractContextManager[None]:

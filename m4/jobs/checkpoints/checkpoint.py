@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -198,7 +199,9 @@ def _convert(
                 shutil.copyfile(folder / name, unfinished / name)
         shutil.copytree(folder / run_folder.VOCABULARY, unfinished / run_folder.VOCABULARY)
         with contextlib.closing(Checkpoints(unfinished / "checkpoints")) as store:
-            store.save(step, {"params": jax.tree.map(jnp.asarray, _nested(params))}, note)
+            store.save(
+                step, {"params": jax.tree.map(jnp.asarray, unflatten_dict(params, sep="/"))}, note
+            )
 
 
 def _same_shapes(
@@ -211,14 +214,3 @@ def _same_shapes(
         if here != there:
             raise InputError(f"--weights={path}: {name} is {here} there and {there} in the run")
     return given
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *above, name = path.split("/")
-        inner = tree
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[name] = leaf
-    return tree

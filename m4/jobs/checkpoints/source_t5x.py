@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from m4.data.cache.tokens import vocabulary_file
 from m4.data.vocabulary.vocabulary import Vocabulary
@@ -132,14 +133,9 @@ class SourceT5x:
         return self._params(), {}
 
     def _params(self) -> dict[str, Any]:
-        tree: dict[str, Any] = {}
-        for path, source in self._sources.items():
-            *above, name = path.split("/")
-            inner = tree
-            for part in above:
-                inner = inner.setdefault(part, {})
-            inner[name] = t5x_layout.parameter(source, self._there.read)
-        return tree
+        read = self._there.read
+        found = {path: t5x_layout.parameter(one, read) for path, one in self._sources.items()}
+        return unflatten_dict(found, sep="/")
 
     def learned(self) -> dict[str, Any]:
         """Returns nothing: T5X learns no rates."""

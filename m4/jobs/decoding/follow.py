@@ -15,7 +15,7 @@ from m4.experiment import Experiment
 from m4.jobs.decoding.evaluate import scored, system, system_name
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
-from m4.settings import InputError
+from m4.settings import InputError, first_line
 from m4.storage.checkpoints import SCORES_BY_STEP, Checkpoints, Removed
 from m4.storage.files import read_jsonl, write_jsonl
 from m4.storage.local_copy import address_of
@@ -95,7 +95,7 @@ def _look(folder: Path, before: Sequence[int]) -> tuple[Sequence[int], bool]:
         ended = _has_ended(folder)  # first: what is saved meanwhile is in the list
         return complete_steps(folder / "checkpoints"), ended
     except (OSError, Unreachable) as error:
-        _say(f"{folder}: will look again ({distributed.first_line(error)})")
+        _say(f"{folder}: will look again ({first_line(error)})")
         return before, False
 
 

@@ -7,6 +7,7 @@ Face's load_balancing_loss_func (modeling_mixtral.py).
 import jax
 
 from m4.model.routing import (
+    Array,
     Capacity,
     Routing,
     Tokens,
@@ -36,15 +37,21 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Si
         choices: k.
     """
     check_choices("mixtral.choices", choices, num_experts)
-    logits_GSE = tokens.score("router")
+    return route(tokens.score("router"), tokens.mask_GS, num_experts, capacity, choices)
+
+
+def route(
+    logits_GSE: Array, mask_GS: Array, num_experts: int, capacity: Capacity, choices: int
+) -> Routing:
+    """Plans for given logits."""
     best_GSK, expert_GSK = top_k(logits_GSE, choices)
     probs_GSE = jax.nn.softmax(logits_GSE)
     return plan_choices(
         expert_GSK,
         jax.nn.softmax(best_GSK),
-        tokens.mask_GS,
+        mask_GS,
         num_experts,
         capacity(choices),
         logits_GSE=logits_GSE,
-        aux_loss=balance_loss(probs_GSE, expert_GSK, tokens.mask_GS, by_group=False),
+        aux_loss=balance_loss(probs_GSE, expert_GSK, mask_GS, by_group=False),
     )

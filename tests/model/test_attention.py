@@ -1,10 +1,11 @@
-"""T5's buckets of distances, against its formula in plain numbers."""
+"""T5's buckets of distances, against its formula in plain numbers; what dropout leaves out."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.model.attention import relative_buckets
+from m4.model.attention import Attention, relative_buckets
 
 
 def plain(offset: int, bidirectional: bool, buckets: int, distance: int) -> int:
@@ -44,3 +45,18 @@ def test_buckets_by_hand() -> None:
     offsets = jnp.array([*by_offset])
     found = relative_buckets(offsets, bidirectional=True, buckets=32, distance=128)
     assert dict(zip(by_offset, found.tolist(), strict=True)) == by_offset
+
+
+def test_dropout_leaves_out_a_key_for_all_queries_of_a_row() -> None:
+    """As in T5: one mask [B, N, 1, R]. So queries that are alike have the same result."""
+    layer = Attention(heads=2, head_width=4, dropout_rate=0.5)
+    y_BRM = jax.random.normal(jax.random.key(0), (3, 6, 8))
+    x_BQM = jnp.ones((3, 5, 8))
+    params = layer.init(jax.random.key(1), x_BQM, y_BRM, deterministic=True)
+    found, whole = (
+        layer.apply(params, x_BQM, y_BRM, deterministic=off, rngs={"dropout": jax.random.key(2)})
+        for off in (False, True)
+    )
+    found, whole = np.asarray(found), np.asarray(whole)
+    np.testing.assert_array_equal(found, np.broadcast_to(found[:, :1], found.shape))
+    assert (np.abs(found - whole).max(axis=(1, 2)) > 1e-3).all()

@@ -39,8 +39,8 @@ def assert_full_loss(text: str) -> None:
     assert {*softmax} == {"f32"}
 
 
-def assert_full_softmax(text: str) -> None:
-    """Every softmax of attention, router and loss is computed in float32, in bfloat16 models too.
+def assert_full_softmax_and_norms(text: str) -> None:
+    """Every softmax and every norm is computed in float32, in bfloat16 models too.
 
     Four heads' exponentials of [B, N, Q, R] = [4, 2, 32, 32] are among them: of the two layers of
     the encoder, and of both attentions of the decoder's.
@@ -48,6 +48,9 @@ def assert_full_softmax(text: str) -> None:
     softmax = re.findall(r" = (\w+)\[([\d,]*)\]\S* exponential\(", text)
     assert [shape for _, shape in softmax].count("4,2,32,32") == 2 + 2 * 2
     assert {dtype for dtype, _ in softmax} == {"f32"}
+    # Two norms in each of two encoder layers, three in the decoder's, one behind each stack.
+    norms = re.findall(r" = (\w+)\[[\d,]*\]\S* rsqrt\(", text)
+    assert norms == ["f32"] * (2 * 2 + 2 * 3 + 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +60,7 @@ def test_router_and_logits_ask_for_full_precision(kind: str) -> None:
     text = lowered.as_text("hlo", debug_info=True)
     assert_full(products(text), kind)
     assert_full_loss(text)
-    assert_full_softmax(text)
+    assert_full_softmax_and_norms(text)
 
 
 @pytest.mark.thorough

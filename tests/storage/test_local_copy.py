@@ -46,11 +46,14 @@ def test_a_bucket_equals_the_copy_and_another_machine_gets_it(
         assert emulator.names(folder_of(address)) == {
             "tensorboard/a", "metrics.jsonl", ".running/train.json"
         }  # fmt: skip
-        (copy.here / "metrics.jsonl").write_text("1\n2\n", encoding="utf-8")
+        changed = copy.here / "metrics.jsonl"
+        before = changed.stat().st_mtime_ns
+        changed.write_text("2\n", encoding="utf-8")  # as long as it was
+        os.utime(changed, ns=(before, before + 1))
         (copy.here / "tensorboard" / "a").unlink()
     assert emulator.names(folder_of(address)) == {"metrics.jsonl"}
     machine()
-    assert (fetched(address) / "metrics.jsonl").read_text(encoding="utf-8") == "1\n2\n"
+    assert (fetched(address) / "metrics.jsonl").read_text(encoding="utf-8") == "2\n"
     other = copy_for(address)
     with other.locked():
         (other.here / "metrics.jsonl").unlink()

@@ -37,9 +37,10 @@ def test_patience_counts_what_is_no_rise(min_delta, values, stops, best):
 
 
 def test_resume_stops_at_the_same_evaluation():
-    values = [70, 80, 80.4, 80.5, 99]
+    # 80.6 is a rise of more than 0.5 above 80, and not above 80.4, which is the best before it.
+    values = [70, 80, 80.4, 80.6, 80.5, 80.5, 99]
     rule = EarlyStopping("dev/chrf", 2, 0.5)
-    for kept in range(1, 4):
+    for kept in range(1, 6):
         first, _ = after(rule, values[:kept])
         again = EarlyStopper(rule)
         again.resume(first.note(), first.best)
@@ -47,7 +48,7 @@ def test_resume_stops_at_the_same_evaluation():
             again.evaluated(step, {"dev/chrf": value}, {"w": np.array([step])})
             if again.stopped:
                 break
-        assert (step, again.best_step) == (4, 4)
+        assert (step, again.best_step) == (6, 4)
 
 
 def test_without_a_rule_or_its_metric_nothing_is_kept():

@@ -106,13 +106,16 @@ def test_each_matrix_is_optax_adafactors(shape, name):
 
 
 def test_adamw_does_not_decay_norm_scales():
+    # Of a scanned stack of two layers too, whose first axis counts them.
     params = {"scale": jnp.ones(3), "kernel": jnp.ones((2, 2))}
+    params = {**params, "encoder_blocks": jax.tree.map(lambda x: jnp.stack([x, x]), params)}
     nothing = jax.tree.map(jnp.zeros_like, params)
     optimizer = adamw(10, schedule=lambda total: lambda step: 0.5, weight_decay=0.1)
     updates = first_updates(optimizer, nothing, params)[0]
-    np.testing.assert_array_equal(updates["scale"], 0.0)
-    # -rate * decay * parameter = -0.5 * 0.1 * 1
-    np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)
+    for found in (updates, updates["encoder_blocks"]):
+        np.testing.assert_array_equal(found["scale"], 0.0)
+        # -rate * decay * parameter = -0.5 * 0.1 * 1
+        np.testing.assert_allclose(found["kernel"], -0.05, rtol=1e-6)
 
 
 def test_adamw_clips_the_global_norm_as_optax_does():

@@ -181,6 +181,19 @@ def test_the_policy_is_random_in_training_only():
     assert 1 <= seconds(train=True, rng=jax.random.key(0)) <= 35
 
 
+@pytest.mark.parametrize("policy", ["random", "sampling"])
+def test_every_token_of_every_group_draws_its_own_second_expert(policy):
+    """Tokens are all alike; equal draws would be made of one random number."""
+    logits = np.tile([[[1.0, 0.0, -0.5]]], (4, 64, 1))
+    tokens = tokens_of(logits, train=True, rng=jax.random.key(0))
+    routing = at_once(top2_gshard, tokens, 3, slots(64), second_policy=policy)
+    second_GS = np.asarray(routing.expert_GSK)[..., 1] * 2 + (
+        np.asarray(routing.position_GSK)[..., 1] >= 0
+    )
+    assert len({tuple(row) for row in second_GS.tolist()}) == 4
+    assert all(len({*row}) > 1 for row in second_GS.tolist())
+
+
 def test_balance_scores_one():
     # Every expert is the clear first choice of S/E = 2 tokens: shares 1/E, and by symmetry mean
     # probabilities 1/E, so that E * sum = 1 whatever the logits' size.

@@ -103,6 +103,20 @@ def test_hashes_are_remembered_until_the_file_changes(
     assert len(hashed) == 7
 
 
+def test_a_file_in_place_of_one_as_old_and_as_large_is_read(
+    tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time was set back, as cp --preserve does; when it was put there cannot be."""
+    path = tmp_path / "a"
+    monkeypatch.setattr(files.time, "time", lambda: os.stat(path).st_ctime + 100)
+    known = []
+    for text in ("text", "tex!"):
+        path.write_text(text)
+        os.utime(path, (1, 1))
+        known.append(files.digest(epath.Path(path)))
+    assert known[0] != known[1]
+
+
 def test_a_file_that_was_just_written_is_not_trusted(tmp_path: Path, hashed: list[str]) -> None:
     (tmp_path / "a").write_text("text")
     for _ in range(2):

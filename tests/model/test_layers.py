@@ -1,0 +1,34 @@
+"""Small layers against their definitions in plain NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from m4.model.layers import Embed, SinusoidalPositions
+
+
+def test_positions_are_the_papers() -> None:
+    """Vaswani et al. 2017, section 3.5: sines and cosines of pos / 10000^(2i / M).
+
+    The paper interleaves them; here the sines come first (as in Tensor2Tensor), which is the same
+    model with its axes in another order.
+    """
+    positions_BT, M = np.array([[0, 1, 7], [3, 100, 0]]), 10
+    found = SinusoidalPositions(M).apply({}, 3, jnp.asarray(positions_BT))
+    wanted = np.zeros((2, 3, M))
+    for i in range(M // 2):
+        angle = positions_BT / 10000 ** (2 * i / M)
+        wanted[..., i], wanted[..., M // 2 + i] = np.sin(angle), np.cos(angle)
+    np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-5)
+
+
+def test_an_embedding_and_its_logits_have_unit_variance_at_first() -> None:
+    layer = Embed(vocab_size=3000, features=64)
+    tokens = jnp.arange(3000)[None]
+    params = layer.init(jax.random.key(0), tokens)
+    rows = np.asarray(layer.apply(params, tokens))[0]
+    np.testing.assert_allclose(rows.std(), 1.0, rtol=0.02)
+    x_BTM = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 64)), jnp.float32)
+    logits = np.asarray(layer.apply(params, x_BTM, method="attend"))
+    np.testing.assert_allclose(logits.std(), 1.0, rtol=0.2)
+    np.testing.assert_allclose(logits[0], x_BTM[0] @ (rows.T / 8), rtol=1e-4, atol=1e-4)

@@ -1,19 +1,23 @@
 """A step moves the biases of gates by the whole batch's loads, and nothing else moves them."""
 
 import functools
+from pathlib import Path
 
 import jax
 import numpy as np
 import optax
 import pytest
 
+from m4.data.cache.cache import Cache
+from m4.data.stream.stream import Stream
+from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.model.gates.deepseek import deepseek
 from m4.model.stack import unstack
 from m4.parallel.layout import to_global
 from m4.train.optimizer import adafactor, adamw
-from tests.shared import SMALL_MOE, small_model
+from tests.shared import SMALL_MOE, model_for, small_model
 from tests.train.test_step import a_batch, mesh_of
-from tests.train.trainers import program_of
+from tests.train.trainers import program_of, train
 
 RATE = 0.01
 # Nothing is dropped, so that the choices that are counted by direction are those before capacity.
@@ -22,7 +26,12 @@ MOE = functools.partial(
     gate=functools.partial(deepseek, bias_rate=RATE, expert_groups=2),
     train_capacity_factor=None,
 )
-MODEL = small_model(moe=MOE, directions=2, encoder_layers=2, decoder_layers=2)
+MODEL = small_model(moe=MOE, directions=2, encoder_layers=2)
+
+
+def biases_of(params) -> dict[str, np.ndarray]:
+    layers = {name: tree for name, tree in unstack(params).items() if "moe" in tree}
+    return {name: np.asarray(tree["moe"]["bias"]["table"]) for name, tree in layers.items()}
 
 
 def after(model, optimizer, steps, *, mesh=None, parts=1):
@@ -34,11 +43,10 @@ def after(model, optimizer, steps, *, mesh=None, parts=1):
         for _ in range(steps):
             state, metrics = step(state, batch)
     assert "bias_loads" not in metrics
-    params = unstack(jax.device_get(state.params))
-    layers = [name for name, tree in params.items() if "moe" in tree]
-    biases = {name: np.asarray(params[name]["moe"]["bias"]["table"]) for name in layers}
     loads = jax.device_get(metrics["expert_loads"])
-    return biases, {name: load_DE.sum(axis=0) for name, load_DE in loads.items()}
+    return biases_of(jax.device_get(state.params)), {
+        name: load_DE.sum(axis=0) for name, load_DE in loads.items()
+    }
 
 
 def moved(load_E: np.ndarray) -> np.ndarray:
@@ -49,7 +57,7 @@ def test_a_step_moves_every_bias_against_its_load():
     # Optimizers with weight decay, momentum and rates of 1 leave it alone.
     for optimizer in (optax.sgd(1.0), adamw(9, weight_decay=0.5)):
         biases, loads = after(MODEL, optimizer, 1)
-        assert len(biases) == len(loads) == 4
+        assert len(biases) == len(loads) == 3
         for name, bias_E in biases.items():
             np.testing.assert_array_equal(bias_E, moved(loads[name]))
             assert bias_E.any()
@@ -75,3 +83,24 @@ def test_without_a_rate_the_bias_stays():
     fixed = functools.partial(MOE, gate=functools.partial(deepseek, bias_rate=0.0))
     biases, _ = after(MODEL.clone(moe=fixed), adafactor(9), 2)
     assert not any(bias_E.any() for bias_E in biases.values())
+
+
+@pytest.mark.slow
+def test_checkpoints_have_the_bias_and_training_goes_on_from_it(tmp_path: Path, corpus: Cache):
+    model = model_for(corpus, moe=MOE, directions=len(corpus.directions))
+    stream = Stream(corpus, batch_rows=8)
+    found = {}
+    for folder, steps in (("parts", 1), ("parts", 3), ("whole", 3)):
+        train(
+            tmp_path / folder, model, stream, mesh_of(1, 1), total_steps=steps, checkpoint_period=1
+        )
+        params, step, _ = restore_params(model, tmp_path / folder / "checkpoints")
+        assert step == steps
+        found[folder, steps] = biases_of(params)
+    for name, bias_E in found["parts", 3].items():
+        np.testing.assert_array_equal(bias_E, found["whole", 3][name])
+        # Each step moves it by the rate, up or down, or not at all.
+        moves_E = np.round(bias_E / RATE)
+        np.testing.assert_allclose(bias_E, RATE * moves_E, rtol=1e-5)
+        assert np.abs(found["parts", 1][name]).max() <= 1.001 * RATE
+        assert 0 < np.abs(moves_E).max() <= 3

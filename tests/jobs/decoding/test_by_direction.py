@@ -4,11 +4,13 @@ import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
 from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.model.transformer import abstract_variables
+from m4.plan.program import decode_program
 from m4.settings import SettingError
 from m4.storage.files import read_jsonl
 from tests.command_line import TINY, experiment_of, m4
@@ -75,6 +77,15 @@ def test_every_command_that_decodes_knows_the_direction(run: Path, tmp_path: Pat
     files = f"--source={texts}", f"--target={references}", "--to=en", "--from=gl"
     said = [json.loads(line)["logprob"] for line in ran("score", run, *files).splitlines()]
     assert said == pytest.approx(scored, rel=1e-5)
+
+
+def test_a_plan_of_decoding_has_the_directions(run: Path) -> None:
+    over = ["mesh.make_mesh.data = 2", "mesh.make_mesh.expert = 4"]
+    for bindings, devices in (([], 1), (over, 8)):
+        model_dir = f"MODEL_DIR = '{run.parent / 'planned'}'"
+        experiment = experiment_of(run.parent / "by_target.gin", model_dir, *bindings)
+        program = decode_program(experiment, jax.devices()[:devices], 3)
+        assert "direction_B" in str(program.traced.in_tree)
 
 
 def test_a_direction_that_was_not_trained_is_one_line(run: Path) -> None:

@@ -17,8 +17,9 @@ from m4.plan.hlo import summary
 FOLDER = Path(__file__).parents[1] / "examples"
 
 
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"examples.{name}", FOLDER / f"{name}.py")
+def example(name: str, folder: Path = FOLDER) -> ModuleType:
+    """The program of that name, as a module."""
+    spec = importlib.util.spec_from_file_location(f"examples.{name}", folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

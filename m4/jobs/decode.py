@@ -7,11 +7,9 @@ from m4.jobs import command, streams
 from m4.settings import InputError
 
 if TYPE_CHECKING:
-    from m4.eval.decoding.testsets import Portion
     from m4.jobs.decoding.text import Request
 
 EXAMPLE = "m4 decode --model_dir=runs/demo"
-_CHECKED = 12  # sentences per direction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,29 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tasks",
     )
     group.add_argument("--overwrite", action="store_true", help="replace translations")
-    group = parser.add_argument_group(
-        "batch invariance", "do translations depend on their batch or devices?"
-    )
-    group.add_argument(
-        "--batch_invariance",
-        action="store_true",
-        help="translate a sample in batches of 1, 8 and 64, shuffled and over a mesh, and count "
-        "the tokens that change; exit status 1 if there are any",
-    )
-    command.add_portion(group, str(_CHECKED))
     command.add_verify(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Translates; returns the exit status."""
-    portion, request = checked_portion(arguments), text_request(arguments)
+    request = text_request(arguments)
     if arguments.dry_run:
         return command.dry_run(arguments)
-    if portion is not None:
-        with command.opened(arguments) as run:
-            from m4.jobs.decoding.batch_invariance import check
-
-            return 1 if check(run.experiment, portion, arguments.step) else 0
     if request is not None:
         with command.opened(arguments) as run:
             from m4.jobs.decoding.text import decode_text
@@ -90,28 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     command.print_next(run, "eval")
     return 0
-
-
-def checked_portion(arguments: argparse.Namespace) -> "Portion | None":
-    """Returns the sentences of the check, or None where none was asked for.
-
-    Raises:
-        InputError: The arguments do not go together.
-    """
-    if not arguments.batch_invariance:
-        for name in ("sentences", "directions"):
-            if getattr(arguments, name) is not None:
-                raise InputError(f"--{name}: give --batch_invariance, too")
-        return None
-    for name in ("input", "to", "output", "source", "compare", "format"):
-        if getattr(arguments, name) is not None:
-            raise InputError(
-                f"--{'from' if name == 'source' else name}: not with --batch_invariance"
-            )
-    sentences, directions = command.portion_of(arguments)
-    from m4.eval.decoding.testsets import Portion
-
-    return Portion(arguments.split or "test", sentences or _CHECKED, directions)
 
 
 def text_request(arguments: argparse.Namespace) -> "Request | None":

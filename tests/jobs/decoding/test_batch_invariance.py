@@ -1,4 +1,4 @@
-"""`m4 decode --batch_invariance`: no token of a trained run depends on its batch or devices."""
+"""`benchmarks/batch_invariance.py`: no token of a trained run depends on its batch or devices."""
 
 from __future__ import annotations
 
@@ -9,36 +9,39 @@ from typing import Any
 
 import pytest
 
-from m4.jobs.decoding import batch_invariance as job
-from tests.command_line import m4
+from m4 import config
+from m4.eval.decoding.testsets import Portion
+from m4.settings import InputError
 from tests.eval.small_model import MOE, SETTINGS, Words, sentences, tiny
+from tests.test_examples import FOLDER, example
 
+job = example("batch_invariance", FOLDER.with_name("benchmarks"))
 # One length of sources, and so one program a number of rows.
-SHORT = "--gin.experiment.Decoding.max_source_length=16"
+SHORT = "experiment.Decoding.max_source_length = 16"
 
 
-def check(run: Path, *arguments: str):
-    return m4("decode", f"--model_dir={run}", "--batch_invariance", *arguments)
+def check(run: Path, sentences: int, *directions: str) -> int:
+    found = config.load([run / "config.gin"], [SHORT], model_dir=run)
+    return job.check(found.experiment(), Portion("test", sentences, directions))
 
 
-def test_no_token_changes_by_batch_order_or_mesh(trained: Path) -> None:
-    said = check(trained, "--sentences=3", SHORT)
-    assert said.status == 0, said.err
-    assert "0 of " in said.out
-    assert said.out.rstrip().endswith("tokens changed")
+def test_no_token_changes_by_batch_order_or_mesh(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(trained, 3) == 0
+    said = capsys.readouterr().out
+    assert "0 of " in said
     for direction in ("en-es", "en-gl", "en-pt", "es-en", "gl-en", "pt-en"):
-        assert direction in said.out
+        assert direction in said
 
 
-def test_a_changed_token_is_exit_status_1(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_tokens_are_counted(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(model: Any, params: Any, pieces: Any, texts: Any, settings: Any, *more: Any):
         return [[7, 8, 8, 1] if settings.batch_rows == 8 else [7, 9, 1] for _ in texts]
 
     monkeypatch.setattr(job, "translated", found)
-    said = check(trained, "--sentences=1", "--directions=en-gl")
-    assert said.status == 1
     # Of 7 9 1 -> 7 8 8 1 two tokens are others and one is new, on one device and over the mesh.
-    assert said.out.rstrip().endswith("6 of 21 tokens changed")
+    assert check(trained, 1, "en-gl") == 6
 
 
 @pytest.mark.parametrize("dropping", [pytest.param(False, marks=pytest.mark.thorough), True])
@@ -54,18 +57,6 @@ def test_a_model_that_drops_tokens_depends_on_its_batch(dropping: bool) -> None:
     assert (max(differ) > 0) == dropping
 
 
-@pytest.mark.parametrize(
-    ("arguments", "mistake"),
-    [
-        ("--directions=en-xx", "no en-xx; there are en-es"),
-        ("--input=a.txt", "--input: not with --batch_invariance"),
-        ("--from=es", "--from: not with --batch_invariance"),
-    ],
-)
-def test_a_mistake_is_one_line(trained: Path, arguments: str, mistake: str) -> None:
-    assert mistake in check(trained, *arguments.split()).mistake
-
-
-def test_what_belongs_to_the_check_is_refused_without_it(trained: Path) -> None:
-    said = m4("decode", f"--model_dir={trained}", "--sentences=3")
-    assert said.mistake == "m4 decode: --sentences: give --batch_invariance, too"
+def test_an_unknown_direction_is_one_line(trained: Path) -> None:
+    with pytest.raises(InputError, match="no en-xx; there are en-es"):
+        check(trained, 1, "en-xx")

@@ -67,7 +67,3 @@ def test_text_becomes_lines_and_formats_are_not_mixed(trained: Path, tmp_path: P
         "<2gl> Monday",
     ]
     assert all(isinstance(row["prediction"], str) for row in rows)
-    assert (
-        "--format: not with --batch_invariance"
-        in m4("decode", f"--model_dir={trained}", "--batch_invariance", "--format=t5x").mistake
-    )

@@ -1,11 +1,15 @@
-"""`m4 decode --batch_invariance`: checks that translations do not depend on batch or devices.
+"""Checks that the translations of a trained run do not depend on batch or devices.
+
+    python benchmarks/batch_invariance.py --model_dir=runs/demo --directions=en-gl,gl-en
 
 They should not: a sentence's padded length follows from its own length, a search keeps rows apart,
 no token is dropped. But programs of other shapes round otherwise, which decides where candidates
 are equal to nearly the last bit. The check translates sentences one by one on one device, and again
-in larger batches, in another order and over a mesh, and compares tokens.
+in larger batches, in another order and over a mesh, and compares tokens. The exit status is 1 if
+there are any that differ.
 """
 
+import argparse
 import math
 import random
 import sys
@@ -26,7 +30,7 @@ from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import Portion
 from m4.experiment import Experiment
-from m4.jobs import streams
+from m4.jobs import command, streams
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.testsets import trained_step
 from m4.model.transformer import Transformer
@@ -51,7 +55,7 @@ def check(experiment: Experiment, portion: Portion, step: int | None = None) -> 
         InputError: There are several processes, or no checkpoint, or no such direction.
     """
     if distributed.is_distributed():
-        raise InputError("--batch_invariance: one process alone compares one device with several")
+        raise InputError("one process alone compares one device with several")
     folder = experiment.folder
     found = trained_step(folder, step)
     cache = open_corpus(experiment, test_sets)
@@ -146,3 +150,19 @@ def _show(directions: Sequence[str], ways: dict[str, list[list[int]]], step: int
     streams.console().print(table)
     print(f"{every:,} of {sum(map(len, ways[first])) * len(others):,} tokens changed")
     return every
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    command.add_config(parser)
+    command.add_split_and_step(parser)
+    command.add_portion(parser.add_argument_group("sentences"), "12")
+    arguments = parser.parse_args()
+    sentences, directions = command.portion_of(arguments)
+    portion = Portion(arguments.split or "test", sentences or 12, directions)
+    with command.opened(arguments) as run:
+        return 1 if check(run.experiment, portion, arguments.step) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

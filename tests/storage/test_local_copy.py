@@ -46,6 +46,11 @@ def test_a_bucket_equals_the_copy_and_another_machine_gets_it(
         assert emulator.names(folder_of(address)) == {
             "tensorboard/a", "metrics.jsonl", ".running/train.json"
         }  # fmt: skip
+        there = copy.objects.list()
+        copies.upload(copy.here)  # nothing has changed: nothing is uploaded but the lock
+        assert {n: o for n, o in copy.objects.list().items() if there[n] != o}.keys() <= {
+            ".running/train.json"
+        }
         changed = copy.here / "metrics.jsonl"
         before = changed.stat().st_mtime_ns
         changed.write_text("2\n", encoding="utf-8")  # as long as it was

@@ -15,6 +15,7 @@ from m4.data.cache import given_ids
 from m4.data.cache.cache import manifest_digest
 from m4.data.cache.corpus_text import Progress, text_file, write_text
 from m4.data.cache.identity import FORMAT, fingerprint_of
+from m4.data.cache.lengths import length_factors
 from m4.data.cache.tokens import ROLES, tokenize, vocabulary_file
 from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.ledger import LEDGER_FILE
@@ -71,6 +72,7 @@ def build(
         "identity": identity,
         "languages": counts,
         "vocabularies": made,
+        "length_factors": length_factors(folder, settings, counts),
         **({"rates": rates()} if (rates := getattr(source, "rates", None)) else {}),
         "ledger": ledger.as_json(examples=False),
         "corpus": corpus,

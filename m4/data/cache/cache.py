@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from m4.data.cache.corpus_text import read_pairs, text_file
 from m4.data.cache.identity import FORMAT
+from m4.data.cache.lengths import whole_factors
 from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.tokens import ROLES, array_name, by_role, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
@@ -174,6 +175,11 @@ class Cache:
     def source_rates(self) -> dict[str, float] | None:
         """Direction -> rate that the source asks for, or None if it asks for none."""
         return self.manifest.get("rates")
+
+    @cached_property
+    def length_factors(self) -> dict[str, int]:
+        """Target language -> tokens of a translation a token of its source, where more than 2."""
+        return whole_factors(self.manifest["length_factors"], self.directions)
 
     @property
     def segmentations(self) -> int:

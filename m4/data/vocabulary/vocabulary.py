@@ -164,7 +164,8 @@ class Vocabulary:
         """Returns the texts of ids.
 
         Each list ends at its first eos, without padding. An id that the vocabulary does not have (a
-        model's table may be rounded up) counts as unknown.
+        model's table may be rounded up) counts as unknown. Where a list has no eos, bytes of a
+        character that is not whole are left out: it was cut.
         """
         size, clean = self.size, []
         for row in ids:
@@ -174,11 +175,24 @@ class Vocabulary:
                     break
                 if i != PAD_ID:
                     kept.append(i if 0 <= i < size else UNK_ID)
+            else:
+                kept = self._whole(kept)
             clean.append(kept)
         texts = self._processor.decode(clean, num_threads=1)
         return (
             texts if self.normalization is None else [t.translate(_SPACE_SIGN_BACK) for t in texts]
         )
+
+    def _whole(self, ids: list[int]) -> list[int]:
+        """Returns ids without the last bytes if they begin a character and do not end it."""
+        for back, i in enumerate(reversed(ids[-3:]), 1):
+            if i not in self.byte_ids:
+                break
+            byte = i - self.byte_ids.start
+            if byte & 0xC0 != 0x80:  # the first byte of a character, which says how many it has
+                wanted = 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
+                return ids[:-back] if back < wanted else ids
+        return ids
 
     def tag_id(self, language: str) -> int:
         """Returns the id in front of a source that is to be translated into `language`."""

@@ -10,7 +10,7 @@ import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TextIO, TypeVar
@@ -19,6 +19,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from m4.data.cache.lengths import LEAST_FACTOR, SPARE_TOKENS
 from m4.data.preprocess import EOS_ID, target_of, trim
 from m4.eval.decoding.methods.constraints import NEG_INF
 from m4.eval.decoding.search import search, search_over
@@ -59,6 +60,7 @@ class Batch(NamedTuple):
 
     rows: list[int]
     tokens_BL: np.ndarray
+    factor: int = LEAST_FACTOR  # translations have at most factor L + 16 tokens
 
 
 OnBatch = Callable[[Batch, np.ndarray], None]
@@ -76,8 +78,8 @@ class BatchCounts:
     tokens: int = 0  # tokens of translations, with EOS
     real: int = 0  # tokens of sources and translations
     places: int = 0  # places of the batches
-    # Rows whose translation reached the limit of its length.
-    unended: list[int] = field(default_factory=list)
+    # Rows whose translation reached the limit of its length, with this limit.
+    unended: list[tuple[int, int]] = field(default_factory=list)
     _start: float = field(default_factory=time.monotonic)
 
     def __call__(self, batch: Batch, best_BT: np.ndarray) -> None:
@@ -89,7 +91,8 @@ class BatchCounts:
         longest = int(np.count_nonzero(best_BT, axis=1).max())
         self.places += len(best_BT) * (batch.tokens_BL.shape[1] + longest)
         ended = (best_BT[:asked] == EOS_ID).any(axis=1)
-        self.unended += [row for row, at in zip(batch.rows, ended, strict=True) if not at]
+        limit = best_BT.shape[1]
+        self.unended += [(row, limit) for row, at in zip(batch.rows, ended, strict=True) if not at]
 
     @property
     def seconds(self) -> float:
@@ -129,30 +132,54 @@ def default_buckets(max_source_length: int) -> list[int]:
     return [min(length, max_source_length) for length in lengths]
 
 
-def target_limit(source_length: int, max_target_length: int, min_length: int = 0) -> int:
-    """Returns the most tokens, with EOS, that a translation of a bucket's sentences may have."""
-    return min(max_target_length, 2 * source_length + 16 + min_length)
+def target_limit(
+    source_length: int, max_target_length: int, min_length: int = 0, factor: int = LEAST_FACTOR
+) -> int:
+    """Returns the most tokens, with EOS, that a translation of a bucket's sentences may have.
+
+    `factor` is the target language's (`m4.data.cache.lengths`).
+    """
+    return min(max_target_length, factor * source_length + SPARE_TOKENS + min_length)
+
+
+def cut_said(limits: Mapping[int, int], settings: Decoding, factors: Mapping[str, int]) -> str:
+    """Returns what is said of translations that reach their limit: {limit: translations}."""
+    count, shown = sum(limits.values()), str(min(limits))
+    if len(limits) > 1:
+        shown += f" to {max(limits)}"
+    what = "translation is cut at its" if count == 1 else "translations are cut at their"
+    others = "".join(f", {factor} L + 16 into {to}" for to, factor in sorted(factors.items()))
+    return (
+        f"{count:,} {what} limit of {shown} tokens, without an end "
+        f"({LEAST_FACTOR} L + 16 for a source padded to L tokens{others}; at most "
+        f"max_target_length = {settings.max_target_length})"
+    )
 
 
 def batches(
-    sources: Sequence[Sequence[int]], buckets: Sequence[int], batch_rows: int
+    sources: Sequence[Sequence[int]],
+    buckets: Sequence[int],
+    batch_rows: int,
+    factors: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
     """Yields full batches of sources of similar length, longest first, one shape a bucket.
 
     A last batch is filled up with its last source: padding rows would search to the length limit.
+    All of a batch have the same factor.
     """
-    by_bucket: dict[int, list[int]] = {}
+    by_bucket: dict[tuple[int, int], list[int]] = {}
     for row in sorted(range(len(sources)), key=lambda row: -len(sources[row])):
         bucket = min(length for length in buckets if length >= len(sources[row]))
-        by_bucket.setdefault(bucket, []).append(row)
-    for bucket, rows in by_bucket.items():
+        factor = LEAST_FACTOR if factors is None else factors[row]
+        by_bucket.setdefault((bucket, factor), []).append(row)
+    for (bucket, factor), rows in by_bucket.items():
         for start in range(0, len(rows), batch_rows):
             chosen = rows[start : start + batch_rows]
             tokens_BL = np.zeros((batch_rows, bucket), np.int32)
             for b in range(batch_rows):
                 ids = sources[chosen[min(b, len(chosen) - 1)]]
                 tokens_BL[b, : len(ids)] = ids
-            yield Batch(chosen, tokens_BL)
+            yield Batch(chosen, tokens_BL, factor)
 
 
 def batches_at_once(layout: Layout | None = None) -> int:
@@ -208,7 +235,7 @@ def _search_batch(
     tokens_BL, more = batch.tokens_BL, {}
     limit = settings.max_target_length
     if prefixes is None:
-        limit = target_limit(tokens_BL.shape[1], limit, settings.min_length)
+        limit = target_limit(tokens_BL.shape[1], limit, settings.min_length, batch.factor)
     else:
         more["forced_BT"] = np.zeros((len(tokens_BL), limit), np.int32)
         for b, row in enumerate(batch.rows):
@@ -354,6 +381,7 @@ def translations(
     on_cut: OnCut = warn_of_cut,
     on_batch: OnBatch | None = None,
     layout: Layout | None = None,
+    factors: Mapping[str, int] | None = None,
 ) -> list[Translations]:
     """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
 
@@ -370,6 +398,8 @@ def translations(
         layout: Mesh over which the parameters are sharded. Defaults to one device. A batch has as
             many rows as divide over it, `batch_rows` or more. Several processes all call this with
             the same sources, and all get the result.
+        factors: Target language -> its factor of the limit, where it is more than 2
+            (`Cache.length_factors`).
 
     Raises:
         SettingError: A prefix is too long.
@@ -382,7 +412,9 @@ def translations(
     forced = _encoded_prefixes(vocabulary, prefixes, len(sources), settings)
     results: dict[int, Translations] = {}
     done = tokens = 0
-    coming = batches(ids, lengths, batch_rows)
+    known = factors or {}
+    by_row = [known.get(target_of(source), LEAST_FACTOR) for source in sources]
+    coming = batches(ids, lengths, batch_rows, by_row)
     done_batches = searched(
         lambda batch: _search_batch(model, params, settings, layout, forced, directions, batch),
         coming,

@@ -19,6 +19,9 @@ FORMS: Mapping[str, Callable[[str, Translations, str], str]] = {
 }
 
 
+UNENDED = "unended "
+
+
 class Line(NamedTuple):
     """A normalised line and the language to translate it into."""
 
@@ -43,7 +46,7 @@ def translate_lines(
     Returns:
         The translations of each line, and what was counted of it: lines, blank, split (lines in
         chunks), chunks, cut (sentences that were cut to fit), shortened (chunks that no cut makes
-        fit), unended (translations at their limit).
+        fit), "unended LIMIT" (translations at this limit).
     """
     each = _chunks(translator, lines, too_long)
     counts = [Counter(lines=1, blank=not found.texts, split=len(found.texts) > 1, cut=found.cut,
@@ -61,11 +64,11 @@ def translate_lines(
             [tag(text, lines[i].to) for i, text in sources], translator.decoding,
             directions=_directions(translator, [lines[i].to for i, _ in sources]),
             progress=lambda done, all_sentences, _: progress(len(lines) * done // all_sentences),
-            on_cut=on_cut, on_batch=batches, layout=translator.layout,
+            on_cut=on_cut, on_batch=batches, layout=translator.layout, factors=translator.factors,
         )
     )  # fmt: skip
-    for index in batches.unended:
-        counts[sources[index][0]]["unended"] += 1
+    for index, limit in batches.unended:
+        counts[sources[index][0]][f"{UNENDED}{limit}"] += 1
     whole = [together([next(done) for _ in found.texts], line.to)
              for line, found in zip(lines, each, strict=True)]  # fmt: skip
     return list(zip(whole, counts, strict=True))

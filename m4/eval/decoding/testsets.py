@@ -1,7 +1,8 @@
 """The dev and test sentences of a corpus by direction, and their translation with progress."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ import numpy as np
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.decode import Batch, BatchCounts, as_json, translations, warn
+from m4.eval.decoding.decode import Batch, BatchCounts, as_json, cut_said, translations, warn
 from m4.eval.decoding.settings import Decoding
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
@@ -113,6 +114,7 @@ class ProgressDecoder:
     Attributes:
         cut: Number of sources that were too long.
         batches: Counts of what is in the batches.
+        factors: Target language -> factor of its limit of tokens.
     """
 
     def __init__(
@@ -125,14 +127,16 @@ class ProgressDecoder:
         counter: "RoutingCounter | None" = None,
         layout: Layout | None = None,
         trained: Sequence[str] = (),
+        factors: Mapping[str, int] | None = None,
     ) -> None:
         """Takes the arguments of `translations`, `counter` and the directions of training."""
+        self.factors = factors or {}
         self.cut, self.batches = 0, BatchCounts()
         self._trained = {name: number for number, name in enumerate(trained)}
         self._bar, self._counter, self._settings = bar, counter, settings
         self._start, self._sentences = time.monotonic(), 0
         self._decode = lambda sources, **more: translations(
-            model, params, vocabulary, sources, settings, layout=layout, **more
+            model, params, vocabulary, sources, settings, layout=layout, factors=factors, **more
         )
 
     def __call__(self, sources: Sequence[str], directions: list[str]) -> list[dict[str, Any]]:
@@ -174,8 +178,12 @@ class ProgressDecoder:
             self._counter(batch, best_BT)
 
     def warn_of_cut(self, name: str) -> None:
-        """Prints a line on stderr if there were sources that were too long."""
-        if self.cut and distributed.is_primary():
+        """Prints a line of translations that were cut, and one on stderr of cut sources."""
+        if not distributed.is_primary():
+            return
+        if cut := Counter(limit for _, limit in self.batches.unended):
+            print(f"{name}: {cut_said(cut, self._settings, self.factors)}")
+        if self.cut:
             warn(
                 f"{name}: {self.cut} sources were cut to Decoding.max_source_length = "
                 f"{self._settings.max_source_length} pieces"

@@ -3,8 +3,8 @@
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 import flax.linen as nn
@@ -13,7 +13,7 @@ from m4.data.languages import describe
 from m4.data.preprocess import tag
 from m4.data.sources.reading.lines import Reason, carriage_return, line_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.decode import Translations, as_json, translations, warn
+from m4.eval.decoding.decode import BatchCounts, Translations, as_json, translations, warn
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
 from m4.settings import InputError
@@ -76,6 +76,8 @@ class Translator:
     normalise: Callable[[str], str] = str  # what training does to a text
     trained: Sequence[str] = ()  # directions of training, in their order
     source: str | None = None  # language of the lines, for a gate by task; defaults to English
+    # Target language -> factor of its limit of tokens (`Cache.length_factors`).
+    factors: Mapping[str, int] = field(default_factory=dict)
 
     def directions(self, to: str, lines: int) -> list[int] | None:
         """Returns the direction of each line, or None for a model that does not look at them.
@@ -144,6 +146,7 @@ class Translator:
                 warnings,
             )
 
+        counts = BatchCounts()
         prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
         if prefixes is not None:
             prefixes = [self.normalise(each) for each in prefixes]
@@ -154,10 +157,18 @@ class Translator:
             [tag(lines[number], to) for number in full],
             replace(self.decoding, batch_rows=self.batch_rows),
             on_cut=on_cut,
+            on_batch=counts,
             layout=self.layout,
             prefixes=None if prefixes is None else [prefixes[number] for number in full],
             directions=self.directions(to, len(full)),
+            factors=self.factors,
         )
+        for row, limit in sorted(counts.unended):
+            warn(
+                f"line {first_line + full[row]}: the translation is cut at its limit of {limit} "
+                "tokens, without an end",
+                warnings,
+            )
         result = [Translations([""], [0.0])] * len(lines)
         for number, each in zip(full, found, strict=True):
             # Byte fallback can spell a line break; a line must stay one line.

@@ -287,6 +287,7 @@ def train_one(
         vocabulary=cache.vocabulary,
         on_cut=lambda *_: None,
         layout=parts.layout(),
+        factors=cache.length_factors,
     )
     decoding = experiment.decoding
     dev = dev_chrf(cache, translate, decoding)

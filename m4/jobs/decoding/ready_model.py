@@ -42,6 +42,7 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
         layout=layout,
         normalise=experiment.data.corpus.cleaning.normalise,
         trained=cache.directions,
+        factors=cache.length_factors,
     )
     made_by = {
         "step": found,
@@ -50,6 +51,8 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
         "vocabulary": cache.vocabulary.fingerprint,
     }
     made_by |= experiment.decoding.search()
+    if cache.length_factors:
+        made_by["length_factors"] = cache.length_factors
     return ReadyModel(translator, made_by)
 
 

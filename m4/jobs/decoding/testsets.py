@@ -77,6 +77,7 @@ class PortionDecoder:
             translate = ProgressDecoder(
                 bar, model, params, cache.vocabulary, self.experiment.decoding, counter, layout,
                 cache.directions,
+                cache.length_factors,
             )  # fmt: skip
             decode_to_files(translate, folder, split, pairs, made_by)
             bar.update(bar.total)
@@ -86,7 +87,13 @@ class PortionDecoder:
 
     def _made_by(self, step: int) -> dict[str, Any]:
         vocabulary = self.cache.vocabulary.fingerprint
-        return {**self.experiment.decoding.search(), "step": step, "vocabulary": vocabulary}
+        factors = self.cache.length_factors
+        return {
+            **self.experiment.decoding.search(),
+            **({"length_factors": factors} if factors else {}),
+            "step": step,
+            "vocabulary": vocabulary,
+        }
 
 
 def decode(

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from m4.data.preprocess import split_direction
-from m4.eval.decoding.decode import BatchCounts, warn
-from m4.eval.decoding.lines import FORMS, Line, translate_lines
-from m4.eval.decoding.settings import Decoding
+from m4.eval.decoding.decode import BatchCounts, cut_said, warn
+from m4.eval.decoding.lines import FORMS, UNENDED, Line, translate_lines
 from m4.eval.decoding.translate import Translator, check_language
 from m4.eval.text import STANDARD, Output, Text, copy_of_standard_input, outputs_of, texts_of
 from m4.experiment import Experiment
@@ -204,22 +203,22 @@ def _translate(translator: Translator, outputs: Sequence[Output], form: str, whe
                 f"{one.path}: {one.lines:,} lines of {one.whole:,}: the input has changed while it "
                 "was translated; --overwrite begins again"
             )
-    for line in _said(sum((one.counts for one in outputs), Counter()), translator.decoding):
+    for line in _said(sum((one.counts for one in outputs), Counter()), translator):
         print(line, file=where)
     print(batches.said(), file=where)
 
 
-def _said(counts: Mapping[str, int], settings: Decoding) -> Iterator[str]:
+def _said(counts: Mapping[str, int], translator: Translator) -> Iterator[str]:
     """Yields what the end says of all lines, also of those that an earlier job translated."""
     yield (
         f"{counts['lines']:,} lines, {counts['blank']:,} blank, {counts['split']:,} too long for "
-        f"max_source_length = {settings.max_source_length} and translated in chunks"
+        f"max_source_length = {translator.decoding.max_source_length} and translated in chunks"
     )
     for name, said in (
         ("cut", "sentences were too long even so, and cut at a space or a character"),
         ("shortened", "chunks could not be cut further: their ends are not translated"),
-        ("unended", f"translations reach their limit (max_target_length = "
-                    f"{settings.max_target_length}) without an end"),
-    ):  # fmt: skip
+    ):
         if counts[name]:
             yield f"{counts[name]:,} {said}"
+    if cut := {int(name.split()[1]): n for name, n in counts.items() if name.startswith(UNENDED)}:
+        yield cut_said(cut, translator.decoding, translator.factors)

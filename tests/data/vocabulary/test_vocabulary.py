@@ -129,6 +129,18 @@ def test_decode_ends_at_eos_and_takes_ids_beyond_the_table(made_cache: Cache) ->
     assert v.decode([[0, *ids, 1, *ids], [*ids, v.size + 3], []]) == ["red bird", "red bird ⁇ ", ""]
 
 
+def test_what_is_cut_ends_in_a_whole_character(world: dict[str, Vocabulary]) -> None:
+    text = "a é漢🙂́ 🙂"  # none of the last has a piece: 3 and 4 bytes a character
+    (ids,) = world["nfc"].encode_targets([text])
+    for end in range(len(ids) + 1):
+        (cut,) = world["nfc"].decode([ids[:end]])
+        assert text.startswith(cut)
+        # A row with eos is what the model wrote.
+        (whole,) = world["nfc"].decode([[*ids[:end], 1]])
+        assert whole.rstrip("\ufffd").rstrip() == cut.rstrip()
+    assert world["nfc"].decode([ids]) == [text]
+
+
 @pytest.mark.parametrize("lines", [1, 3, 20])
 def test_tiny_text_gets_the_largest_vocabulary_it_has(tmp_path: Path, lines: int) -> None:
     made = vocabulary.train(tmp_path / "v.model", TEXTS[:lines], 8000, ["en", "gl"])

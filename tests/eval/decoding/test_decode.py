@@ -2,6 +2,7 @@
 
 import re
 import threading
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -13,7 +14,9 @@ import pytest
 
 from m4.eval.decoding import decode as decoding
 from m4.eval.decoding.decode import (
+    BatchCounts,
     batches,
+    cut_said,
     decode,
     default_buckets,
     target_limit,
@@ -57,6 +60,34 @@ def test_buckets_and_limits():
     assert default_buckets(10) == [10]
     assert target_limit(16, 256) == 48
     assert target_limit(128, 256) == 256
+    assert target_limit(16, 256, 0, 5) == 5 * 16 + 16
+
+
+def test_a_batch_has_one_factor_of_the_limit():
+    sources = [[5] * n for n in (3, 20, 7, 16, 1)]
+    got = list(batches(sources, [16, 32], 2, [2, 2, 4, 2, 4]))
+    assert [(batch.rows, batch.tokens_BL.shape[1], batch.factor) for batch in got] == [
+        ([1], 32, 2), ([3, 0], 16, 2), ([2, 4], 16, 4),
+    ]  # fmt: skip
+
+
+def test_limits_of_translations_are_those_of_their_language(monkeypatch):
+    """What has no end is cut at 2 L + 16, or with the factor of its target language."""
+
+    def endless(model, params, tokens_BL, limit, *_, **__):
+        return jnp.full((len(tokens_BL), 1, limit), 5), jnp.zeros((len(tokens_BL), 1))
+
+    monkeypatch.setattr(decoding, "search", endless)
+    counts, never = BatchCounts(), replace(SETTINGS, max_target_length=256)
+    texts = ["<2gl> w1 w2", "<2el> w1 w2"]
+    decode(cast(Any, None), {}, Words(), texts, never, on_batch=counts, factors={"el": 5})
+    assert sorted(counts.unended) == [(0, 2 * 16 + 16), (1, 5 * 16 + 16)]
+    said = cut_said(Counter(limit for _, limit in counts.unended), never, {"el": 5})
+    assert said.startswith(
+        "2 translations are cut at their limit of 48 to 96 tokens, without an end"
+    )
+    assert "(2 L + 16 for a source padded to L tokens, 5 L + 16 into el; at most" in said
+    assert cut_said({48: 1}, never, {}).startswith("1 translation is cut at its limit of 48 tokens")
 
 
 def test_equals_search_without_cache_or_batches(model_and_params):

@@ -54,7 +54,7 @@ def run(*texts: str, longest: int = 4) -> tuple[list[str], dict[str, int], list[
 def test_blank_lines_stay_blank_and_others_have_a_translation() -> None:
     found, counts, said, progress = run("one", "", "two three", "")
     assert found == ["ONE", "", "TWO THREE", ""]
-    assert counts == {"lines": 4, "blank": 2, "split": 0, "cut": 0, "chunks": 2, "unended": 1}
+    assert counts == {"lines": 4, "blank": 2, "split": 0, "cut": 0, "chunks": 2, "unended 3": 1}
     assert (said, progress) == ([], [2, 4])
 
 

@@ -1,0 +1,61 @@
+"""How much longer than their sources the targets of a corpus are, by direction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m4.data.cache.tokens import array_name, by_role
+from m4.data.directions import directions_of
+from m4.data.preprocess import EOS_IDS, TAG_IDS, split_direction
+
+# Tokens of a translation, whatever its source; and its tokens a token of the source, at least.
+SPARE_TOKENS, LEAST_FACTOR = 16, 2
+_MOST_PAIRS = 1_000_000
+
+
+def length_factors(
+    folder: Path, settings: Mapping[str, Any], languages: Mapping[str, Any]
+) -> dict[str, float]:
+    """Returns direction -> a, so that targets of 99.9% of the pairs fit a L + 16 tokens.
+
+    L is the number of a source's tokens with tag and EOS, and a target has an EOS, too.
+
+    Args:
+        folder: A corpus's folder, with its arrays.
+        settings: `CorpusSpec.settings`.
+        languages: Language -> counts by split, as in the manifest.
+    """
+    source_more, target_more = (0, 0) if "own_vocabularies" in settings else (
+        TAG_IDS + EOS_IDS, EOS_IDS)  # fmt: skip
+    factors = {}
+    for direction in directions_of(settings["mixture"] or "english_centric", [*languages]):
+        source, target = split_direction(direction)
+        sides = ("english", "translation") if source == "en" else ("translation", "english")
+        first, end = languages[target if source == "en" else source]["train"]["rows"]
+        rows = np.arange(first, end, max(1, (end - first) // _MOST_PAIRS))
+        lengths = [
+            _lengths(folder, array_name(side, role if by_role(settings) else None), rows)
+            for side, role in zip(sides, ("source", "target"), strict=True)
+        ]
+        needed = (lengths[1] + target_more - SPARE_TOKENS) / (lengths[0] + source_more)
+        factors[direction] = round(float(np.quantile(needed, 0.999, method="higher")), 3)
+    return factors
+
+
+def _lengths(folder: Path, name: str, rows: Any) -> Any:
+    offsets = np.load(folder / f"train.{name}.offsets.npy", mmap_mode="r")
+    return offsets[rows + 1] - offsets[rows]
+
+
+def whole_factors(factors: Mapping[str, float], directions: Sequence[str]) -> dict[str, int]:
+    """Returns target language -> a as a whole number, for the languages that need more than 2."""
+    whole: dict[str, int] = {}
+    for direction in directions:
+        to, factor = split_direction(direction)[1], int(np.ceil(factors.get(direction, 0)))
+        if factor > whole.get(to, LEAST_FACTOR):
+            whole[to] = factor
+    return whole

@@ -36,7 +36,7 @@ _MOST_LINE_BYTES = 1 << 26
 
 
 class Text(NamedTuple):
-    """A file of lines: UTF-8, plain or packed as .gz or .zst.
+    """A file of lines: UTF-8, plain or packed as .gz, .zst, .xz or .bz2.
 
     Attributes:
         inside: The folders between the folder that was asked for and the file.
@@ -48,7 +48,7 @@ class Text(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """Name without .gz, .zst and .txt: a file of translations is STEM.xx.txt."""
+        """Name without .gz and the like, and .txt: a file of translations is STEM.xx.txt."""
         return files.unpacked_name(self.path).removesuffix(".txt")
 
     def lines(self) -> Iterator[str]:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         metavar="FILE",
-        help="files of lines, .gz and .zst too; folders of them; - is standard input",
+        help="files of lines, also .gz, .zst, .xz and .bz2; folders of them; - is standard input",
     )
     group.add_argument("--to", metavar="xx,yy", help="languages to translate into, or all")
     group.add_argument(

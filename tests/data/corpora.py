@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import functools
 import gzip
 import json
+import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,15 +37,19 @@ def texts_of(source: Source) -> Texts:
     }
 
 
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": functools.partial(gzip.compress, mtime=0),
+    ".zst": lambda content: zstandard.ZstdCompressor().compress(content),
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+
+
 def write(path: Path, text: str) -> None:
     """Writes a file, packed as its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = text.encode()
-    if path.suffix == ".gz":
-        content = gzip.compress(content, mtime=0)
-    elif path.suffix == ".zst":
-        content = zstandard.ZstdCompressor().compress(content)
-    path.write_bytes(content)
+    pack = PACK.get(path.suffix, bytes)
+    path.write_bytes(pack(text.encode()))
 
 
 def parts(texts: Texts) -> Iterator[tuple[str, str, list[Pair]]]:

@@ -13,7 +13,7 @@ from m4.data.languages import describe
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
-from m4.data.sources.reading.files import folder_at, lines, unpacked_name
+from m4.data.sources.reading.files import COMPRESSED, folder_at, lines, unpacked_name
 from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import File, FileLayout
 from m4.data.sources.reading.lines import MAX_LINE_BYTES
@@ -218,7 +218,8 @@ def _check_training_files(folder: str, files: list[File], words: dict[str, str])
 
 def _first_record(root: epath.Path, name: str) -> tuple[dict[str, Any], str]:
     """Returns the first object of a file of JSON lines, and its place for messages."""
-    path = next(p for p in (root / f"{name}{end}" for end in ("", ".gz", ".zst")) if p.exists())
+    ends = ("", *COMPRESSED)
+    path = next(path for end in ends if (path := root / f"{name}{end}").exists())
     try:
         record = json.loads(next(lines(path, MAX_LINE_BYTES), b""))
     except ValueError:

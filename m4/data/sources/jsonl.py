@@ -17,7 +17,7 @@ from m4.settings import checked
 @checked
 @dataclass(eq=False)
 class Jsonl(RecordFolder):
-    """Sentence pairs from JSON objects, UTF-8, one a line; files may be .gz or .zst.
+    """Sentence pairs from JSON objects, UTF-8, one a line; files may be compressed.
 
     The language is in the file's name ({lang} or {pair}), in language_field, or in the names of the
     fields: {"translation": {"en": ..., "gl": ..., "pt": ...}} is two pairs (`Fields`).

@@ -17,7 +17,7 @@ from m4.settings import InputError, SettingError, checked
 @checked
 @dataclass(eq=False)
 class Moses(Folder):
-    """Sentence pairs from files like train.en-gl.en and train.en-gl.gl, UTF-8; also .gz, .zst.
+    """Sentence pairs from files like train.en-gl.en and train.en-gl.gl, UTF-8; also compressed.
 
     `files` must have {side}. With the other language in the name ({pair} or {lang}) the two files
     of a pair have all but {side} in common; without it ('{split}/{side}.txt') all languages share

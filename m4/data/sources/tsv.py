@@ -17,7 +17,7 @@ from m4.settings import Between, InputError, SettingError, checked
 @checked
 @dataclass(eq=False)
 class Tsv(Folder):
-    """Sentence pairs, one a line: english<TAB>translation, UTF-8; files may be .gz or .zst.
+    """Sentence pairs, one a line: english<TAB>translation, UTF-8; files may be compressed.
 
     Bad lines (no tab, several tabs, and those of `reading.lines`) are errors, or with
     on_bad_line='skip' left out and counted.

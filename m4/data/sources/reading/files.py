@@ -1,20 +1,22 @@
 """Reads files of corpora, local or remote, compressed or not, and hashes their contents.
 
-Paths are those of etils.epath: a folder on disk, or gs://, s3:// and the like. Files called .gz or
-.zst are unpacked while they are read. Nothing here holds a whole file in memory.
+Paths are those of etils.epath: a folder on disk, or gs://, s3:// and the like. Files called .gz,
+.zst, .xz or .bz2 are unpacked while they are read. Nothing here holds a whole file in memory.
 """
 
 from __future__ import annotations
 
+import bz2
 import errno
 import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
@@ -27,7 +29,7 @@ from m4.storage.local_copy import cache_folder
 from m4.storage.objects import check_readable
 
 _NOT_READABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
-COMPRESSED = (".gz", ".zst")
+COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 _CHUNK_BYTES = 1 << 20
 # A piece of a .zst file is unpacked at once, to up to 32,768 times its size.
 _ZST_PIECE_BYTES = 1 << 13
@@ -59,8 +61,14 @@ def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
 
 
 def unpacked_name(path: epath.Path) -> str:
-    """Returns the file's name without .gz or .zst."""
-    return path.name.removesuffix(".gz").removesuffix(".zst")
+    """Returns the file's name without .gz, .zst, .xz or .bz2."""
+    end = packing(path.name)
+    return path.name[: len(path.name) - len(end)]
+
+
+def packing(name: object) -> str:
+    """Returns the ending of a name that says how the file is compressed, or ''."""
+    return next((end for end in COMPRESSED if str(name).endswith(end)), "")
 
 
 @contextmanager
@@ -86,16 +94,25 @@ def _readable(path: epath.Path) -> Iterator[None]:
 
 def chunks(path: epath.Path) -> Iterator[bytes]:
     """Yields the file's contents, unpacked; InputError where it is damaged or cut off."""
+    end = packing(path.name)
+    opened: dict[str, Callable[[Any], Any]] = {
+        ".gz": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
+        ".xz": lzma.open,
+        ".bz2": bz2.open,
+    }
     with _opened(path) as file:
         try:
-            if path.name.endswith(".gz"):
-                with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:  # type: ignore
+            if end in opened:
+                with opened[end](file) as unpacked:
                     yield from _pieces(unpacked, _CHUNK_BYTES)
-            elif path.name.endswith(".zst"):
+            elif end == ".zst":
                 yield from _unzstd(file)
             else:
                 yield from _pieces(file, _CHUNK_BYTES)
-        except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+        except (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, OSError) as error:
+            # gzip and bz2 raise an OSError without a number for what they cannot read.
+            if isinstance(error, OSError) and (error.errno is not None or not end):
+                raise
             raise InputError(f"{path}: damaged, it cannot be unpacked: {error}") from error
 
 

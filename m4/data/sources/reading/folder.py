@@ -20,6 +20,7 @@ from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, OneOf, SettingError
 
+_SHOWN = 5  # names of files that are not read
 # One sentence in so many is dev, or test; 0 is none.
 Every = Annotated[int, Between(0, 10**9)]
 
@@ -150,16 +151,34 @@ class Folder(CountsLines, abc.ABC):
     def _files(self) -> list[File]:
         folder_at(self.folder, f"{self.owner}.folder")
         files = self._choose(self.layout.find())
-        if names := sorted(self.layout.not_taken):
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            print(
-                f"{self.folder}: not read, no language code in the name: {', '.join(names[:5])}"
-                f"{more} (letters and digits, with - _ @ between them; {self.owner}.files)",
-                file=sys.stderr,
-            )
         if not files:
             raise self.layout.nothing()
+        self._name_unread(files)
         return files
+
+    def _name_unread(self, files: Sequence[File]) -> None:
+        """Prints a line of files that are not read, and one of each language without training."""
+        about = []
+        if self.layout.not_taken:
+            about.append((f"not called like {self.layout.pattern}", self.layout.not_taken))
+        trained = {file.language for file in files if self._has(file, "train")}
+        names: dict[str, list[str]] = {}
+        for file in files:
+            if file.language is not None and file.language not in trained:
+                names.setdefault(file.language, []).append(file.name)
+        alike = {code.lower(): code for code in trained if code is not None}
+        for code, of_code in names.items():
+            other = alike.get(code.lower())
+            about.append(
+                (f"{code} has no training file" + (f" ({other} has)" if other else ""), of_code)
+            )
+        for why, unread in about:
+            shown, more = sorted(unread)[:_SHOWN], len(unread) - _SHOWN
+            print(
+                f"{self.folder}: not read: {', '.join(shown)}"
+                f"{f' and {more} more' if more > 0 else ''} ({why}; {self.owner}.files)",
+                file=sys.stderr,
+            )
 
     @property
     def _mixed(self) -> bool:

@@ -25,7 +25,7 @@ class File:
     """A file and what its name says; fields that the pattern does not have are None.
 
     Attributes:
-        name: Its path below the folder, without .gz or .zst.
+        name: Its path below the folder, without .gz, .zst, .xz or .bz2.
         stars: The texts in the places of `*`.
     """
 
@@ -78,7 +78,7 @@ class FileLayout:
 
     {lang} is the code of the language that is not English, {pair} is 'en-gl' or 'gl-en', {side} the
     code of the side that the file holds, {split} train, dev, test, or as `splits` says, and '*' any
-    part of a name. Every file may have .gz or .zst after its name.
+    part of a name. Every file may have .gz, .zst, .xz or .bz2 after its name.
 
     Args:
         splits: Split -> its word in names; a split that is left out does not exist. Defaults to
@@ -124,11 +124,9 @@ class FileLayout:
             raise SettingError(f"{owner}.files", pattern, f"a path below {owner}.folder")
         self._parts = [re.compile(self._expression(part, named=False)) for part in parts]
         self._whole = re.compile(self._expression(pattern, named=True))
-        # Fits any text for a code: a name that only this one fits is reported.
-        self._nearly = re.compile(self._expression(pattern, named=True, code=r"[^/]*"))
         self.not_taken: list[str] = []
 
-    def _expression(self, pattern: str, named: bool, code: str = _CODE) -> str:
+    def _expression(self, pattern: str, named: bool) -> str:
         """Returns the pattern as a regular expression; a repeated field must be the same text."""
         english = re.escape(self.english)
         # The longest word first: of 'test' and 'test2' the latter.
@@ -145,14 +143,16 @@ class FileLayout:
             elif field in seen:
                 expression += f"(?P={field})"
             elif field == "pair":
-                expression += f"(?P<pair>{english}-(?P<after>{code})|(?P<before>{code})-{english})"
+                expression += (
+                    f"(?P<pair>{english}-(?P<after>{_CODE})|(?P<before>{_CODE})-{english})"
+                )
             else:
-                expression += f"(?P<{field}>{words if field == 'split' else code})"
+                expression += f"(?P<{field}>{words if field == 'split' else _CODE})"
             seen.add(field)
         return expression + re.escape(pattern[position:])
 
     def find(self) -> list[File]:
-        """Returns the files that fit, sorted by name; `not_taken` are those without a valid code.
+        """Returns the files that fit, sorted by name; `not_taken` are all others there.
 
         Raises:
             InputError: A file exists packed and unpacked; two codes in names are one language.
@@ -164,8 +164,7 @@ class FileLayout:
             match = self._whole.fullmatch(plain)
             file = match and self._file(path, plain, match)
             if not file:
-                if match is None and self._nearly.fullmatch(plain):
-                    self.not_taken.append(name)
+                self.not_taken.append(name)
                 continue
             if plain in found:
                 raise InputError(f"{path}: {found[plain].path} is there too; remove one of them")
@@ -180,13 +179,15 @@ class FileLayout:
     ) -> Iterator[tuple[str, epath.Path]]:
         last = level == len(self._parts) - 1
         for path in folder.iterdir():
-            fits = self._parts[level].fullmatch(unpacked_name(path) if last else path.name)
-            if path.name.startswith(".") or not fits:
+            if path.name.startswith("."):
                 continue
-            if last:
+            fits = self._parts[level].fullmatch(unpacked_name(path) if last else path.name)
+            if last and fits:
                 yield name + path.name, path
-            elif path.is_dir():
+            elif fits and path.is_dir():
                 yield from self._candidates(path, f"{name}{path.name}/", level + 1)
+            else:
+                self.not_taken.append(f"{name}{path.name}{'/' if path.is_dir() else ''}")
 
     def _file(self, path: epath.Path, name: str, match: re.Match[str]) -> File | None:
         field = match.groupdict()

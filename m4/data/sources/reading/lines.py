@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from etils import epath
 
 from m4.data.sources import Pair
-from m4.data.sources.reading.files import lines
+from m4.data.sources.reading.files import lines, packing
 from m4.settings import InputError
 
 # Part of a source's identity: raise it when other lines are left out or put right.
@@ -151,8 +151,7 @@ class Reading:
             name: The file in `skipped`.
             unit: What is numbered in the file.
         """
-        packed = next((end for end in (".gz", ".zst") if str(path).endswith(end)), "")
-        tally = Tally(self, name + packed, path, unit)
+        tally = Tally(self, name + packing(path), path, unit)
         yield tally
         # Not added: reading a file again must not count its lines again.
         self.skipped.update({(name, why): count for why, count in tally.skipped.items()})

@@ -8,14 +8,13 @@ from typing import Any
 
 import fsspec
 import pytest
-import zstandard
 from etils import epath
 from etils.epath import backend, gpath
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from m4.data.sources.reading import files
-from tests.data.corpora import WRITERS, arguments_of, texts_of
+from tests.data.corpora import PACK, WRITERS, arguments_of, texts_of
 from tests.data.corpus import Made
 
 
@@ -36,7 +35,7 @@ def test_lines_are_those_of_python_and_no_longer_than_asked_for(tmp_path: Path) 
 @pytest.mark.parametrize("ending", files.COMPRESSED)
 def test_packed_files_of_several_parts(tmp_path: Path, ending: str) -> None:
     parts = [b"first\n" * 100_000, b"second\n", b"third"]
-    pack = gzip.compress if ending == ".gz" else zstandard.ZstdCompressor().compress
+    pack = PACK[ending]
     path = epath.Path(tmp_path / f"x{ending}")
     path.write_bytes(b"".join(map(pack, parts)))
     assert b"".join(files.chunks(path)) == b"".join(parts)
@@ -46,7 +45,7 @@ def test_packed_files_of_several_parts(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize("ending", files.COMPRESSED)
 @pytest.mark.parametrize("damage", ["cut off", "garbage"])
 def test_damaged_packed_files_are_one_clear_line(tmp_path: Path, ending: str, damage: str) -> None:
-    pack = gzip.compress if ending == ".gz" else zstandard.ZstdCompressor().compress
+    pack = PACK[ending]
     path = epath.Path(tmp_path / f"x{ending}")
     path.write_bytes(pack(b"text\n" * 100_000)[:-9] if damage == "cut off" else b"garbage" * 99)
     with pytest.raises(ValueError, match=rf"x\{ending}: damaged, it cannot be unpacked") as error:

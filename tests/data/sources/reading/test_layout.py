@@ -51,7 +51,7 @@ def test_records_of_one_file(tmp_path: Path) -> None:
         Jsonl(tmp_path, files="{split}.jsonl").languages()
 
 
-def test_names_without_a_language_code_are_named(
+def test_files_that_are_not_read_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("gl", "über", "gl_", "_", "readme"):
@@ -59,7 +59,26 @@ def test_names_without_a_language_code_are_named(
     (tmp_path / "gl.notes.tsv").touch()
     assert Tsv(tmp_path).languages() == ["gl", "readme"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert ": not read, no language code in the name: _.train.tsv, gl_.train.tsv, über" in line
+    assert (
+        ": not read: _.train.tsv, gl.notes.tsv, gl_.train.tsv, über.train.tsv (not called" in line
+    )
+
+
+def test_languages_without_a_training_file_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Held-out files of a language that is not trained on, and of another case of a code."""
+    for name in ("gl.train", "gl.dev", "es.dev", "es.test", "zh_CN.train", "zh_cn.dev"):
+        (tmp_path / f"{name}.tsv").write_text("red\troxo\n")
+    (tmp_path / "es.train.tsv.zip").touch()
+    (tmp_path / "more").mkdir()
+    assert Tsv(tmp_path).languages() == ["gl", "zh_CN"]
+    assert capsys.readouterr().err.splitlines() == [
+        f"{tmp_path}: not read: es.train.tsv.zip, more/ (not called like {{lang}}.{{split}}.tsv; "
+        "Tsv.files)",
+        f"{tmp_path}: not read: es.dev.tsv, es.test.tsv (es has no training file; Tsv.files)",
+        f"{tmp_path}: not read: zh_cn.dev.tsv (zh_cn has no training file (zh_CN has); Tsv.files)",
+    ]
 
 
 def test_a_code_that_is_no_name_of_a_file_is_one_line(tmp_path: Path) -> None:

@@ -243,8 +243,7 @@ def _search_batch(
     if settings.sampling is not None:
         more["name_B"] = np.array([zlib.crc32(ids[ids > 0].tobytes()) for ids in tokens_BL], "u4")
     if directions is not None:
-        filled = [*batch.rows, *batch.rows[-1:] * len(tokens_BL)][: len(tokens_BL)]
-        more["direction_B"] = np.array([directions[row] for row in filled], np.int32)
+        more["direction_B"] = direction_B(directions, batch.rows, len(tokens_BL))
     arguments = (model, params, tokens_BL, limit, settings.beams, settings.alpha)
     if layout is None:
         found = search(*arguments, settings.method(), more, grows=True)
@@ -264,6 +263,12 @@ def directions_for(model: Any, directions: Sequence[int] | None) -> Sequence[int
     if directions is None:
         raise InputError("this model's experts depend on the direction: it must be given")
     return directions
+
+
+def direction_B(directions: Sequence[int], rows: Sequence[int], size: int) -> np.ndarray:
+    """Returns the directions of a batch's rows, filled up with the last one."""
+    found = [directions[row] for row in rows]
+    return np.array(found + found[-1:] * (size - len(found)), np.int32)
 
 
 def encoded_sources(

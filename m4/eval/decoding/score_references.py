@@ -14,6 +14,7 @@ from m4.eval.decoding.decode import (
     SHORTEST_BUCKET,
     Pieces,
     Progress,
+    direction_B,
     directions_for,
     encoded_sources,
     warn_of_cut,
@@ -41,15 +42,15 @@ def log_probabilities(model: Any, params: Any, batch: Mapping[str, jax.Array]) -
     """
     model, params = unstacked(model, params)
     target_BT = batch["decoder_target_tokens"]
-    direction_B, (L, T) = batch.get("direction_B"), (batch[name].shape[1] for name in TOKENS)
+    given, (L, T) = batch.get("direction_B"), (batch[name].shape[1] for name in TOKENS)
     logits_BTV: Any = model.apply(
         {"params": params},
         batch["encoder_input_tokens"],
         jnp.pad(target_BT[:, :-1], ((0, 0), (1, 0))),
         target_BT,
         enable_dropout=False,
-        **direction_ids(direction_B, L, "encoder"),
-        **direction_ids(direction_B, T, "decoder"),
+        **direction_ids(given, L, "encoder"),
+        **direction_ids(given, T, "decoder"),
     )
     logp_BTV = jax.nn.log_softmax(logits_BTV.astype(jnp.float32))
     logp_BT = jnp.take_along_axis(logp_BTV, target_BT[:, :, None], axis=2)[:, :, 0]
@@ -96,8 +97,7 @@ def score_references(
     done = tokens = 0
     for chosen, arrays in _batches(source_ids, target_ids, longest, rows):
         if directions is not None:
-            filled = [*chosen, *chosen[-1:] * rows][:rows]
-            arrays["direction_B"] = np.array([directions[row] for row in filled], np.int32)
+            arrays["direction_B"] = direction_B(directions, chosen, rows)
         if layout is None:
             logp_B = _on_one_device(model, params, arrays)
         else:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import flax.linen as nn
 
 from m4.data.languages import describe
-from m4.data.preprocess import tag
+from m4.data.preprocess import split_direction, tag
 from m4.data.sources.reading.lines import Reason, carriage_return, line_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.decode import BatchCounts, Translations, as_json, translations, warn
@@ -70,8 +70,6 @@ class Translator:
     # Lines that are translated together, in the place of decoding.batch_rows: of what a user types
     # few are waiting.
     batch_rows: int = 8
-    # Languages that it was trained to translate into. Defaults to all with a tag.
-    languages: Sequence[str] | None = None
     layout: Layout | None = None  # Sharding of the parameters. Defaults to one device.
     normalise: Callable[[str], str] = str  # what training does to a text
     trained: Sequence[str] = ()  # directions of training, in their order
@@ -96,8 +94,10 @@ class Translator:
         return [self.trained.index(direction)] * lines
 
     @property
-    def _languages(self) -> Sequence[str]:
-        return self.vocabulary.languages if self.languages is None else self.languages
+    def languages(self) -> Sequence[str]:
+        """The languages that it was trained to translate into, or all with a tag."""
+        targets = [split_direction(direction)[1] for direction in self.trained]
+        return list(dict.fromkeys(targets)) or self.vocabulary.languages
 
     def translate(
         self, lines: Sequence[str], to: str, *, first_line: int = 1, warnings: TextIO | None = None
@@ -132,7 +132,7 @@ class Translator:
             raise TypeError("lines: must be a list of texts, not one text")
         if prefix is not None and not isinstance(prefix, str) and len(prefix) != len(lines):
             raise InputError(f"{len(prefix)} prefixes for {len(lines)} lines: must be as many")
-        check_language(to, self._languages)
+        check_language(to, self.languages)
         for number, line in enumerate(lines, first_line):
             if why := carriage_return(line.removesuffix("\n").removesuffix("\r")):
                 raise InputError(f"line {number}: {why}")
@@ -194,7 +194,7 @@ class Translator:
             InputError: The model has no language `to`, or a line is no text (lines before it are
                 answered).
         """
-        check_language(to, self._languages)
+        check_language(to, self.languages)
         number, most = 0, _BATCHES_AT_ONCE * self.batch_rows
         for waiting in waiting_lines(source):
             for start in range(0, len(waiting), most):

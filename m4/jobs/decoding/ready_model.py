@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 from m4.build import build
-from m4.data.preprocess import split_direction
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.translate import Translator
 from m4.experiment import Experiment
@@ -32,13 +31,11 @@ def trained(experiment: Experiment, step: int | None = None, job: str = "m4 deco
     together = distributed.is_distributed()
     layout = parts.layout() if together else parts.layout_or_first_device(job)
     params, found, _ = restore_params(model, folder / "checkpoints", step, cache.vocabulary, layout)
-    targets = list(dict.fromkeys(split_direction(d)[1] for d in cache.directions))
     translator = Translator(
         model,
         params,
         cache.vocabulary,
         experiment.decoding,
-        languages=targets,
         layout=layout,
         normalise=experiment.data.corpus.cleaning.normalise,
         trained=cache.directions,

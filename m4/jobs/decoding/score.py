@@ -83,7 +83,7 @@ def score_files(
             f"{source} has {len(sources)} lines, {target} {len(targets)}: must be as many"
         )
     ready = dataclasses.replace(translator(experiment), source=language)
-    check_language(to, ready.languages or ready.vocabulary.languages)
+    check_language(to, ready.languages)
     given = score_references(
         ready.model, ready.params, ready.vocabulary,
         [tag(ready.normalise(line), to) for line in sources],

@@ -93,7 +93,7 @@ def test_an_unknown_language_gets_a_hint(to, hint):
 def test_a_language_that_was_not_trained_into_is_refused(pieces, louder):
     # A model that was trained into English alone has the other languages' tags all the same.
     model = Transformer(vocab_size=pieces.size)
-    translator = Translator(model, {}, pieces, batch_rows=2, languages=["en"])
+    translator = Translator(model, {}, pieces, batch_rows=2, trained=["gl-en"])
     assert translator.translate(["ola"], "en") == ["OLA"]
     with pytest.raises(ValueError, match=r"to = 'gl': .* It knows: en$"):
         translator.translate(["hello"], "gl")

@@ -133,10 +133,22 @@ class SeqioTasks(CountsLines):
         """Returns direction -> seqio's mixing rate, summed over the tasks of a direction."""
         found: dict[str, float] = {}
         for name, direction in self._directions.items():
-            task, mixture = self._tasks[name], self._provider
-            rate = float(mixture.get_rate(task)) if hasattr(mixture, "get_rate") else 1.0
-            found[direction] = found.get(direction, 0.0) + rate
+            found[direction] = found.get(direction, 0.0) + self._rate(self._tasks[name])
         return found
+
+    def _rate(self, task: Any) -> float:
+        """Returns the mixing rate of a task: 1 without a mixture."""
+        try:
+            mixture = self._provider
+            return float(mixture.get_rate(task)) if hasattr(mixture, "get_rate") else 1.0
+        except TypeError as error:  # None is no number
+            if task.num_input_examples(self._splits["train"]) is not None:
+                raise
+            raise InputError(
+                f"{self._of}: its rate of the task {task.name} needs the number of examples, which "
+                "the task's source does not tell: give it num_input_examples={'train': ...}, or "
+                "the mixture a number as rate"
+            ) from error
 
     def identity(self) -> dict:
         """Returns the settings, and features, preprocessors and source of each task.
@@ -163,21 +175,27 @@ class SeqioTasks(CountsLines):
         }
 
     def task_metrics(
-        self, direction: str, split: str, predictions: Sequence[str]
+        self, direction: str, split: str, sentences: int, predictions: Mapping[int, str]
     ) -> dict[str, Any] | None:
         """Returns the metrics of seqio's Evaluator for a task's predictions.
 
-        They are the task's name ("task") and the numbers of its metric_fns of (targets,
-        predictions), or None where the direction is not that of one task alone, or examples were
-        left out of the text. Predictions are in the order of the examples.
+        Args:
+            sentences: Number of sentences that the corpus has of this split.
+            predictions: Number of a sentence in the split, from 0 -> its translation.
+
+        Returns:
+            The task's name ("task") and the numbers of its metric_fns of (targets, predictions), or
+            None where the direction is not that of one task alone, or examples were left out of
+            the text.
         """
         language = _language(direction)
         if direction not in self._directions.values() or len(named := self._named(language)) > 1:
             return None
         task = self._tasks[named[0]]
         examples = list(self._dataset(named[0], split).as_numpy_iterator())
-        if len(examples) != len(predictions):
+        if len(examples) != sentences:
             return None
+        examples = [examples[number] for number in predictions]
         decode = task.output_features["targets"].vocabulary.decode
         both = [
             [
@@ -186,7 +204,7 @@ class SeqioTasks(CountsLines):
             ]
             for is_target, texts in (
                 (True, [decode(example["targets"].tolist()) for example in examples]),
-                (False, predictions),
+                (False, predictions.values()),
             )
         ]
         found: dict[str, Any] = {"task": task.name}
@@ -249,6 +267,7 @@ class SeqioTasks(CountsLines):
                 )
             if task.requires_caching and not self.use_cached:
                 raise InputError(f"{self._of}: the task {name} needs SeqioTasks.use_cached = True")
+            self._rate(task)
         self._check_splits(tasks)
         return tasks
 

@@ -67,19 +67,20 @@ class Portion(NamedTuple):
             if cache.size(language_of(direction), self.split)
         ]
         pairs = split_pairs(cache, directions, self.split)
-        return {direction: self._chosen(each) for direction, each in pairs.items()}
+        return {direction: self.chosen(each) for direction, each in pairs.items()}
 
     def subsets(self, cache: Cache) -> dict[str, dict[str, Sequence[bool]]]:
         """Returns language -> the marks of the chosen sentences by subset."""
         return {
             language: {
-                name: self._chosen(marks)
+                name: self.chosen(marks)
                 for name, marks in cache.subsets(language, self.split).items()
             }
             for language in cache.languages()
         }
 
-    def _chosen(self, rows: Sequence[_Row]) -> list[_Row]:
+    def chosen(self, rows: Sequence[_Row]) -> list[_Row]:
+        """Returns the rows of the chosen sentences out of those of the split."""
         most = self.test_sentences if self.split == "test" else None
         count = min(self.sentences or len(rows), most or len(rows), len(rows))
         return [rows[(2 * number + 1) * len(rows) // (2 * count)] for number in range(count)]

@@ -64,33 +64,39 @@ def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: in
     portion = Portion(split, test_sentences=experiment.decoding.test_sentences)
     rows = scored(experiment, cache, systems, portion)
     write_jsonl(path, rows)
-    made = _task_metrics(experiment, cache, systems[0], split, path)
+    made = _task_metrics(experiment, cache, systems[0], portion, path)
     terminal = streams.console()
     terminal.print(score_table(rows))
     streams.print_files(terminal, [path, *made])
 
 
 def _task_metrics(
-    experiment: Experiment, cache: Cache, system: System, split: str, scores: Path
+    experiment: Experiment, cache: Cache, system: System, portion: Portion, scores: Path
 ) -> list[Path]:
     """Writes the source's own metrics, a row a direction; returns the files.
 
-    They are in task_metrics.jsonl next to the scores; a source without metrics has no file.
+    They are in task_metrics.jsonl next to the scores; where there are none, there is no file.
     """
     source: Any = experiment.data.corpus.opened_source
     if not hasattr(source, "task_metrics"):
         return []
-    rows = []
+    rows, split = [], portion.split
     for direction, path in find_decodes(system.decodes, split).items():
-        predictions = [row.hypothesis for row in read_decodes(path)]
-        if direction in cache.directions and (
-            found := source.task_metrics(direction, split, predictions)
-        ):
+        if direction not in cache.directions:
+            continue
+        size = cache.size(language_of(direction), split)
+        texts = [row.hypothesis for row in read_decodes(path)]
+        predictions = dict(zip(portion.chosen(range(size)), texts, strict=True))
+        if found := source.task_metrics(direction, split, size, predictions):
             step = system.checkpoint_step
             step = step[direction] if isinstance(step, Mapping) else step
             of = {"direction": direction, "split": split, "checkpoint_step": step}
             rows.append({**of, **found})
     path = scores.with_name(scores.name.replace("scores", "task_metrics"))
+    if not rows:
+        print(f"no {path.name}: cleaning left out examples that the tasks' metrics need")
+        path.unlink(missing_ok=True)
+        return []
     write_jsonl(path, rows)
     return [path]
 

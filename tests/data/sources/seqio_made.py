@@ -83,6 +83,7 @@ seqio.TaskRegistry.add(
         "targets": seqio.Feature(seqio.ByteVocabulary()),
     },
 )
+seqio.MixtureRegistry.add("made_uncounted", ["made_bytes"], seqio.mixing_rate_num_examples)
 seqio.TaskRegistry.add(
     "made_language_model",
     source=seqio.TextLineDataSource({s: f"{FOLDER}/gl.{s}.tsv" for s in _ALL}),

@@ -285,6 +285,7 @@ def test_an_identity_changes_with_what_decides_the_ids(
         ({"directions": dict.fromkeys(TASKS, "en-x")}, r"another one for each task"),
         ({"splits": {"dev": "train"}}, r"SeqioTasks\.splits.*train \(needed\)"),
         ({"splits": {"train": "all"}}, r"has no split 'all', it has train"),
+        ({"name": "made_uncounted"}, r"rate of the task made_bytes needs.*num_input_examples"),
     ],
 )
 def test_mistakes_are_one_line(seqio: Any, settings: Any, said: str) -> None:
@@ -311,10 +312,15 @@ def test_settings_that_ids_do_not_have(seqio: Any, settings: Any, said: str) -> 
 def test_metrics_of_a_task_are_called(seqio: Any) -> None:
     source = SeqioTasks("made_en_gl", MODULE)
     targets = [pair.translation for pair in Made(SIZES, held_out=12).pairs("gl", "test")]
-    found = source.task_metrics("en-made_en_gl", "test", [*targets[:9], "no", "no", "no"])
+    given = dict(enumerate([*targets[:9], "no", "no", "no"]))
+    found = source.task_metrics("en-made_en_gl", "test", 12, given)
     # 9 of 12; the metric of scores is not called.
     assert found == {"task": "made_en_gl", "same_words": 0.75}
-    assert source.task_metrics("en-made_en_gl", "test", targets[:3]) is None
+    # Of a part of the test set, against the targets of these sentences: 1 of 2.
+    part = {4: targets[4], 7: targets[8]}
+    assert source.task_metrics("en-made_en_gl", "test", 12, part) == {**found, "same_words": 0.5}
+    # Cleaning left out an example: it is not known which.
+    assert source.task_metrics("en-made_en_gl", "test", 11, part) is None
 
 
 def test_a_sampler_without_rates() -> None:

@@ -46,6 +46,18 @@ def test_importing_loads_nothing_heavy() -> None:
     assert said.stdout == "set()\n"
 
 
+def test_the_folder_of_a_clone_does_not_hide_the_package(tmp_path: Path) -> None:
+    """A clone is called m4, too: in its parent folder it would be a namespace package."""
+    (tmp_path / "m4" / "m4").mkdir(parents=True)
+    shutil.copy(m4.__file__, tmp_path / "m4" / "m4")
+    for words in (["-c", "import m4; print('m4', m4.__version__)"], ["-m", "m4", "--version"]):
+        said = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, check=True, cwd=tmp_path,
+            timeout=120,
+        )  # fmt: skip
+        assert said.stdout == f"m4 {m4.__version__}\n"
+
+
 def test_every_public_name_is_there_and_documented() -> None:
     for name in m4.__all__:
         found = getattr(m4, name)

@@ -45,9 +45,12 @@ def _do(parsed: argparse.Namespace) -> list[object]:
         return [*drawn, draw.table(parsed.results)]
     folder = parsed.results / parsed.experiment
     if parsed.job == "keep":
+        from scripts.results import curves
         from scripts.results.keep import keep
 
-        lines = keep(kept.asked(folder), parsed.base)
+        asked = kept.asked(folder)
+        lines = curves.keep(folder, asked.curves, parsed.base) if asked.curves else []
+        lines += keep(asked, parsed.base) if asked.runs else []
         return [*lines, *draw.draw(folder), draw.table(parsed.results)]
     from m4.config import load
     from scripts.results.restore import restore

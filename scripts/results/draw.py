@@ -16,7 +16,7 @@ from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import COPY, score_rows
 from m4.settings import InputError
 from m4.storage.files import read_json, read_jsonl, write_jsonl, write_text
-from scripts.results import kept, page, summary
+from scripts.results import curves, kept, page, summary
 from scripts.results.kept import Asked, Kept
 
 METRICS = ("bleu", "chrf")
@@ -38,6 +38,7 @@ class Found:
     Attributes:
         compared: Differences from the bilingual models, then from each run, by BLEU and chrF.
         about: System -> about.json, of those that have begun.
+        curves: Dev losses of many configs, where there are such.
     """
 
     asked: Asked
@@ -48,6 +49,7 @@ class Found:
     rates: list[dict[str, Any]]
     about: dict[str, dict[str, Any]]
     baselines: list[dict[str, Any]]
+    curves: list[curves.Curve]
 
     def of(self, name: str) -> Kept | None:
         return next((one for one in self.systems if one.name == name), None)
@@ -69,7 +71,8 @@ def read(folder: Path, again: bool = True) -> Found:
     compared = computed(asked, systems, sizes, levels) if again else stored(folder)
     rates = folder / "rates.jsonl"
     counted = read_jsonl(rates) if rates.is_file() else []
-    return Found(asked, levels, sizes, systems, compared, counted, about, kept.baselines(folder))
+    lines, baselines = curves.read(folder), kept.baselines(folder)
+    return Found(asked, levels, sizes, systems, compared, counted, about, baselines, lines)
 
 
 def computed(
@@ -132,6 +135,8 @@ def draw(folder: Path) -> list[Path]:
         write_jsonl(folder / "deltas.jsonl", plain(all_rows))
         write_jsonl(folder / "means.jsonl", mean_rows(found.compared))
         written += [folder / "deltas.jsonl", folder / "means.jsonl"]
+    if found.curves:
+        written += curves.draw(found.curves, folder)
     first = found.compared[0] if found.compared else None
     if first is not None and first.baseline == BILINGUAL:
         drawn = report.draw(first.rows, first.means, folder, found.levels)

@@ -4,6 +4,7 @@ experiment.toml says what was asked; `keep` fills systems/<system>/, `draw` make
 
   languages.json          language -> its training pairs; all that the experiment has
   rates.jsonl             how translations fail, as `m4 report` writes it
+  curves/, seconds.json   of many configs (`scripts.results.curves`)
   systems/<system>/
     directions.jsonl      what each test set is and what translated it
     statistics.npz        counts a sentence (`m4.eval.metrics.Statistics`), "<direction>/<metric>"
@@ -60,6 +61,8 @@ class Asked:
         command: Command that made a run; "{}" stands for its name.
         baselines: Folder of bilingual models.
         notes: Paragraphs for the end of the page.
+        curves: Of runs by `scripts.seeds`: `folder` of their rows, `losses` whose cost is shown,
+            and the `step` of the comparison.
     """
 
     folder: Path
@@ -76,6 +79,7 @@ class Asked:
     baselines: str
     runs: Mapping[str, str]
     notes: str = ""
+    curves: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

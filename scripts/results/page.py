@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +17,8 @@ from m4.eval.scoring.delta import (
 from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.rates import RATES, notes, shown, summary
 from m4.eval.scoring.score import COPY
+from scripts.results import curves
+from scripts.results.tables import signed, table
 
 if TYPE_CHECKING:
     from scripts.results.draw import Compared, Found
@@ -37,6 +38,8 @@ def text(found: Found) -> str:
         f"- **Verdict: {asked.verdict}.** {asked.why}\n"
         f"- **State.** {state(found)}",
     ]
+    if found.curves:
+        parts += curves.sections(found.curves, asked.curves)
     bilingual = [one for one in found.compared if one.baseline == BILINGUAL]
     if bilingual:
         parts += [
@@ -54,7 +57,8 @@ def text(found: Found) -> str:
 
 
 def here(found: Found) -> str:
-    """The mean differences of all languages, in a sentence."""
+    """The mean differences of all languages, and what curves say, in a sentence each."""
+    losses = curves.here(found.curves, found.asked.curves) if found.curves else ""
     said = [
         f"{mean.system} {difference(mean)}" + (f" over {mean.languages} languages" if not n else "")
         for one in found.compared[:1]
@@ -69,7 +73,7 @@ def here(found: Found) -> str:
     ]
     first = f"Mean ΔBLEU against bilingual models: {', '.join(said)}." if said else ""
     second = f" BLEU: {', '.join(against)}." if against else ""
-    return (first + second).strip() or f"{NOT_YET.capitalize()}."
+    return f"{losses} {first}{second}".strip() or f"{NOT_YET.capitalize()}."
 
 
 def _all(one: Compared) -> list[Average]:
@@ -79,21 +83,18 @@ def _all(one: Compared) -> list[Average]:
 def difference(mean: Average) -> str:
     if mean.undertrained:
         return UNDERTRAINED
-    return f"{_signed(mean.delta)} [{_signed(mean.low)}, {_signed(mean.high)}]"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+    return f"{signed(mean.delta)} [{signed(mean.low)}, {signed(mean.high)}]"
 
 
 def state(found: Found) -> str:
     """Returns what there is and what is missing."""
+    trained = [f"{len(found.curves)} configs trained"] * bool(found.curves)
+    if not found.sizes:
+        return f"{trained[0]}." if trained else "Nothing is trained yet."
     have = found.of(BILINGUAL)
     count = len(have.directions) if have else 0
     many = f"{count} of {len(found.sizes)} bilingual models"
-    parts = [many if count == len(found.sizes) else f"{many} so far"]
-    if not found.sizes:
-        return "Nothing is trained yet."
+    parts = [*trained, many if count == len(found.sizes) else f"{many} so far"]
     for name in found.asked.runs:
         about, one = found.about.get(name), found.of(name)
         if about is None:
@@ -184,9 +185,3 @@ def _made(found: Found) -> str:
 
 def _seconds(row: dict) -> float:
     return row["result"]["note"].get("seconds_in_steps", 0.0)
-
-
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Markdown; the first column to the left, the others to the right."""
-    rules = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rules, *lines])

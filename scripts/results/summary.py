@@ -8,7 +8,7 @@ from pathlib import Path
 from m4.eval.scoring.delta import BILINGUAL, METRIC_NAMES, Average
 from m4.settings import InputError
 from m4.storage.files import read_jsonl
-from scripts.results import kept, page
+from scripts.results import curves, kept, page
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -32,11 +32,12 @@ def _line(folder: Path) -> list[str]:
 
 
 def _here(folder: Path) -> str:
-    """Each system's mean difference over all languages, by BLEU."""
+    """What curves say, and each system's mean difference over all languages, by BLEU."""
     path = folder / "means.jsonl"
     rows = read_jsonl(path) if path.is_file() else []
     rows = [row for row in rows if row["metric"] == "bleu" and row["level"] == "all"]
-    said = []
+    found = curves.read(folder)
+    said = [curves.here(found, kept.asked(folder).curves)] if found else []
     for row in rows:
         baseline, metric = row.pop("baseline"), row.pop("metric")
         mean = Average(**row)

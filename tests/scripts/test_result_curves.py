@@ -1,0 +1,177 @@
+"""`scripts.results.curves`: what a loss costs, and leads at equal steps, on made-up curves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m4.settings import InputError
+from m4.storage.files import read_jsonl, write_json, write_jsonl
+from scripts.results import curves, draw, summary
+from scripts.results.__main__ import main
+
+ASKED = """
+number = "E9"
+title = "made up"
+claim = "Experts pay."
+paper = "a paper"
+paper_result = "+5.9"
+verdict = "open"
+why = "It is a test."
+corpus = "made up"
+machine = "none"
+command = "made {}"
+baselines = "none"
+[runs]
+[curves]
+folder = "rows"
+losses = [2.5, 2.2]
+step = 200
+"""
+# Two seeds; the mean over them is what costs are taken from.
+ROWS = {
+    # dense 64: means 3.0, 2.6, 2.2; nll 2.5 is a quarter of the way from 2.6 to 2.2: step 225.
+    "dense": (64, 0, 1, 10.0, [(100, [3.1, 2.9]), (200, [2.7, 2.5]), (300, [2.2, 2.2])]),
+    # 8 experts: means 3.0, 2.4; nll 2.5 is 5/6 of the way: step 183.3.
+    "experts": (64, 8, 2, 12.0, [(100, [3.1, 2.9]), (200, [2.5, 2.3])]),
+    # dense 32: half the FLOPs, means 3.2, 2.4: step 187.5.
+    "small": (32, 0, 1, 5.0, [(100, [3.2, 3.2]), (200, [2.4, 2.4])]),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Results with the curves of ROWS; directions spread around the mean of their seed."""
+    place = tmp_path / "results" / "made"
+    place.mkdir(parents=True)
+    (place / "experiment.toml").write_text(ASKED, encoding="utf-8")
+    for run, (width, experts, every, flops, rows) in ROWS.items():
+        head = {"run": run, "width": width, "experts": experts, "every": every, "flops": flops}
+        head |= {"parameters": 1000, "seeds": [0, 1], "directions": ["a-en", "b-en", "c-en"]}
+        # Directions of experts do not lead alike, those of seeds do not differ alike.
+        spread = np.array([-0.1, 0.0, 0.1]) * bool(experts)
+        made = [{"step": step, "nll": nll, "tokens": 50,
+                 "by_direction": [(each + spread + luck * np.array([0.05, 0.0, -0.05])).tolist()
+                                  for luck, each in enumerate(nll)]}
+                for step, nll in rows]  # fmt: skip
+        write_jsonl(place / "curves" / f"{run}.jsonl", [head, *made])
+    return place
+
+
+def test_a_crossing_lies_on_the_line_between_two_evaluations() -> None:
+    # From 3.0 at 100 to 2.0 at 200: 2.25 is three quarters of the way.
+    assert curves.steps_to([100, 200, 300], [3.0, 2.0, 2.5], 2.25) == 175.0
+    assert curves.steps_to([100, 200], [3.0, 2.0], 2.0) == 200.0  # at the evaluation itself
+    assert curves.steps_to([100, 200], [3.0, 2.0], 1.9) is None
+    assert curves.steps_to([100, 200], [3.0, 2.0], 3.1) is None  # already below at the first
+
+
+def test_costs_are_of_the_best_width(folder: Path) -> None:
+    found = curves.read(folder)
+    steps, flops = (curves.best(found, 2.5, cost) for cost in ("steps", "FLOPs"))
+    assert [(name, one.run) for name, one in steps.items()] == [
+        ("dense", "small"), ("8 experts", "experts")]  # fmt: skip
+    assert steps["8 experts"].cost == pytest.approx(100 + 100 * 5 / 6)
+    assert steps["8 experts"].cheaper == pytest.approx(187.5 / (100 + 100 * 5 / 6))
+    # 187.5 steps of 5 against 183.3 of 12.
+    assert flops["8 experts"].cheaper == pytest.approx(187.5 * 5 / (12 * (100 + 100 * 5 / 6)))
+    assert not curves.best(found, 2.5, "core-hours")
+    # Dense alone comes to 2.2, of which only width 64: at its last step.
+    assert curves.best(found, 2.2, "steps") == {"dense": curves.Best("dense", 300.0, 1.0)}
+
+
+def test_hours_are_drawn_where_seconds_are_measured(folder: Path) -> None:
+    write_json(folder / "seconds.json", {"dense": 36.0, "small": 18.0, "experts": 72.0})
+    hours = curves.best(curves.read(folder), 2.5, "core-hours")
+    # 187.5 steps of 18 s; dense of width 64 would take 225 of 36 s.
+    assert hours["dense"].run == "small"
+    assert hours["dense"].cost == pytest.approx(187.5 * 18 / 3600)
+    assert hours["8 experts"].cost == pytest.approx((100 + 100 * 5 / 6) * 72 / 3600)
+    draw.draw(folder)
+    assert "core-hours |" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_leads_are_paired_by_direction_and_seed(folder: Path) -> None:
+    found = {curve.run: curve for curve in curves.read(folder)}
+    # 2.5 - 2.7 and 2.3 - 2.5; over directions -0.3, -0.2, -0.1: deviation 0.1, error 0.1 / sqrt(3).
+    for mean, error in curves.differences(found["experts"], found["dense"], 200):
+        assert mean == pytest.approx(-0.2)
+        assert error == pytest.approx(0.1 / np.sqrt(3))
+    # Two pairs of the same lead: no noise of seeds.
+    kinds = curves.by_kind(list(found.values()), 200)
+    assert kinds == {
+        "8 experts, every other layer": (2, pytest.approx(-0.2), pytest.approx(0, abs=1e-9))
+    }
+
+
+def test_an_envelope_ends_with_its_best_line() -> None:
+    low = np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])
+    high = np.array([2.0, 4.0]), np.array([3.0, 1.5])
+    x, y = curves.envelope([low, high])
+    assert (x.tolist(), y.tolist()) == ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])
+
+
+def test_the_page_has_the_numbers_and_the_table_a_line(folder: Path) -> None:
+    docs = folder.parents[1] / "docs"
+    docs.mkdir()
+    (docs / "results.md").write_text(f"# R\n{summary.BEGIN}\n{summary.END}\n", encoding="utf-8")
+    assert main(["draw", f"--results={folder.parent}"]) == 0
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert "| experts | 1k | 0.0 |  | 200 | 183 (1.23) |  |" in page  # 225 / 183.3
+    assert "| 2.50 | 8 experts | 183 (1.02) experts |" in page  # 187.5 / 183.3
+    assert "−0.200 ± 0.113, −3.5" in page  # 1.96 * 0.1 / sqrt(3); z = 2 sqrt(3)
+    assert "steps 1.02" not in page  # the sentence is of the lowest loss, which experts miss
+    assert (folder / "frontier.png").read_bytes()[1:4] == b"PNG"
+    svg = (folder / "frontier.svg").read_bytes()
+    assert "8 experts, every other layer −0.200 ± 0.000" in (docs / "results.md").read_text("utf-8")
+    draw.draw(folder)
+    assert (folder / "frontier.svg").read_bytes() == svg
+
+
+def test_experts_without_a_dense_model_are_refused(folder: Path) -> None:
+    (folder / "curves" / "dense.jsonl").unlink()
+    with pytest.raises(InputError, match="no dense model of width 64"):
+        curves.read(folder)
+
+
+def test_rows_of_runs_are_kept_with_their_sizes(folder: Path) -> None:
+    """Keeps two runs of results/frontier, one of which ended before the step of the comparison."""
+    base = folder.parents[1]
+    for path in (folder / "curves").iterdir():
+        path.unlink()
+    runs = [
+        {"name": name, "gin": f"gin_configs/tatoeba_102/{gin}.gin", "more": more}
+        for name, gin, more in (
+            ("dense", "dense", "'MLP_WIDTH = 384'"),
+            ("routed", "moe_8", "'MLP_WIDTH = 192', 'transformer.Transformer.moe_every = 1'"),
+            ("late", "dense", "'MLP_WIDTH = 384'"),
+        )
+    ]
+    text = "\n".join(
+        f"[[run]]\nname = '{run['name']}'\ngin = ['{run['gin']}']\n"
+        f"bindings = ['WIDTH = 64', 'HEADS = 2', {run['more']}]"
+        for run in runs
+    )
+    (folder / "runs.toml").write_text(text, encoding="utf-8")
+    for number, run in enumerate(runs):
+        last = 100 if run["name"] == "late" else 200
+        tokens = {"source_tokens": [30.0], "target_tokens": [20.0]}
+        row = {"nll": [2.123456], "by_direction": [[2.0, 2.2 + number]], "train": tokens}
+        rows = [{"step": step, **row, "seconds": 1.0} for step in range(50, last + 1, 50)]
+        head = {"run": run["name"], "seeds": [0], "parameters": 7, "directions": ["a-en", "b-en"]}
+        write_jsonl(base / "rows" / f"{run['name']}.jsonl", [head, *rows])
+    (base / "docs").mkdir()
+    (base / "docs" / "results.md").write_text(f"{summary.BEGIN}\n{summary.END}\n", "utf-8")
+    assert main(["keep", "made", f"--base={base}", f"--results={folder.parent}"]) == 0
+    found = {curve.run: curve for curve in curves.read(folder)}
+    assert set(found) == {"dense", "routed"}
+    assert (found["routed"].width, found["routed"].experts, found["routed"].every) == (64, 8, 1)
+    # The same work a token but for the router: 8 logits of 64 products, in 4 layers, forward and
+    # twice backward, of 64 rows of 48 pieces.
+    router = 3 * 4 * 2 * 64 * 8 * (64 * 48)
+    assert found["routed"].flops - found["dense"].flops == router
+    rows = read_jsonl(folder / "curves" / "dense.jsonl")[1:]
+    assert rows[0] == {"step": 50, "nll": [2.12346], "tokens": 50}
+    assert [row["step"] for row in rows if "by_direction" in row] == [200]

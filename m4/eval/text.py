@@ -23,7 +23,10 @@ from m4.data.sources.reading import files
 from m4.data.sources.reading.lines import text_lines
 from m4.parallel import distributed
 from m4.settings import InputError
-from m4.storage.files import whole
+from m4.storage.files import parsed, whole
+from m4.storage.records import count, named, record, text
+
+_LINE = record({"line": text, "counts": named(count)})
 
 STANDARD = "-"
 # Other names of the standard streams.
@@ -175,7 +178,7 @@ class Output:
         """Counts what is to be continued, and cuts off a line that was not finished."""
         head = file.readline()
         try:
-            before = json.loads(head) if head.endswith(b"\n") else None
+            before = parsed(head) if head.endswith(b"\n") else None
             now = json.loads(self._head)
             if before is not None:
                 # A setting that is the default is in neither.
@@ -189,11 +192,15 @@ class Output:
                 if not names:
                     self._bytes = len(head)
                     for line in itertools.takewhile(lambda line: line.endswith(b"\n"), file):
-                        self.counts.update(json.loads(line)["counts"])
+                        self.counts.update(parsed(line, _LINE)["counts"])
                         self.lines, self._bytes = self.lines + 1, self._bytes + len(line)
-        except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
+        except InputError:
+            raise
+        except (ValueError, TypeError) as error:
             if not overwrite:
-                raise InputError(f"{self._partial}: damaged; --overwrite begins again") from error
+                raise InputError(
+                    f"{self._partial}: damaged ({error}); --overwrite begins again"
+                ) from error
             self.lines, self._bytes, self.counts = 0, 0, Counter()
         file.truncate(self._bytes)
 

@@ -105,19 +105,19 @@ def look_at(folder: Path, now: float) -> Look:
     """
     from m4.eval.scoring import by_step
     from m4.eval.scoring.levels import LEVELS
+    from m4.eval.scoring.score import read_scores
     from m4.storage import run_folder
-    from m4.storage.files import read_jsonl
     from m4.storage.metrics_log import read_metrics
     from m4.storage.steps import latest_step
     from m4.train.measuring.watchdog import heartbeat
 
     config = run_folder.read(folder)["config"]
-    total = int(config.get("experiment.Training.total_steps", "0"))
+    total = run_folder.whole_setting(folder, config, "experiment.Training.total_steps") or 0
     rows, beat = read_metrics(folder), heartbeat(folder)
     checkpoint = latest_step(folder / "checkpoints")
     step = max([row["step"] for row in rows[-2:]] + ([beat.step] if beat else []), default=0)
     scores = folder / "scores.jsonl"
-    score_rows = read_jsonl(scores, _score) if scores.is_file() else []
+    score_rows = read_scores(scores) if scores.is_file() else []
     curve = by_step.read_rows(folder / "scores_by_step.jsonl")
     silent = beat is not None and beat.silent(now)
     ended = beat.phase == "end" if beat is not None else 0 < total <= step
@@ -168,16 +168,12 @@ def look_at(folder: Path, now: float) -> Look:
     return Look({name: text for name, text in joined.items() if text}, ended, changes)
 
 
-def _score(row: Mapping[str, Any]) -> tuple[str, str, str, float]:
-    return row["system"], row["metric"], row["subset"], float(row["score"])
-
-
-def _means(rows: Sequence[tuple[str, str, str, float]]) -> list[str]:
+def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns each system's mean over directions, by metric."""
     found: dict[tuple[str, str], list[float]] = {}
-    for system, metric, subset, score in rows:
-        if subset == "all":
-            found.setdefault((system, metric), []).append(score)
+    for row in rows:
+        if row["subset"] == "all":
+            found.setdefault((row["system"], row["metric"]), []).append(row["score"])
     return [f"{system} {metric} {fmean(each):.1f}" for (system, metric), each in found.items()]
 
 

@@ -20,10 +20,11 @@ from orbax.checkpoint import future
 
 from m4.parallel import distributed
 from m4.settings import InputError, first_line
-from m4.storage import checksums, manifest
-from m4.storage.files import read_jsonl
+from m4.storage import manifest
+from m4.storage.files import read_jsonl, undamaged
 from m4.storage.local_copy import address_of, upload
 from m4.storage.numbers import is_float
+from m4.storage.records import count, flag, named, record, text
 from m4.storage.steps import is_removed, latest_step, used_item, whole_step
 
 
@@ -40,6 +41,19 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, er
 _THREADS = ("future", "async_checkpointer", "checkpoint_manager")
 # What `keep_best` goes by, of the values measured at a checkpoint's step; the lowest is the best.
 MEASURE = "dev/nll"
+
+
+_SEEN = named(record({"pairs": count}))
+_NOTE = record(
+    {
+        "step?": count,
+        "best_step?": count,
+        "finished?": flag,
+        "vocabulary?": text,
+        "averaged?": named(text),
+        "seen?": record({"from_step": count, "directions": _SEEN, "languages": _SEEN}),
+    }
+)
 
 
 class Checkpoints:
@@ -162,8 +176,8 @@ class Checkpoints:
         upload(self._here)
         path = self.folder.parent / SCORES_BY_STEP
         try:
-            rows = read_jsonl(path, lambda row: (row["best"], int(row["step"])))
-            return sorted({step for best, step in rows if best})
+            rows = read_jsonl(path, record({"step": count, "best": flag}))
+            return sorted({row["step"] for row in rows if row["best"]})
         except FileNotFoundError:
             return []
         except (OSError, InputError) as error:  # no reason to stop training
@@ -174,7 +188,10 @@ class Checkpoints:
         """Returns the JSON note of a step."""
         with self._reading(step):
             args = ocp.args.Composite(note=ocp.args.JsonRestore())
-            return dict(self._reader.restore(self.folder / str(step), args=args)["note"])
+            found = self._reader.restore(self.folder / str(step), args=args)["note"]
+        with undamaged(f"{self.folder}/{step}/note"):
+            _NOTE(found, "")
+        return found
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the named trees of a step; what is not named is not read.
@@ -265,7 +282,7 @@ class Checkpoints:
     def _reading(self, step: int) -> Iterator[None]:
         """Turns errors of orbax over files into one line.
 
-        A step whose content was compared with its manifest is whole: then an error is m4's own.
+        A step that is as its manifest says may still be none that orbax reads: a stranger wrote it.
         """
         try:
             yield
@@ -281,8 +298,6 @@ class Checkpoints:
                 ) from error
             if said:
                 raise InputError(f"{there}: damaged ({said})") from error
-            if checksums.chosen() == "full":
-                raise
             raise InputError(
                 f"{there}: cannot be read ({first_line(error)}); where it is damaged, "
                 "remove it, and the step before is used"

@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-from m4.settings import InputError
 from m4.storage.files import write_text
 from m4.storage.objects import Object
+from m4.storage.records import count, entry, named, text
 
-# Name -> (size in bytes, SHA-256).
+# Name -> (size in bytes, SHA-256), and their kind in a manifest.
 Files = Mapping[str, Sequence[Any]]
+FILES = named(entry(count, text))
 Level = Literal["fast", "full"]
 LEVELS: tuple[str, ...] = get_args(Level)
 _THREADS = 8
@@ -171,14 +172,6 @@ def _read_record(path: Path, address: str) -> list[tuple[str, str, str, str]]:
     except (OSError, ValueError, TypeError, RecursionError):
         return []
     return [one for one in found if [*map(type, one)] == [str] * 4 and one[0] == address]
-
-
-def well_formed(files: Any, where: str) -> Files:
-    """Returns `files` as they were read from JSON. InputError: they are something else."""
-    entries = files.values() if isinstance(files, dict) else [None]
-    if not all(isinstance(e, list) and [*map(type, e)] == [int, str] for e in entries):
-        raise InputError(f"{where}: damaged, not what m4 wrote")
-    return files
 
 
 def forget() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, TypeVar
 
 from m4.settings import InputError
+from m4.storage.records import Kind, anything
 
 _LOCK = ".unfinished"
 _CHECKSUM = "checksum"
@@ -203,18 +204,21 @@ class Readable(Protocol):
 
 def read_json(
     path: Readable,
+    kind: Kind = anything,
     parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
     remedy: str = "",
 ) -> _Parsed:
     """Returns what `parse` makes of a file of one JSON object, which m4 has written.
 
     Args:
+        path: The file.
+        kind: Kinds of the object's values (`m4.storage.records`).
         parse: Makes something of the object. Defaults to the object itself.
         remedy: What to do about a damaged file, for the message.
 
     Raises:
-        InputError: It is damaged: no JSON, no object, other content than its checksum is of, or
-            one that `parse` stumbles over.
+        InputError: It is damaged, and where: no JSON, no object, other content than its checksum is
+            of, a value of another kind, or one that `parse` stumbles over.
         FileNotFoundError: It is not there.
     """
 
@@ -222,14 +226,17 @@ def read_json(
         # `write_json` writes one, and others do not.
         if (checksum := found.pop(_CHECKSUM, None)) and checksum != _checksum(found):
             raise ValueError("its content is not what was written")
+        kind(found, "")
         return parse(found)
 
-    more = f"; {remedy}" if remedy else ""
-    return _parsed(path.read_bytes(), f"{path}: damaged,", compared, more)
+    content = path.read_bytes()
+    with undamaged(path, remedy):
+        return compared(parsed(content))
 
 
 def read_jsonl(
     path: Readable,
+    kind: Kind = anything,
     parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
     *,
     cut_off: bool = False,
@@ -237,6 +244,8 @@ def read_jsonl(
     """Returns what `parse` makes of the lines of a file, plain or .gz, each a JSON object.
 
     Args:
+        path: The file.
+        kind: Kinds of an object's values (`m4.storage.records`).
         parse: Makes something of an object. Defaults to the object itself.
         cut_off: Whether a last line without its end, of a job that was killed, is left out.
 
@@ -250,28 +259,40 @@ def read_jsonl(
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{path}: damaged ({error})") from error
-    return [
-        _parsed(line, f"{path} line {number}:", parse)
-        for number, line in enumerate(io.BytesIO(content), 1)
-        if not cut_off or line.endswith(b"\n")
-    ]
+    rows = []
+    for number, line in enumerate(io.BytesIO(content), 1):
+        if not cut_off or line.endswith(b"\n"):
+            with undamaged(f"{path} line {number}"):
+                rows.append(parse(parsed(line, kind)))
+    return rows
 
 
-def _parsed(
-    text: bytes, where: str, parse: Callable[[dict[str, Any]], _Parsed], more: str = ""
-) -> _Parsed:
+@contextmanager
+def undamaged(where: object, remedy: str = "") -> Iterator[None]:
+    """Makes one line of what goes wrong with a file's content: "run.json: damaged (...)".
+
+    Raises:
+        InputError: It is damaged; or one from within: of another format, or with names that lead
+            outside.
+    """
     try:
-        found = json.loads(text)
+        yield
+    except InputError:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
+        said = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        more = f"; {remedy}" if remedy else ""
+        raise InputError(f"{where}: damaged ({said}){more}") from error
+
+
+def parsed(content: bytes, kind: Kind = anything) -> dict[str, Any]:
+    """Returns one JSON object. Raises ValueError or TypeError, with what is wrong and where."""
+    try:
+        found = json.loads(content)
     # UnicodeDecodeError and JSONDecodeError are ValueErrors; brackets of brackets are too deep.
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} not JSON ({error}){more}") from error
-    try:
-        if not isinstance(found, dict):
-            raise TypeError(f"not a JSON object but {type(found).__name__}")
-        return parse(found)
-    except InputError:  # not damaged: of another format, or with names that lead outside
-        raise
-    except KeyError as error:
-        raise InputError(f"{where} it has no {error}{more}") from error
-    except (ValueError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise InputError(f"{where} {error}{more}") from error
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TypeError(f"not a JSON object but {type(found).__name__}")
+    kind(found, "")
+    return found

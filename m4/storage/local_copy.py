@@ -29,12 +29,16 @@ from m4.settings import InputError
 from m4.storage import locks
 from m4.storage.files import check_tree, confined, read_json, remove, write_text
 from m4.storage.objects import ERRORS, Objects, Unreachable, check_place, is_address, one_line
+from m4.storage.records import anything, entry, named
 
 COMPILED = "compilation_cache"
 _RECORD = ".bucket.json"
 # For so many periods an upload that the job waits for is repeated.
 _RETRY_PERIODS = 10
 _THREADS = 8
+
+# What a copy's record has of a file: bytes, time, and the bucket's version.
+_KNOWN = named(entry(anything, anything, anything))
 
 # Local copy -> address, of the copies that this process has opened.
 _addresses: dict[Path, str] = {}
@@ -316,7 +320,7 @@ class LocalCopy:
         """
         path = self.here / _RECORD
         try:
-            record = read_json(path, _checked, "remove it")
+            record = read_json(path, _KNOWN, remedy="remove it")
         except FileNotFoundError:
             for path in self.here.iterdir() if self.here.is_dir() else ():
                 if not path.name.startswith("."):
@@ -328,12 +332,6 @@ class LocalCopy:
 
     def _write_record(self, record: dict[str, list[int | str]]) -> None:
         write_text(self.here / _RECORD, json.dumps(record))
-
-
-def _checked(record: dict[str, list[int | str]]) -> dict[str, list[int | str]]:
-    if not all(isinstance(known, list) and known for known in record.values()):
-        raise TypeError("not what m4 wrote")
-    return record
 
 
 def _is_for_owners(name: str) -> bool:

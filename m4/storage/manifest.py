@@ -8,9 +8,7 @@ step appears with its manifest, or not at all.
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping
-from pathlib import PurePosixPath
-from typing import Any
+from collections.abc import Collection
 
 from etils import epath
 
@@ -19,6 +17,7 @@ from m4.storage import checksums
 from m4.storage.checksums import Disk, Folder
 from m4.storage.files import read_json
 from m4.storage.objects import Objects
+from m4.storage.records import anything, count, named, record
 
 ITEM = "sha256"
 _NAME = f"{ITEM}/manifest.json"
@@ -26,14 +25,16 @@ _OWN = "ocdbt.process_"
 # orbax's own file about the step, and what it may hold. It is still changed once the manifest is
 # there, so no checksum is of it.
 _MARKS = "_CHECKPOINT_METADATA"
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "item_handlers": (dict, str),
-    "metrics": (dict,),
-    "performance_metrics": (dict,),
-    "init_timestamp_nsecs": (int,),
-    "commit_timestamp_nsecs": (int,),
-    "custom_metadata": (dict,),
-}
+_MARKED = record(
+    {
+        "item_handlers?": named(anything),
+        "metrics?": named(anything),
+        "performance_metrics?": named(anything),
+        "init_timestamp_nsecs?": count,
+        "commit_timestamp_nsecs?": count,
+        "custom_metadata?": named(anything),
+    }
+)
 
 
 def store_of(folder: epath.Path) -> Folder:
@@ -79,7 +80,7 @@ def write_whole(step: epath.Path) -> None:
 
 def files_of(step: epath.Path) -> checksums.Files:
     """Returns what the manifest of a step says. InputError: it is damaged."""
-    return read_json(step / _NAME, lambda found: checksums.well_formed(found["files"], _NAME))
+    return read_json(step / _NAME, record({"files": checksums.FILES}))["files"]
 
 
 def digest(step: epath.Path) -> str:
@@ -89,7 +90,7 @@ def digest(step: epath.Path) -> str:
 
 def items_of(step: epath.Path) -> set[str]:
     """Returns the items of a step."""
-    return {PurePosixPath(name).parts[0] for name in files_of(step)}
+    return {name.split("/")[0] for name in files_of(step)}
 
 
 def problem(
@@ -116,14 +117,8 @@ def problem(
 
 def marks_problem(step: epath.Path) -> str | None:
     """Returns what is wrong with orbax's file about a step, or None if it is right or missing."""
-
-    def check(found: dict[str, Any]) -> None:
-        for name, kinds in _KINDS.items():
-            if found.get(name) is not None and not isinstance(found[name], kinds):
-                raise TypeError(f"its {name} is {found[name]!r}")
-
     try:
-        read_json(step / _MARKS, check)
+        read_json(step / _MARKS, _MARKED)
     except FileNotFoundError:
         return None
     except InputError as error:

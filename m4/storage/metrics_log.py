@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from m4.storage.files import read_jsonl, write_text
+from m4.storage.records import count, number, optional, record
 
 # Names of T5X's tags, where the meaning is the same -> m4's name, and the value out of m4's.
 T5X_TAGS: Mapping[str, tuple[str, Callable[[float], float]]] = {
@@ -20,6 +21,9 @@ T5X_TAGS: Mapping[str, tuple[str, Callable[[float], float]]] = {
     "experts/router_confidence": ("router_confidence", float),
     "timing/steps_per_second": ("step_seconds", lambda seconds: 1 / max(seconds, 1e-9)),
 }
+
+
+_ROW = record({"step": count, "*": optional(number)})
 
 
 class Metrics:
@@ -125,4 +129,4 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = Path(folder) / "metrics.jsonl"
     if not path.exists():
         return []
-    return read_jsonl(path, lambda row: {**row, "step": int(row["step"])}, cut_off=True)
+    return read_jsonl(path, _ROW, cut_off=True)

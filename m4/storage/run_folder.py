@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from m4.settings import InputError
-from m4.storage.files import read_json, remove, whole, write_text
+from m4.storage.files import read_json, remove, undamaged, whole, write_text
 from m4.storage.local_copy import address_of
+from m4.storage.records import count, entry, flag, listed, named, record, text
 
 _PACKAGES = [
     "m4",
@@ -36,6 +37,23 @@ _PACKAGES = [
 VOCABULARY = "vocabulary"
 # What run.json keeps of earlier jobs. initial: the run that this one was begun from.
 _NOTES = ("initial",)
+
+_INITIAL = {
+    "run": text,
+    "step": count,
+    "optimizer?": flag,
+    "changes?": named(entry(text, text)),
+}
+_RUN = record(
+    {
+        "config": named(text),
+        "mutable?": listed(text),
+        "modules?": named(text),
+        "versions?": named(text),
+        "machine?": text,
+        "initial?": record(_INITIAL),
+    }
+)
 
 # Setting -> [value before, now].
 Changes = Mapping[str, list[str]]
@@ -178,7 +196,7 @@ def restore(folder: Path, files: Mapping[str, bytes]) -> None:
 def note(folder: Path, **more: Any) -> None:
     """Adds to run.json what one of its jobs has found out: names of `_NOTES`."""
     assert {*more} <= {*_NOTES}
-    record = read_json(folder / "run.json")
+    record = read(folder)
     write_text(folder / "run.json", json.dumps({**record, **more}, indent=1, ensure_ascii=False))
 
 
@@ -268,11 +286,21 @@ def read(folder: Path) -> dict:
     if not path.is_file():
         raise InputError(f"{folder}: not a run's folder (no run.json); train first")
 
-    def parse(record: dict[str, Any]) -> dict[str, Any]:
-        versions, mutable = {**record.get("versions", {})}, [*record.get("mutable", [])]
-        return {**record, "config": {**record["config"]}, "mutable": mutable, "versions": versions}
+    return {"mutable": [], "versions": {}, **read_json(path, _RUN)}
 
-    return read_json(path, parse)
+
+def whole_setting(folder: Path, config: Mapping[str, str], name: str) -> int | None:
+    """Returns a setting of run.json that is a whole number; None: it is not there.
+
+    Raises:
+        InputError: It is something else.
+    """
+    if (said := config.get(name)) is None:
+        return None
+    with undamaged(folder / "run.json"):
+        if not re.fullmatch(r"\d{1,18}", said):
+            raise ValueError(f"config.{name} is {said[:60]}: must be a whole number")
+        return int(said)
 
 
 def _version(name: str) -> str:

@@ -20,6 +20,7 @@ from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
 from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.files import undamaged
 from m4.storage.metrics_log import Metrics
 from m4.train import average
 from m4.train.bad_steps import StepGuard
@@ -126,16 +127,16 @@ def train(
         else:
             state = program.new_state()
         start, end = int(state.step), training.total_steps
+        first_start = watchdog.first_start(folder)
+        tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
         if sampling is not None and begun:
             sampling.begin(start, continued.get("sampling"))
-        elif sampling is not None:
-            sampling.resume(saved.get("sampling"))
-
-        first_start = watchdog.first_start(folder)
-        clock = StepClock(flops, first_start, saved)
-        guard = StepGuard(training.on_bad_step, training.bad_steps, saved, state.step.sharding)
-        tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
-        counters = Counters(stream.directions, groups or {}, saved, start, tokens)
+        with undamaged(f"{checkpoints.folder}/{latest}/note"):
+            if sampling is not None and not begun:
+                sampling.resume(saved.get("sampling"))
+            clock = StepClock(flops, first_start, saved)
+            guard = StepGuard(training.on_bad_step, training.bad_steps, saved, state.step.sharding)
+            counters = Counters(stream.directions, groups or {}, saved, start, tokens)
         run = Run(program, state, end, StepsInFlight(most_in_flight(program.mesh), clock),
                   clock, guard, counters)  # fmt: skip
         rows_to = -1 if begun else start  # a run that begins has its first row again
@@ -363,6 +364,7 @@ def _restored(
         items["best"] = shapes(state.params)
     found = checkpoints.restore(step, items)
     if "best" in found:
-        stopper.resume(saved, found["best"])
+        with undamaged(f"{place}/note"):
+            stopper.resume(saved, found["best"])
     at = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
     return average.from_items(at, found, state.optimizer)

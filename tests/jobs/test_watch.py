@@ -10,6 +10,7 @@ import pytest
 
 from m4.jobs import watch
 from m4.jobs.watch import look_at
+from m4.storage.files import write_jsonl
 from tests.command_line import m4
 
 ROW = {"nll": 1.5, "nll/high": 1.25, "nll/low": 2.0, "tokens_per_second": 1234.4, "mfu": 0.31,
@@ -38,11 +39,9 @@ def test_a_running_job(run: Path) -> None:
     write(run, 30)
     (run / "checkpoints" / "20").mkdir(parents=True)
     scores = [("moe", "en-gl", 20.0), ("moe", "gl-en", 30.0), ("bilingual", "gl-en", 10.0)]
-    (run / "scores.jsonl").write_text("".join(
-        json.dumps({"system": s, "direction": d, "subset": "all", "metric": "bleu", "score": x})
-        + "\n"
-        for s, d, x in scores
-    ))  # fmt: skip
+    same = {"subset": "all", "metric": "bleu", "low": 0.0, "high": 99.0, "sentences": 9}
+    rows = [{"system": s, "direction": d, "score": x, "signature": ""} for s, d, x in scores]
+    write_jsonl(run / "scores.jsonl", [{**same, **row} for row in rows])
     now = said(run)
     # The heartbeat is at step 32: 68 steps of 2 s are left.
     assert now["step"] == "32 of 100 · 2 s a step · 2 min of steps left"

@@ -104,7 +104,7 @@ def test_step_that_is_marked_as_best_is_kept(
         found.append(complete_steps(tmp_path / "checkpoints"))
     store.close()
     assert found == [[1], [1, 2], [1, 3], [1, 4], [4, 5], [6]]
-    assert "scores_by_step.jsonl line 1: not JSON" in capsys.readouterr().err
+    assert "scores_by_step.jsonl line 1: damaged (not JSON" in capsys.readouterr().err
 
 
 def test_saved_step_is_not_saved_again(checkpoints: Checkpoints) -> None:

@@ -62,7 +62,7 @@ def test_without_a_folder_metrics_write_nothing(
 
 def test_a_damaged_row_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl line 2: not JSON"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl line 2: damaged \(not JSON"):
         read_metrics(tmp_path)
 
 

@@ -188,7 +188,7 @@ def test_orbax_file_of_another_kind_is_damage_like_any_other(
         assert store.latest == 1
     assert (folder / "2.damaged").is_dir()
     for line in capsys.readouterr().err.splitlines():
-        assert re.search(r"2: damaged \(.*/_CHECKPOINT_METADATA: damaged, .*step 1 is used", line)
+        assert re.search(r"2: damaged \(.*/_CHECKPOINT_METADATA: damaged \(.*step 1 is used", line)
 
 
 def test_orbax_file_of_an_older_step_is_compared_by_whoever_writes(folder: Path) -> None:

@@ -26,16 +26,66 @@ from m4.data.cache.identity import FORMAT
 from m4.data.cache.lengths import whole_factors
 from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.tokens import ROLES, array_name, by_role, vocabulary_file
-from m4.data.cleaning.ledger import LEDGER_FILE, Ledger
+from m4.data.cleaning.ledger import LEDGER, LEDGER_FILE, Ledger
 from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of, is_code
 from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, split_direction
 from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value
 from m4.storage import checksums
-from m4.storage.files import read_json
+from m4.storage.files import read_json, undamaged
+from m4.storage.records import (
+    anything,
+    count,
+    entry,
+    flag,
+    listed,
+    named,
+    number,
+    optional,
+    record,
+    text,
+)
 
 _HEADER_BYTES = 128  # of a .npy file of one axis
+
+
+def _codes(value: Any, where: str) -> None:
+    """Kind of counts by language: its code is part of names of files, also of translations."""
+    named(anything)(value, where)
+    if other := [code for code in value if not is_code(code)]:
+        raise ValueError(f"{other[0]!r} is no code of a language")
+    named(_COUNTS)(value, where)
+
+
+_COUNT = record(
+    {
+        "pairs": count,
+        "rows": entry(count, count),
+        "mean_pieces": named(number),
+        "longest": named(count),
+        "sha256": text,
+        "files?": listed(text),
+    }
+)
+_COUNTS = record(dict.fromkeys(SPLITS, _COUNT))
+_IDENTITY = {
+    **dict.fromkeys(("source_length", "target_length", "segmentations"), count),
+    "vocabulary_sentences": count,
+    "mixture": optional(text),
+    "target_vocabulary_size": optional(count),
+    "source": anything,
+}
+_MANIFEST = record(
+    {
+        "identity": record(_IDENTITY),
+        "languages": _codes,
+        "vocabularies": named(named(anything)),
+        "files": checksums.FILES,
+        "fingerprint": text,
+        "rates?": named(number),
+    }
+)
 
 
 class Damaged(InputError):
@@ -67,20 +117,19 @@ class Cache:
         self.folder = within[0] if within else self.folder
         path = self.folder / "manifest.json"
         try:
-            self.manifest: dict[str, Any] = read_json(path)
+            self.manifest = read_json(path)
         except FileNotFoundError as error:
             raise InputError(f"{self.folder}: not a cache, it has no manifest.json") from error
         except InputError as error:
-            said = str(error).removeprefix(f"{path}: damaged, ")
-            raise _damaged(self.folder, f"{path.name}: {said}") from error
+            raise _damaged(self.folder, str(error).removeprefix(f"{self.folder}/")) from error
         if self.manifest.get("format") != FORMAT:
             raise InputError(
                 f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
             )
         if self.manifest.get("sha256") != manifest_digest(self.manifest):
             raise _damaged(self.folder, f"{path.name}: its content is not what was written")
-        if other := [code for code in self.manifest["languages"] if not is_code(code)]:
-            raise _damaged(self.folder, f"{path.name}: {other[0]!r} is no code of a language")
+        with undamaged(path, f"remove {self.folder}, and the corpus is built again"):
+            _MANIFEST(self.manifest, "")
         made_for = self.manifest["identity"]["mixture"]
         self.mixture: str = mixture or made_for or "english_centric"
         check_value("Cache.mixture", self.mixture, Mixture)
@@ -258,11 +307,11 @@ class Cache:
     def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
         """Returns the named parts of a dev or test split, parallel to `pairs`."""
         path = self.text_file(language, split).with_suffix(".subsets.json")
-        return read_json(path) if path.is_file() else {}
+        return read_json(path, named(listed(flag))) if path.is_file() else {}
 
     def ledger(self) -> Ledger:
         """Returns the ledger of what was read, kept and dropped, with examples."""
-        return read_json(self.folder / LEDGER_FILE, Ledger.from_json)
+        return read_json(self.folder / LEDGER_FILE, LEDGER, Ledger.from_json)
 
     def identity(self) -> dict[str, Any]:
         """Returns the SHA-256 of the text by language and split."""

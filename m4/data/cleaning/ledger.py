@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from m4.storage import records
+
 # The whole ledger with examples, in a cache's folder.
 LEDGER_FILE = "ledger.json"
 # Stands for the language or split of lines in a file that several of them are read from.
@@ -24,6 +26,21 @@ class Example(NamedTuple):
     number: int
     english: str
     translation: str
+
+
+_COUNT = records.record(
+    {
+        "read": records.count,
+        "kept": records.count,
+        **{f"{name}?": records.named(records.count) for name in _COUNTERS},
+        "examples?": records.named(
+            records.listed(records.entry(records.count, records.text, records.text))
+        ),
+    }
+)
+_COUNTS = records.named(records.named(_COUNT))
+# Of `Ledger.as_json`.
+LEDGER = records.record({"stages": records.named(records.anything), "languages": _COUNTS})
 
 
 @dataclass

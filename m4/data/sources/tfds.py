@@ -284,7 +284,7 @@ def _check_code(folder: epath.Path) -> None:
             )
 
     if (path := folder / "features.json").exists():
-        read_json(path, check)
+        read_json(path, parse=check)
 
 
 def _text(content: bytes) -> str | Reason:

@@ -11,6 +11,7 @@ from m4.data.preprocess import split_direction, tag
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage.files import read_json, write_json, write_jsonl
+from m4.storage.records import count, record
 
 # Field of a note: digest of the file of hypotheses as it was written.
 _DIGEST = "hypotheses_sha256"
@@ -114,7 +115,7 @@ def _read_note(path: Path) -> dict[str, Any]:
     try:
         direction = path.name.split(".")[1]
         remedy = f"remove it, and {direction} is translated again"
-        return read_json(path.with_suffix(".json"), remedy=remedy)
+        return read_json(path.with_suffix(".json"), record({"step?": count}), remedy=remedy)
     except FileNotFoundError:
         return {}
 

@@ -14,6 +14,15 @@ from m4.data.preprocess import split_direction, tag
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.hypotheses import hypotheses_path
 from m4.storage.files import read_jsonl, whole
+from m4.storage.records import listed, number, record, text
+
+_ROW = record(
+    {
+        **dict.fromkeys(("source", "reference", "hypothesis"), text),
+        "translations?": listed(text),
+        "scores?": listed(number),
+    }
+)
 
 
 def t5x_line(line: str, found: Translations, to: str) -> str:
@@ -31,7 +40,7 @@ def write_tasks(folder: Path, split: str, directions: Iterable[str]) -> list[Pat
     made = []
     for direction in directions:
         source, to = split_direction(direction)
-        rows = read_jsonl(hypotheses_path(folder, split, direction), dict)
+        rows = read_jsonl(hypotheses_path(folder, split, direction), _ROW)
         several = any("translations" in row for row in rows)
         mode = "predict_with_aux" if several else "predict"
         # `m4.data.tasks.task_name`, which needs TensorFlow to be imported.

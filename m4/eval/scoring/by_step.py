@@ -7,12 +7,22 @@ from typing import Any
 
 from m4.eval.scoring.delta import METRIC_NAMES
 from m4.eval.scoring.levels import LEVELS
-from m4.settings import InputError
 from m4.storage.files import read_jsonl, write_jsonl
+from m4.storage.records import count, flag, number, record, text
 
 ALL = "all"
 # Metric -> direction -> score.
 Scores = Mapping[str, Mapping[str, float]]
+
+
+_ROW = record(
+    {
+        **dict.fromkeys(("split", "metric", "level"), text),
+        "step": count,
+        "score": number,
+        "best": flag,
+    }
+)
 
 
 def direction_scores(rows: Iterable[Mapping[str, Any]], system: str) -> dict[str, dict[str, float]]:
@@ -87,13 +97,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: The file is damaged.
     """
-    rows = read_jsonl(path) if path.is_file() else []
-    wanted = {"split": str, "step": int, "metric": str, "level": str, "score": float, "best": bool}
-    for number, row in enumerate(rows, start=1):
-        for name, kind in wanted.items():
-            if not isinstance(row.get(name), (float, int) if kind is float else kind):
-                raise InputError(f"{path} line {number}: no {name}; remove the file")
-    return rows
+    return read_jsonl(path, _ROW) if path.is_file() else []
 
 
 def replace_rows(path: Path, portion: str, rows: Sequence[dict[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from m4.data.scripts import WEIGHTS, likely_scripts_of, script_numbers, scripts_
 from m4.eval.scoring.levels import SIDES, ResourceLevels, side_of
 from m4.eval.scoring.score import Decode, Measured, untagged
 from m4.storage.files import read_jsonl
+from m4.storage.records import count, named, number, record, text
 
 REFERENCE = "reference"
 # Field of a row -> what it is called in tables.
@@ -103,9 +104,20 @@ def rates(
     return rows
 
 
+_ROW = record(
+    {
+        **dict.fromkeys(("system", "direction", "of"), text),
+        **dict.fromkeys(("off_script?", "off_language?", "copies?", "empty?", "loops?"), number),
+        "length_ratio?": number,
+        "sentences": count,
+        "taken_for?": named(number),
+    }
+)
+
+
 def read_rates(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of an earlier run, none where there is no file."""
-    return read_jsonl(path) if path.is_file() else []
+    return read_jsonl(path, _ROW) if path.is_file() else []
 
 
 def _digest(decodes: Sequence[Decode], known: _Known | None) -> str:

@@ -18,6 +18,7 @@ from m4.data.preprocess import language_of, split_direction, tag_symbol
 from m4.eval.metrics import Metric, Statistics, bootstrap
 from m4.settings import InputError
 from m4.storage.files import read_jsonl
+from m4.storage.records import count, number, record, text
 
 COPY = "copy"
 
@@ -31,6 +32,29 @@ class Decode(NamedTuple):
     source: str
     reference: str
     hypothesis: str
+
+
+_DECODE = record(dict.fromkeys(Decode._fields, text))
+
+
+def _direction(value: Any, where: str) -> None:
+    """Kind of a direction's name, as "en-gl"."""
+    text(value, where)
+    try:
+        split_direction(value)
+    except InputError as error:
+        raise ValueError(f"{where} is {value[:20]!r}: must be 'en-xx' or 'xx-en'") from error
+
+
+_SCORE = record(
+    {
+        **dict.fromkeys(("system", "metric", "subset", "signature"), text),
+        **dict.fromkeys(("score", "low", "high"), number),
+        "direction": _direction,
+        "sentences": count,
+        "train_pairs?": count,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -72,16 +96,19 @@ def read_decodes(path: Path) -> list[Decode]:
     Raises:
         InputError: The file is damaged; file and line.
     """
-    decodes = []
-    for number, row in enumerate(read_jsonl(path), start=1):
-        fields = [row.get(name) for name in Decode._fields]
-        if not all(isinstance(field, str) for field in fields):
-            wanted = ", ".join(Decode._fields)
-            raise InputError(f"{path} line {number}: wanted the strings {wanted}")
-        decodes.append(Decode(*(str(field) for field in fields)))
+    decodes = read_jsonl(path, _DECODE, lambda row: Decode(*(row[name] for name in Decode._fields)))
     if not decodes:
         raise InputError(f"{path}: no sentences")
     return decodes
+
+
+def read_scores(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a scores.jsonl.
+
+    Raises:
+        InputError: The file is damaged; file and line.
+    """
+    return read_jsonl(path, _SCORE)
 
 
 def find_decodes(folder: Path, split: str) -> dict[str, Path]:

@@ -36,10 +36,19 @@ from m4.parallel.platform.signals import end_with
 from m4.progress import ProgressBar
 from m4.storage.files import read_json, write_json
 from m4.storage.metrics_log import read_metrics
+from m4.storage.records import count, flag, number, record
 from m4.train import loop
 from m4.train.bad_steps import BadStep
 from m4.train.loop import Trained
 from m4.train.training import Training
+
+_RESULT = record(
+    {
+        "note": record({"best_step": count, "step": count}),
+        "stopped_early": flag,
+        "gain_last_quarter": number,
+    }
+)
 
 # (language, step, text): how far a model is.
 Report = Callable[[str, int, str], None]
@@ -69,12 +78,7 @@ class Baseline:
         path = self.folder / "result.json"
         if not path.is_file():
             return None
-
-        def parse(found: dict[str, Any]) -> dict[str, Any]:
-            _ = found["note"]["best_step"], found["stopped_early"], found["gain_last_quarter"] + 0.0
-            return found
-
-        return read_json(path, parse, f"delete {self.folder} to train it again")
+        return read_json(path, _RESULT, remedy=f"delete {self.folder} to train it again")
 
     def finished(self) -> dict[str, Any] | None:
         """Returns `result` where the translations have the experiment's decoding settings, too."""

@@ -16,11 +16,11 @@ from m4.eval.report.results import Results, write_results
 from m4.eval.scoring.delta import BILINGUAL
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import REFERENCE
-from m4.eval.scoring.score import COPY, System, find_decodes, train_pairs_of
+from m4.eval.scoring.score import COPY, System, find_decodes, read_scores, train_pairs_of
 from m4.jobs.decoding.report import curve, show
-from m4.settings import InputError, check_name, pasted
+from m4.settings import InputError, annotations_of, check_name, pasted
 from m4.storage import run_folder
-from m4.storage.files import check_tree, read_jsonl
+from m4.storage.files import check_tree
 
 _SPLIT = "test"
 _LEVELS = "experiment.ResourceLevels."
@@ -153,7 +153,7 @@ def _check_signatures(sources: Sequence[ComparedRun]) -> None:
     """Raises InputError if two runs scored a direction by the same metric in two ways."""
     first: dict[tuple[str, str], tuple[Path, str]] = {}
     for path in dict.fromkeys(filter(None, (one.above("scores.jsonl") for one in sources))):
-        for row in read_jsonl(path):
+        for row in read_scores(path):
             fields = [field for field in row["signature"].split("|") if "version:" not in field]
             at = (row["metric"], row["direction"])
             other, expected = first.setdefault(at, (path, "|".join(fields)))
@@ -167,7 +167,7 @@ def _check_signatures(sources: Sequence[ComparedRun]) -> None:
 def _sizes(source: ComparedRun) -> dict[str, int]:
     """Returns language -> training pairs, by the run's scores or its corpus."""
     if (scores := source.above("scores.jsonl")) is not None:
-        return train_pairs_of(read_jsonl(scores))
+        return train_pairs_of(read_scores(scores))
     if (manifest := source.above("vocabulary/manifest.json")) is not None:
         return train_pairs(Cache(manifest.parent))
     return {}
@@ -178,8 +178,11 @@ def _levels(source: ComparedRun) -> ResourceLevels | None:
     if (path := source.above("run.json")) is None:
         return None
     config: dict[str, Any] = run_folder.read(path.parent)["config"]
-    names = (name for name in config if name.startswith(_LEVELS))
-    return ResourceLevels(**{name.removeprefix(_LEVELS): int(config[name]) for name in names})
+    found = {
+        name: run_folder.whole_setting(path.parent, config, f"{_LEVELS}{name}")
+        for name in annotations_of(ResourceLevels)
+    }
+    return ResourceLevels(**{name: size for name, size in found.items() if size is not None})
 
 
 def _config(source: ComparedRun) -> Path | None:

@@ -10,14 +10,14 @@ from m4.build import build, levels_of
 from m4.eval.decoding.testsets import Portion
 from m4.eval.report.curves import draw
 from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows_by_step, said
-from m4.eval.scoring.score import metric_names
+from m4.eval.scoring.score import metric_names, read_scores
 from m4.experiment import Experiment
 from m4.jobs.decoding.evaluate import scored, system, system_name
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
 from m4.settings import InputError, first_line
 from m4.storage.checkpoints import SCORES_BY_STEP, Checkpoints, Removed
-from m4.storage.files import read_jsonl, write_jsonl
+from m4.storage.files import write_jsonl
 from m4.storage.local_copy import address_of
 from m4.storage.objects import Unreachable
 from m4.storage.steps import complete_steps, is_removed, latest_step
@@ -166,7 +166,7 @@ class _Scorer:
             if folder.name.isdecimal() and self._path(int(folder.name)).is_file():
                 step, path = int(folder.name), self._path(int(folder.name))
                 if not self._decoder.missing(step, path.parent):
-                    self._add(step, read_jsonl(path))
+                    self._add(step, read_scores(path))
 
     def _write(self, step: int) -> None:
         path, portion = self._path(step), self._portion

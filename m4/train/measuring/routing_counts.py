@@ -17,7 +17,17 @@ import numpy.typing as npt
 
 from m4.settings import InputError
 from m4.storage.files import read_json, write_json
+from m4.storage.records import count, listed, named, record, text
 
+# Of `Counts.as_json`, and what is around it.
+KIND = record(
+    {
+        "directions": listed(text),
+        "layers": named(listed(listed(count))),
+        "split?": text,
+        "train_pairs?": named(count),
+    }
+)
 # Raised when older files cannot be read any more.
 FORMAT = 1
 
@@ -54,13 +64,12 @@ class Counts:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Counts:
-        """Raises TypeError where a layer has not one row of counts a direction."""
+        """Raises ValueError where a layer has not one row of counts a direction."""
         counts = cls(saved["directions"])
-        if not isinstance(saved["layers"], Mapping):
-            raise TypeError("layers: must be an object, layer -> rows")
         for layer, rows in saved["layers"].items():
-            if np.ndim(rows) != 2 or len(rows) != len(counts.directions):
-                raise TypeError(f"layers: {layer} has not one row of counts a direction")
+            sizes = {len(row) for row in rows}
+            if len(rows) != len(counts.directions) or len(sizes) > 1 or 0 in sizes:
+                raise ValueError(f"layers.{layer} has not one row of counts a direction")
         counts.add(saved["layers"])
         return counts
 
@@ -78,4 +87,4 @@ def read(path: Path) -> tuple[Counts, dict[str, Any]]:
             raise InputError(f"{path}: format {saved['format']}, this m4 reads {FORMAT}")
         return Counts.from_json(saved), saved
 
-    return read_json(path, parse)
+    return read_json(path, KIND, parse)

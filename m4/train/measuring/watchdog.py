@@ -19,6 +19,7 @@ from etils import epath
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage.files import read_json, write_text
+from m4.storage.records import count, number, record, text
 from m4.train.measuring.step_clock import StepClock
 
 HEARTBEAT = "heartbeat.json"
@@ -37,6 +38,9 @@ STALL_STEPS = 10
 # so far; the first time, which compiles too: than this. A compilation has no limit.
 FIRST_SECONDS = 1800.0
 _PAUSES = ("evaluate", "save")
+
+
+_BEAT = record({"step": count, "phase": text, "time": number, "started": number})
 
 
 class Heartbeat(NamedTuple):
@@ -60,12 +64,7 @@ class Heartbeat(NamedTuple):
 def heartbeat(folder: Path | epath.Path) -> Heartbeat | None:
     """The last one of a run's folder; None: there was none. ValueError: it is damaged."""
     with contextlib.suppress(FileNotFoundError):
-        return read_json(
-            folder / HEARTBEAT,
-            lambda said: Heartbeat(
-                int(said["step"]), str(said["phase"]), float(said["time"]), float(said["started"])
-            ),
-        )
+        return read_json(folder / HEARTBEAT, _BEAT, lambda said: Heartbeat(**said))
     return None
 
 

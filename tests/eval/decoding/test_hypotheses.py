@@ -63,7 +63,7 @@ def test_a_damaged_note_is_named(tmp_path):
     decode_to_files(Upper(), tmp_path, "test", PAIRS, {})
     (tmp_path / "test.en-gl.json").write_bytes(b'{"sentences": \xff')
     with pytest.raises(
-        ValueError, match=r"test\.en-gl\.json: damaged, not JSON .*en-gl is translated again"
+        ValueError, match=r"test\.en-gl\.json: damaged \(not JSON.*en-gl is translated again"
     ):
         decode_to_files(Upper(), tmp_path, "test", PAIRS, {})
 

@@ -85,5 +85,5 @@ def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None
 def test_a_damaged_file_of_counts_is_named(tmp_path: Path) -> None:
     for text in ("{", "[]", "{}", '{"format": 99, "directions": [], "layers": {}}'):
         (tmp_path / "atlas.json").write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"atlas\.json: (damaged, |format 99)"):
+        with pytest.raises(ValueError, match=r"atlas\.json: (damaged |format 99)"):
             routing_counts.read(tmp_path / "atlas.json")

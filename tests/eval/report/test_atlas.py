@@ -132,11 +132,11 @@ def test_users_mistakes(tmp_path: Path) -> None:
     assert "decodes/atlas.test.json: no such file; `m4 decode`" in said.mistake
     assert "atlas.train.json: nothing is counted" in m4("atlas", f"--model_dir={folder}").mistake
     (folder / "atlas.train.json").write_text("{")
-    assert "atlas.train.json: damaged, not JSON" in m4("atlas", f"--model_dir={folder}").mistake
+    assert "atlas.train.json: damaged (not JSON" in m4("atlas", f"--model_dir={folder}").mistake
     about = {"format": routing_counts.FORMAT, "directions": ["en-gl", "gl-en"]}
     for layers in ([], {"encoder_1": [[1, 2]]}, {"encoder_1": 3}):  # two directions, not one row
         (folder / "atlas.train.json").write_text(json.dumps(about | {"layers": layers}))
-        assert "atlas.train.json: damaged, layers: " in m4("atlas", f"--model_dir={folder}").mistake
+        assert "atlas.train.json: damaged (layers" in m4("atlas", f"--model_dir={folder}").mistake
     (folder / "atlas.train.json").unlink()
     assert "`m4 train` of a model with experts" in m4("atlas", f"--model_dir={folder}").mistake
     assert not (folder / "atlas.png").exists()

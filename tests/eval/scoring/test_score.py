@@ -130,9 +130,9 @@ def test_systems_on_different_test_sets_are_refused(systems, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b'{"source": "a", "reference": "b"}\n', "line 1: wanted the strings source, reference"),
-        (b"[]\n", "line 1: not a JSON object"),
-        (b'"\xff"\n', "line 1: not JSON"),
+        (b'{"source": "a", "reference": "b"}\n', r"line 1: damaged \(hypothesis is missing"),
+        (b"[]\n", r"line 1: damaged \(not a JSON object"),
+        (b'"\xff"\n', r"line 1: damaged \(not JSON"),
         (b"", "no sentences"),
     ],
 )

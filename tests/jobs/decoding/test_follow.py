@@ -210,4 +210,4 @@ def test_mistakes_are_one_line(trained: Path, run: Path) -> None:
     assert "--directions: no en-fr; there are " in mistake("--steps=1", "--directions=en-fr")
     assert "--seconds=0.0: must be above 0" in mistake("--watch", "--seconds=0")
     (run / "scores_by_step.jsonl").write_text('{"split": "dev"}\n')
-    assert "scores_by_step.jsonl line 1: no step" in mistake("--steps=1", "--directions=en-gl")
+    assert "scores_by_step.jsonl line 1: damaged (" in mistake("--steps=1", "--directions=en-gl")

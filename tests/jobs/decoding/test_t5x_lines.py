@@ -40,8 +40,8 @@ def test_test_sets_become_files_of_tasks(trained: Path, tmp_path: Path, n_best: 
     folder = run / "decodes" / "t5x"
     name = f"{tasks.task_name('en-gl')}_dev-{mode}.jsonl-00000-of-00001"
     assert (folder / f"{name}.COMPLETED").read_bytes() == b""
-    rows = read_jsonl(folder / name, dict)
-    kept = read_jsonl(run / "decodes" / "dev.en-gl.jsonl", dict)
+    rows = read_jsonl(folder / name)
+    kept = read_jsonl(run / "decodes" / "dev.en-gl.jsonl")
     assert len(rows) == len(kept) > 0
     for row, own in zip(rows, kept, strict=True):
         assert row["inputs"] == {
@@ -61,7 +61,7 @@ def test_text_becomes_lines_and_formats_are_not_mixed(trained: Path, tmp_path: P
     assert "not with --json" in m4(*given, "--json").mistake
     assert not (tmp_path / "out.jsonl").exists()
     assert m4(*given).status == 0
-    rows = read_jsonl(tmp_path / "out.jsonl", dict)
+    rows = read_jsonl(tmp_path / "out.jsonl")
     assert [row["inputs"]["inputs_pretokenized"] for row in rows] == [
         "<2gl> 3 weeks ago",
         "<2gl> Monday",

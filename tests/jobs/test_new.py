@@ -108,6 +108,10 @@ def other_fields(here: Path) -> None:
     write(here / "corpus" / "gl.train.jsonl", '{"id": 1, "text": "a"}\n')
 
 
+def two_test_sets(here: Path) -> None:
+    (folders.tsv(here / "corpus") / "gl.devtest.tsv").write_text("red\troxo\n")
+
+
 def other_encoding(here: Path) -> None:
     path = folders.tsv(here / "corpus") / "gl.train.tsv"
     path.write_bytes("ni\xf1o\tniño\n".encode("latin-1"))
@@ -120,6 +124,7 @@ BAD: dict[Callable[[Path], None], str] = {
     unequal: "test.en-gl.en has 10 lines and .*test.en-gl.gl 1",
     wrong_column: "saw it on the other side of gl",
     other_fields: "gl.train.jsonl line 1: expected an object",
+    two_test_sets: "'gl.devtest.tsv': its name says devtest, and it would not be read; call all",
     other_encoding: r"gl.train.tsv: no pairs in it; 1 lines skipped: not UTF-8 .line 1.",
 }
 
@@ -189,7 +194,7 @@ def test_no_name_becomes_a_line_of_the_gin_file(make: Callable[[Path], Path], he
     folder = make(here / NASTY)
     for name in (NASTY, BREAK):
         write(folder / f"{name}.txt", "")
-        write(folder / f"gl.{name}.train.tsv", "")
+        write(folder / f"gl.{name}.what.tsv", "")
     said = new(NASTY, "--yes")
     assert said.status == 0, said.err
     made = config.load([f"{NASTY}.gin"]).experiment()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -26,23 +28,41 @@ EXPECTED = (
 )
 # Where files do not tell the split, one English sentence in so many is dev, or test.
 _EVERY = {"dev": 100, "test": 50}
+
+
+def _with_split(name: str, separators: str = "./-_") -> list[str]:
+    """Returns patterns of a name with {split} behind it or in front, joined in all ways."""
+    behind = [f"{name}{by}{{split}}" for by in separators]
+    return [*behind, *(f"{{split}}{by}{name}" for by in separators)]
+
+
+def _starting(start: str, names: Iterable[str]) -> list[str]:
+    return [f"{start}{name}" for name in names if "/" not in name]
+
+
+_PAIRS, _LANGUAGES = _with_split("{pair}"), _with_split("{lang}")
+_ANY = ("{split}/*", *_with_split("*", ".-_"))
 # Patterns of names in the order of preference: of two that fit as many files, the first one is
 # taken.
 _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
-    Tsv: (
-        "{pair}.{split}.tsv", "{split}.{pair}.tsv", "{pair}/{split}.tsv", "{split}/{pair}.tsv",
-        "{lang}.{split}.tsv", "{split}.{lang}.tsv", "{lang}/{split}.tsv", "{split}/{lang}.tsv",
-        "{pair}.tsv", "{lang}.tsv",
+    Tsv: tuple(
+        f"{name}.tsv"
+        for name in (
+            *_PAIRS, *_LANGUAGES, *_starting("*.", _PAIRS + _LANGUAGES),
+            *_starting("{pair}/*.", _PAIRS), "{pair}", "{lang}",
+        )
     ),
     Moses: (
-        "{split}.{pair}.{side}", "{pair}.{split}.{side}", "{pair}/{split}.{side}",
-        "{split}/{pair}.{side}", "{split}.{side}", "*.{pair}.{side}", "{pair}.{side}",
-        "{pair}/*.{side}",
+        *(f"{name}.{{side}}" for name in (
+            *_PAIRS, "{split}", *_starting("*.", _PAIRS), *_starting("{pair}/*.", _PAIRS),
+            *_starting("{pair}/", _PAIRS), *_starting("{pair}/", _ANY[1:]), "{split}/*.{pair}",
+            *_ANY, "*.{pair}", "{pair}", "{pair}/*",
+        )),
+        "{split}/{side}.{split}", "{split}/{side}.txt", "{side}.{split}",
     ),
-    Jsonl: (
-        "{pair}.{split}.jsonl", "{split}.{pair}.jsonl", "{lang}.{split}.jsonl",
-        "{split}.{lang}.jsonl", "{lang}/{split}.jsonl", "{split}/{lang}.jsonl", "{split}.jsonl",
-        "{pair}.jsonl", "{lang}.jsonl", "*.jsonl",
+    Jsonl: tuple(
+        f"{name}.jsonl"
+        for name in (*_PAIRS, *_LANGUAGES, "{split}", *_ANY, "{pair}", "{lang}", "*")
     ),
     Gettext: tuple(
         f"{at}{name}.{end}"
@@ -51,12 +71,15 @@ _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
         for at in ("", "*/", "*/*/", "*/*/*/")
     ),
 }  # fmt: skip
+# Words that stand for splits in names, between separators or at an end.
 _SPLIT_WORDS = {
-    "train": ("train", "training"),
-    "dev": ("dev", "valid", "validation", "val", "tune"),
-    "test": ("test", "devtest", "eval"),
+    "train": re.compile(r"train(ing)?", re.IGNORECASE),
+    "dev": re.compile(r"(news|newsdiscuss)?dev\d*|valid(ation)?|val|tune", re.IGNORECASE),
+    "test": re.compile(r"((news|newsdiscuss|dev)?test|tst)\d*|eval", re.IGNORECASE),
 }
-_ENGLISH = ("en", "eng", "en_US", "english")
+_BETWEEN = re.compile(r"[./_-]")
+_MOST_CHOICES = 24  # of words for the splits
+_ENGLISH = ("en", "eng", "en_US", "english", "eng_Latn")
 _ENGLISH_FIELDS = ("en", "eng", "english", "source", "src")
 _LANGUAGE_FIELDS = ("lang", "language", "target_lang", "tgt_lang", "lang_code")
 _DEPTH, _MOST_FILES = 5, 200_000
@@ -131,21 +154,23 @@ def detect(folder: str) -> Detected:
         InputError: No layout fits, with what was expected and what is there.
     """
     root = folder_at(folder, "FOLDER")
-    names = sorted(_names(root, "", _DEPTH))
+    names = dict(sorted(_names(root, "", _DEPTH)))
     if not names:
         raise InputError(f"{folder}: {EXPECTED}; saw no files")
-    words = _split_words(names)
-    found = [
-        (fitting, source, pattern, english)
-        for source, patterns in _PATTERNS.items()
-        for pattern in patterns
-        for english in _ENGLISH
-        if (fitting := _fitting(root, source, pattern, english, words))
-    ]
-    if not found:
+    best: _Fit | None = None
+    choices = _choices(names)
+    english_codes = [code for code in _ENGLISH if any(code in name for name in names)] or ["en"]
+    for source, patterns in _PATTERNS.items():
+        for pattern, english, words in itertools.product(patterns, english_codes, choices):
+            fit = _fit(root, source, pattern, english, words, names)
+            if fit is not None and (best is None or fit.agree > best.agree):
+                best = fit
+    if best is None:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise InputError(f"{folder}: {EXPECTED}; saw {', '.join(names[:3])}{more}")
-    fitting, source, pattern, english = max(found, key=lambda one: len(one[0]))
+        raise InputError(f"{folder}: {EXPECTED}; saw {', '.join([*names][:3])}{more}")
+    source, pattern, english, fitting = best.source, best.pattern, best.english, best.files
+    words = {split: best.words[split] for split in _SPLIT_WORDS if split in best.used}
+    _check_splits(folder, best, names)
     _check_training_files(folder, fitting, words)
     asked: dict[str, Any] = {"english": english}
     if source is Jsonl:
@@ -168,13 +193,34 @@ def detect(folder: str) -> Detected:
     return Detected(source, settings, not_read, by_hash)
 
 
-def _names(folder: epath.Path, before: str, depth: int) -> Iterator[str]:
-    """Yields the paths of the files below a folder, without hidden ones."""
+class _Fit(NamedTuple):
+    """A pattern that fits files of a folder.
+
+    Attributes:
+        files: The files by their unpacked names.
+        agree: Number of files that are used as the splits that their names say.
+    """
+
+    source: type[Folder]
+    pattern: str
+    english: str
+    words: dict[str, str]
+    files: list[File]
+    agree: int
+
+    @property
+    def used(self) -> set[str]:
+        """Splits that the files are used as."""
+        return {file.split for file in self.files if file.split is not None}
+
+
+def _names(folder: epath.Path, before: str, depth: int) -> Iterator[tuple[str, epath.Path]]:
+    """Yields the names below a folder and the paths of its files, without hidden ones."""
     for number, path in enumerate(folder.iterdir()):
         if number > _MOST_FILES or path.name.startswith("."):
             continue
         if not path.is_dir():
-            yield f"{before}{path.name}"
+            yield f"{before}{path.name}", path
         elif depth > 1:
             yield from _names(path, f"{before}{path.name}/", depth - 1)
 
@@ -184,27 +230,88 @@ def _unpacked(name: str) -> str:
     return name[: len(name) - len(path.name)] + unpacked_name(path)
 
 
-def _split_words(names: list[str]) -> dict[str, str]:
-    """Returns split -> its word in these names, for the splits that have one."""
-    parts = {part for name in names for part in _unpacked(name).replace("/", ".").split(".")}
-    found = {s: next((w for w in words if w in parts), "") for s, words in _SPLIT_WORDS.items()}
-    return {split: word for split, word in found.items() if word}
+def said_splits(name: str) -> dict[str, str]:
+    """Returns split -> its word, for the splits that a file's name says it is."""
+    parts = _BETWEEN.split(_unpacked(name))
+    return {
+        split: part
+        for split, words in _SPLIT_WORDS.items()
+        for part in parts[::-1]
+        if words.fullmatch(part)
+    }
 
 
-def _fitting(
-    root: epath.Path, source: type[Folder], pattern: str, english: str, words: dict[str, str]
-) -> list[File]:
-    """Returns the files that fit a pattern, or none where they would be no corpus."""
+def _choices(names: Iterable[str]) -> list[dict[str, str]]:
+    """Returns the ways in which these names may call the splits: {split: word}, likely ones first.
+
+    Of test sets of several years the latest is test, and without a dev set the one before it dev.
+    """
+    words: dict[str, dict[str, None]] = {split: {} for split in _SPLIT_WORDS}
+    for name in names:
+        for split, word in said_splits(name).items():
+            words[split][word] = None
+    tests = sorted(
+        words["test"], key=lambda word: (any(map(str.isdigit, word)), word), reverse=True
+    )
+    dev = [*words["dev"]] or tests[1:]
+    ways = itertools.product([*words["train"]] or [""], dev or [""], tests or [""])
+    found = [
+        {split: word for split, word in zip(_SPLIT_WORDS, way, strict=True) if word}
+        for way in itertools.islice(ways, _MOST_CHOICES)
+        if way[1] != way[2] or not way[1]
+    ]
+    return found or [{}]
+
+
+def _fit(
+    root: epath.Path,
+    source: type[Folder],
+    pattern: str,
+    english: str,
+    words: dict[str, str],
+    names: Mapping[str, epath.Path],
+) -> _Fit | None:
+    """Returns the files that fit a pattern, or None where they would be no corpus."""
     if "{split}" in pattern and "train" not in words:
-        return []
-    if english != "en" and not ("{pair}" in pattern or "{side}" in pattern):
-        return []  # such names do not have the code of English
-    splits = words if "train" in words else None
-    files = FileLayout(source.__name__, root, pattern, english, splits).find()
-    files = [file for file in files if file.code not in _NO_SIDES]
-    if source is Moses and not any(file.english for file in files):
-        return []
-    return files
+        return None
+    ending = pattern.rpartition(".")[2]
+    if "{" not in ending and not any(f".{ending}" in name for name in names):
+        return None
+    layout = FileLayout(
+        source.__name__, root, pattern, english, words if "train" in words else None
+    )
+    found = (layout.file(name, path) for name, path in names.items())
+    files = [file for file in found if file is not None and file.code not in _NO_SIDES]
+    if not files or (source is Moses and not any(file.english for file in files)):
+        return None
+    agree = sum(_agrees(file.name, file.split, words) for file in files)
+    return _Fit(source, pattern, english, words, files, agree)
+
+
+def _agrees(name: str, split: str | None, words: Mapping[str, str]) -> bool:
+    """Returns whether a file that is used as a split (None: trained on) may be, by its name."""
+    said = said_splits(name)
+    if split in ("dev", "test"):
+        return split in said or words[split] in said.values()
+    return not {"dev", "test"} & {*said}
+
+
+def _check_splits(folder: str, fit: _Fit, names: Iterable[str]) -> None:
+    """Raises InputError for a file whose name says a split that it is not used as."""
+    read = {file.name: file for file in fit.files}
+    endings = {name.rpartition(".")[2] for name in read}
+    for name in map(_unpacked, names):
+        # Folders of catalogues are parts of programs.
+        said = said_splits(name.rpartition("/")[2] if fit.source is Gettext else name)
+        file = read.get(name)
+        if not said or (file is None and name.rpartition(".")[2] not in endings):
+            continue
+        if file is None or not _agrees(name, file.split, fit.words):
+            use = "not be read" if file is None else f"be used as {file.split or 'training text'}"
+            raise InputError(
+                f"{folder}: {name!r}: its name says {' and '.join(said.values())}, and it would "
+                f"{use}; call all files like {fit.pattern}, or move it out of the folder"
+            )
 
 
 def _check_training_files(folder: str, files: list[File], words: dict[str, str]) -> None:

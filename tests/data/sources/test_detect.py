@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from m4.data.sources import Pair
 from m4.data.sources.detect import detect
+from m4.data.sources.reading.layout import m4_code
+from m4.settings import InputError
 from tests.data import folders
+from tests.data.corpora import write
 
 LAYOUTS: dict[str, tuple[Callable[[Path], Path], str, str, str]] = {
     "tsv": (folders.tsv, "tsv.Tsv", "{lang}.{split}.tsv", "fy gl pt"),
@@ -70,3 +75,103 @@ def test_a_folder_is_what_most_of_its_files_are(tmp_path: Path) -> None:
     found = detect(str(folder))
     assert found.name == "tsv.Tsv"
     assert found.not_read == ("fy.po", "gl.po")
+
+
+# How well-known corpora call their files, with {split} as they say it: (names of a language's
+# files, words for train, dev and test). Moses' sides are the language's code and English's.
+NAMES: dict[str, tuple[str, str, str, str]] = {
+    "OPUS-100": ("en-{lang}/opus.en-{lang}-{split}.{side}", "en", "gl fy", "train dev test"),
+    "OPUS-100, en last": ("{lang}-en/opus.{lang}-en-{split}.{side}", "en", "de", "train dev test"),
+    "WMT": ("{split}.{lang}-en.{side}", "en", "de cs", "train newstest2013 newstest2014"),
+    "WMT, folders": ("{split}/corpus.{lang}-en.{side}", "en", "de cs", "training dev test"),
+    "WMT, names": ("{split}/news-{lang}.{side}", "en", "de cs", "training dev test"),
+    "FLORES-200": ("{split}/{side}.{split}", "eng_Latn", "glg_Latn fry_Latn", "train dev devtest"),
+    "FLORES-101": ("{split}/{side}.{split}", "eng", "glg fry", "train dev devtest"),
+    "Tatoeba Challenge": ("eng-{lang}/{split}.{srctrg}.gz", "eng", "glg fry", "train dev test"),
+    "IWSLT": ("{lang}-en/{split}.{lang}-en.{side}", "en", "de fr", "train dev2010 tst2010"),
+    "underscores": ("{lang}_{split}.tsv", "en", "gl fy pt_BR", "train dev test"),
+    "in front": ("{split}_{lang}.tsv", "en", "gl fy", "train valid test"),
+    "hyphens": ("en-{lang}-{split}.tsv", "en", "gl fy", "Train Validation Test"),
+    "pairs in folders": ("{lang}-en/corpus-{split}.{side}", "en", "gl fy", "train tune eval"),
+    "behind a name": ("web.{lang}.{split}.tsv", "en", "gl fy", "train val devtest"),
+    "slashes": ("en-{lang}/{split}.tsv", "en", "gl fy", "train validation test"),
+    "packed": ("{lang}-{split}.tsv.xz", "en", "gl fy", "train dev test"),
+    "json": ("{split}-{lang}.jsonl", "en", "gl fy", "train valid test"),
+}  # fmt: skip
+
+
+def named(folder: Path, name: str, english: str, code: str, word: str) -> list[Pair]:
+    """Writes a language's file or files of a split; returns their pairs."""
+    found = [Pair(f"the {word} sentence {n}", f"{code} {word} {n} oración") for n in range(20)]
+    places = {"lang": code, "split": word}
+    if name.endswith(".jsonl"):
+        rows = (json.dumps({"translation": {english: e, code: f}}) for e, f in found)
+        write(folder / name.format(**places), "".join(f"{row}\n" for row in rows))
+    elif ".tsv" in name:
+        write(folder / name.format(**places), "".join(f"{e}\t{f}\n" for e, f in found))
+    else:
+        for side, as_place, lines in zip(
+            (english, code), ("src", "trg"), zip(*found, strict=True), strict=True
+        ):
+            path = folder / name.format(**places, side=side, srctrg=as_place)
+            write(path, "".join(f"{line}\n" for line in lines))
+    return found
+
+
+@pytest.mark.parametrize("corpus", NAMES)
+def test_official_splits_are_found(tmp_path: Path, corpus: str) -> None:
+    name, english, languages, words = NAMES[corpus]
+    wanted = {
+        (m4_code(code), split): named(tmp_path, name, english, code, word)
+        for code in languages.split()
+        for split, word in zip(("train", "dev", "test"), words.split(), strict=True)
+    }
+    if corpus == "Tatoeba Challenge":
+        write(tmp_path / "eng-glg" / "train.id.gz", "1\n")
+    found = detect(str(tmp_path))
+    assert found.by_hash == ()
+    opened = found.opened(str(tmp_path))
+    assert {(code, split): [*opened.pairs(code, split)] for code, split in wanted} == wanted
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "a test set next to training text": (
+        "europarl.es-en.es europarl.es-en.en newstest2013.es-en.es newstest2013.es-en.en",
+        r"newstest2013\.es-en\.en': its name says newstest2013, and it would be used as training",
+    ),
+    "another separator": (
+        "gl.train.tsv fy.train.tsv gl_test.tsv",
+        r"gl_test\.tsv': its name says test, and it would not be read; call all files like",
+    ),
+    "a second test set": (
+        "gl.train.tsv gl.dev.tsv gl.test.tsv gl.devtest.tsv",
+        r"gl\.devtest\.tsv': its name says devtest, and it would not be read",
+    ),
+    "a test set in the training folder": (
+        "train/a.es train/a.en train/newstest2013.es train/newstest2013.en",
+        r"train/newstest2013\.en': its name says train and newstest2013, and it would be used",
+    ),
+    "nothing to train on": (
+        "dev/eng_Latn.dev dev/glg_Latn.dev devtest/eng_Latn.devtest devtest/glg_Latn.devtest",
+        "expected sentence pairs of English",
+    ),
+    "held-out files alone": ("gl_dev.tsv gl_test.tsv", r"gl_dev\.tsv': its name says dev, and"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_split_that_is_not_used_as_such_is_one_line(tmp_path: Path, case: str) -> None:
+    names, says = REFUSED[case]
+    for name in names.split():
+        write(tmp_path / name, "red\troxo\n" if name.endswith(".tsv") else "red\n")
+    with pytest.raises(InputError, match=says) as error:
+        detect(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_training_text_alone_is_split_by_hash(tmp_path: Path) -> None:
+    """Europarl's names."""
+    for code in ("es", "de"):
+        named(tmp_path, "europarl-v7.{lang}-en.{side}", "en", code, "any")
+    found = detect(str(tmp_path))
+    assert (found.files, found.by_hash) == ("*.{pair}.{side}", ("dev", "test"))

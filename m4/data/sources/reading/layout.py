@@ -16,6 +16,8 @@ from m4.settings import InputError, SettingError
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
 _FIELD = re.compile(r"\{(\w*)\}|(\*)")
 _FIELDS = ("lang", "pair", "side", "split")
+# Sides of a {pair} that are called by their place in it, as in the Tatoeba Challenge.
+_SIDES = {"src": 0, "source": 0, "trg": 1, "tgt": 1, "target": 1}
 # Codes are part of files' names.
 _LONGEST_CODE = 64
 
@@ -160,13 +162,10 @@ class FileLayout:
         found: dict[str, File] = {}
         self.not_taken = []
         for name, path in self._candidates(self.folder, "", 0):
-            plain = name[: len(name) - len(path.name)] + unpacked_name(path)
-            match = self._whole.fullmatch(plain)
-            file = match and self._file(path, plain, match)
-            if not file:
+            if (file := self.file(name, path)) is None:
                 self.not_taken.append(name)
                 continue
-            if plain in found:
+            if (plain := file.name) in found:
                 raise InputError(f"{path}: {found[plain].path} is there too; remove one of them")
             found[plain] = file
         return [
@@ -189,9 +188,17 @@ class FileLayout:
             else:
                 self.not_taken.append(f"{name}{path.name}{'/' if path.is_dir() else ''}")
 
-    def _file(self, path: epath.Path, name: str, match: re.Match[str]) -> File | None:
+    def file(self, name: str, path: epath.Path) -> File | None:
+        """Returns a file by its name below the folder, or None; `language` is not set yet."""
+        name = name.removesuffix(path.name) + unpacked_name(path)
+        match = self._whole.fullmatch(name)
+        if match is None:
+            return None
         field = match.groupdict()
         side = field.get("side")
+        if side in _SIDES and (field.get("before") or field.get("after")):
+            ends = (field["before"] or self.english, field["after"] or self.english)
+            side = ends[_SIDES[side]]
         codes = {field.get("lang"), field.get("before"), field.get("after"), side}
         codes -= {None, self.english}
         if len(codes) > 1 or field.get("lang") == self.english:

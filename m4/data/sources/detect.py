@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -15,9 +14,9 @@ from m4.data.languages import describe
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
-from m4.data.sources.reading.files import COMPRESSED, folder_at, lines, unpacked_name
+from m4.data.sources.reading.files import COMPRESSED, folder_at, lines
 from m4.data.sources.reading.folder import Folder
-from m4.data.sources.reading.layout import File, FileLayout
+from m4.data.sources.reading.layout import SPLIT_WORDS, File, FileLayout, said_splits, unpacked
 from m4.data.sources.reading.lines import MAX_LINE_BYTES
 from m4.data.sources.tsv import Tsv
 from m4.settings import InputError
@@ -71,13 +70,6 @@ _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
         for at in ("", "*/", "*/*/", "*/*/*/")
     ),
 }  # fmt: skip
-# Words that stand for splits in names, between separators or at an end.
-_SPLIT_WORDS = {
-    "train": re.compile(r"train(ing)?", re.IGNORECASE),
-    "dev": re.compile(r"(news|newsdiscuss)?dev\d*|valid(ation)?|val|tune", re.IGNORECASE),
-    "test": re.compile(r"((news|newsdiscuss|dev)?test|tst)\d*|eval", re.IGNORECASE),
-}
-_BETWEEN = re.compile(r"[./_-]")
 _MOST_CHOICES = 24  # of words for the splits
 _ENGLISH = ("en", "eng", "en_US", "english", "eng_Latn")
 _ENGLISH_FIELDS = ("en", "eng", "english", "source", "src")
@@ -169,7 +161,7 @@ def detect(folder: str) -> Detected:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise InputError(f"{folder}: {EXPECTED}; saw {', '.join([*names][:3])}{more}")
     source, pattern, english, fitting = best.source, best.pattern, best.english, best.files
-    words = {split: best.words[split] for split in _SPLIT_WORDS if split in best.used}
+    words = {split: best.words[split] for split in SPLIT_WORDS if split in best.used}
     _check_splits(folder, best, names)
     _check_training_files(folder, fitting, words)
     asked: dict[str, Any] = {"english": english}
@@ -184,12 +176,12 @@ def detect(folder: str) -> Detected:
     by_hash = tuple(split for split in _EVERY if split not in named)
     asked["files"] = pattern
     asked |= {f"{split}_every": _EVERY[split] if split in by_hash else 0 for split in _EVERY}
-    if named and named != {split: split for split in _SPLIT_WORDS}:
+    if named and named != {split: split for split in SPLIT_WORDS}:
         asked["splits"] = named
     defaults = {field.name: field.default for field in dataclasses.fields(source)}
     settings = {name: value for name, value in asked.items() if value != defaults[name]}
     read = {file.name for file in fitting}
-    not_read = tuple(name for name in names if _unpacked(name) not in read)
+    not_read = tuple(name for name in names if unpacked(name) not in read)
     return Detected(source, settings, not_read, by_hash)
 
 
@@ -225,28 +217,12 @@ def _names(folder: epath.Path, before: str, depth: int) -> Iterator[tuple[str, e
             yield from _names(path, f"{before}{path.name}/", depth - 1)
 
 
-def _unpacked(name: str) -> str:
-    path = epath.Path(name)
-    return name[: len(name) - len(path.name)] + unpacked_name(path)
-
-
-def said_splits(name: str) -> dict[str, str]:
-    """Returns split -> its word, for the splits that a file's name says it is."""
-    parts = _BETWEEN.split(_unpacked(name))
-    return {
-        split: part
-        for split, words in _SPLIT_WORDS.items()
-        for part in parts[::-1]
-        if words.fullmatch(part)
-    }
-
-
 def _choices(names: Iterable[str]) -> list[dict[str, str]]:
     """Returns the ways in which these names may call the splits: {split: word}, likely ones first.
 
     Of test sets of several years the latest is test, and without a dev set the one before it dev.
     """
-    words: dict[str, dict[str, None]] = {split: {} for split in _SPLIT_WORDS}
+    words: dict[str, dict[str, None]] = {split: {} for split in SPLIT_WORDS}
     for name in names:
         for split, word in said_splits(name).items():
             words[split][word] = None
@@ -256,7 +232,7 @@ def _choices(names: Iterable[str]) -> list[dict[str, str]]:
     dev = [*words["dev"]] or tests[1:]
     ways = itertools.product([*words["train"]] or [""], dev or [""], tests or [""])
     found = [
-        {split: word for split, word in zip(_SPLIT_WORDS, way, strict=True) if word}
+        {split: word for split, word in zip(SPLIT_WORDS, way, strict=True) if word}
         for way in itertools.islice(ways, _MOST_CHOICES)
         if way[1] != way[2] or not way[1]
     ]
@@ -300,7 +276,7 @@ def _check_splits(folder: str, fit: _Fit, names: Iterable[str]) -> None:
     """Raises InputError for a file whose name says a split that it is not used as."""
     read = {file.name: file for file in fit.files}
     endings = {name.rpartition(".")[2] for name in read}
-    for name in map(_unpacked, names):
+    for name in map(unpacked, names):
         # Folders of catalogues are parts of programs.
         said = said_splits(name.rpartition("/")[2] if fit.source is Gettext else name)
         file = read.get(name)

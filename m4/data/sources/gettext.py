@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from m4.data.sources import Pair
 from m4.data.sources.catalogues import CatalogueError, Entry, read_mo, read_po
@@ -48,6 +48,8 @@ class Gettext(Folder):
             'drop' leaves out those that have any; 'keep' takes all.
         mnemonics: 'strip' removes the & or _ of '_Open' where both sides have one; 'keep' does not.
     """
+
+    names_say_splits: ClassVar[bool] = False  # they are programs' names
 
     files: str = "{lang}.po"
     dev_every: Every = 100

@@ -8,17 +8,17 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from etils import epath
 
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
-from m4.data.sources.reading.layout import File, FileLayout
+from m4.data.sources.reading.layout import File, FileLayout, said_splits
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading
 from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
-from m4.settings import Between, OneOf, SettingError
+from m4.settings import Between, InputError, OneOf, SettingError
 
 _SHOWN = 5  # names of files that are not read
 # One sentence in so many is dev, or test; 0 is none.
@@ -46,6 +46,8 @@ class Folder(CountsLines, abc.ABC):
         max_line_bytes: Longer lines are bad.
         english: Code of English in names.
     """
+
+    names_say_splits: ClassVar[bool] = True  # words such as test in names of files are splits
 
     folder: str | os.PathLike[str]
     files: str
@@ -154,7 +156,21 @@ class Folder(CountsLines, abc.ABC):
         if not files:
             raise self.layout.nothing()
         self._name_unread(files)
+        self._check_splits(files)
         return files
+
+    def _check_splits(self, files: Sequence[File]) -> None:
+        """Raises InputError for a file to train on whose name says that it is dev or test."""
+        # What a setting says itself is meant so.
+        asked = {*said_splits(self.layout.pattern).values(), self.layout.splits["train"]}
+        for file in files if self.names_say_splits else ():
+            said = [word for split, word in said_splits(file.name).items() if split != "train"]
+            if file.split in (None, "train") and (wrong := sorted({*said} - asked)):
+                raise InputError(
+                    f"{file.path}: its name says {' and '.join(wrong)}, and it would be trained "
+                    f"on; move it out of the folder, or name its split ({self.owner}.files, "
+                    f"{self.owner}.splits)"
+                )
 
     def _name_unread(self, files: Sequence[File]) -> None:
         """Prints a line of files that are not read, and one of each language without training."""

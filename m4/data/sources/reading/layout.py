@@ -16,6 +16,13 @@ from m4.settings import InputError, SettingError
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
 _FIELD = re.compile(r"\{(\w*)\}|(\*)")
 _FIELDS = ("lang", "pair", "side", "split")
+# Words that stand for splits in names, between separators or at an end.
+SPLIT_WORDS = {
+    "train": re.compile(r"train(ing)?", re.IGNORECASE),
+    "dev": re.compile(r"(news|newsdiscuss)?dev\d*|valid(ation)?|val|tune", re.IGNORECASE),
+    "test": re.compile(r"((news|newsdiscuss|dev)?test|tst)\d*|eval", re.IGNORECASE),
+}
+_BETWEEN = re.compile(r"[./_-]")
 # Sides of a {pair} that are called by their place in it, as in the Tatoeba Challenge.
 _SIDES = {"src": 0, "source": 0, "trg": 1, "tgt": 1, "target": 1}
 # Codes are part of files' names.
@@ -43,6 +50,23 @@ class File:
 def m4_code(code: str) -> str:
     """Makes a code fit for a direction's name: 'pt-BR' -> 'pt_BR', 'sr@latin' -> 'sr_latin'."""
     return re.sub(r"[^A-Za-z0-9_]", "_", code)
+
+
+def unpacked(name: str) -> str:
+    """Returns a file's path without .gz and the like."""
+    path = epath.Path(name)
+    return name[: len(name) - len(path.name)] + unpacked_name(path)
+
+
+def said_splits(name: str) -> dict[str, str]:
+    """Returns split -> its word, for the splits that a file's name says it is."""
+    parts = _BETWEEN.split(unpacked(name))
+    return {
+        split: part
+        for split, words in SPLIT_WORDS.items()
+        for part in parts[::-1]
+        if words.fullmatch(part)
+    }
 
 
 class Codes:
@@ -190,7 +214,7 @@ class FileLayout:
 
     def file(self, name: str, path: epath.Path) -> File | None:
         """Returns a file by its name below the folder, or None; `language` is not set yet."""
-        name = name.removesuffix(path.name) + unpacked_name(path)
+        name = unpacked(name)
         match = self._whole.fullmatch(name)
         if match is None:
             return None

@@ -81,6 +81,21 @@ def test_languages_without_a_training_file_are_named(
     ]
 
 
+def test_a_file_whose_name_says_test_is_not_trained_on(tmp_path: Path) -> None:
+    for name in ("gl_train", "gl_test", "es"):
+        (tmp_path / f"{name}.tsv").write_text("red\troxo\n")
+    says = (
+        r"gl_test\.tsv: its name says test, and it would be trained on; .*Tsv\.files, Tsv\.splits"
+    )
+    with pytest.raises(ValueError, match=says):
+        Tsv(tmp_path, files="{lang}.tsv", test_every=10).languages()
+    (tmp_path / "es.tsv").unlink()
+    assert Tsv(tmp_path, files="{lang}_{split}.tsv").languages() == ["gl"]
+    # Who names it in a setting means it.
+    alone = Tsv(tmp_path, files="{lang}_test.tsv", test_every=10)
+    assert alone.languages() == ["gl"]
+
+
 def test_a_code_that_is_no_name_of_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / f"{'g' * 200}.train.tsv").write_text("red\troxo\n")
     with pytest.raises(ValueError, match="of 200 letters: must have at most 64"):

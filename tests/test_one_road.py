@@ -147,6 +147,6 @@ def test_a_lone_carriage_return_is_one_line(
     ready = Translator(model, None, made.vocabulary)
     with pytest.raises(InputError, match=says):
         ready.translate(lines.decode().split("\n"), "gl")
-    (tmp_path / "gl.train.tsv").write_bytes(lines.replace(b"t", b"\t"))
-    with pytest.raises(InputError, match=r"gl\.train\.tsv line 1: "):
+    (tmp_path / "gl.train.tsv").write_bytes(b"\r".join([b"red\troxo"] * 3))
+    with pytest.raises(InputError, match=r"gl\.train\.tsv line 1: a control character: a carriage"):
         list(Tsv(tmp_path).pairs("gl", "train"))

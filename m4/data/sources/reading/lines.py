@@ -21,7 +21,7 @@ from m4.data.sources.reading.files import lines, packing
 from m4.settings import InputError
 
 # Part of a source's identity: raise it when other lines are left out or put right.
-READING = 1
+READING = 2
 MAX_LINE_BYTES = 65_536
 # Numbers of skipped lines that are kept for each file and reason.
 _PLACES = 5
@@ -204,12 +204,8 @@ class Tally:
             line = line[len(BOM) :]
             self._notes.add("a byte order mark")
         if line.endswith(b"\r"):
-            line = line[:-1]
             self._notes.add("a CRLF line end")
-        try:
-            return line.decode("utf-8")
-        except UnicodeDecodeError:
-            return Reason("not UTF-8")
+        return line_of(line)
 
     def pair(self, number: int, english: object, translation: object) -> Pair | None:
         """Returns the two sides as a pair, or None, which is counted (see `bad`)."""

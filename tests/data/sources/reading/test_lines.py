@@ -29,7 +29,11 @@ KINDS: dict[str, Kind] = {
     "NUL": (b"poison %d", b"ve\0neno %d", "a NUL character"),
     "control": (b"poison %d", b"ve\x1bneno %d", "a control character"),
     "C1 control": (b"poison %d", "ve\u0085neno %%d".encode(), "a control character"),
-    "carriage return inside": (b"poi\rson %d", b"veneno %d", "a control character"),
+    "carriage return inside": (
+        b"poi\rson %d",
+        b"veneno %d",
+        "a control character: a carriage return (CR) inside",
+    ),
     "not UTF-8": (b"poison %d", b"vene\xf1o %d", "not UTF-8"),
     "cut UTF-8": (b"poison %d \xe2\x82", b"veneno %d", "not UTF-8"),
     "surrogate in UTF-8": (b"poison %d", b"ven\xed\xa0\x80eno %d", "not UTF-8"),

@@ -4,12 +4,11 @@ Text of 100 languages, from a folder of <lang>.{train,dev,test}.tsv files or els
 corpus, becomes a cache; then, each in a separate process:
 
   start    from nothing to the first batch: 20 and 200 directions; with Numba's cache and without
-  feed     batches in a row: packed, bucketed, one pair a row; of the text, and of made-up arrays
+  feed     batches in a row: packed, one pair a row; of the text, and of made-up arrays
            with sentences as long as news; of --gigabytes of them, when that is given
   seqio    seqio's own mixture of the same cache, packed by its feature converter
   shares   a million draws against their theory
-  resume   random steps, each by a fresh stream on 1, 2 and 8 hosts, against one stream: packed,
-           and a tenth as many bucketed
+  resume   random steps, each by a fresh stream on 1, 2 and 8 hosts, against one stream
 
 One JSON line a measurement, and a table at the end. Tokens are ids of sources and targets without
 padding. CPU seconds are of all threads; rates are a CPU second: on one core.
@@ -319,8 +318,7 @@ def main() -> None:
             measured("shares", **common)
         if "resume" in parts:
             steps = arguments.resume_steps
-            for layout, number in (("packed", steps), ("bucketed", steps // 10)):
-                measured("resume", **common, layout=layout, steps=number)
+            measured("resume", **common, layout="packed", steps=steps)
     print(table(rows))
 
 
@@ -371,7 +369,7 @@ def starts(folder: Path, arguments: argparse.Namespace) -> list[Row]:
 def feeds(folder: Path, what: str, seconds: float) -> list[Row]:
     """Batches in a row, in every layout."""
     rows = []
-    kinds = ("packed", 16), ("packed", 64), ("packed", 512), ("bucketed", 64), ("single", 64)
+    kinds = ("packed", 16), ("packed", 64), ("packed", 512), ("single", 64)
     for layout, size in kinds:
         found = measured("feed", folder=str(folder), rows=size, layout=layout, seconds=seconds)
         rows.append((f"{layout}, {size} rows, {what}", found))

@@ -17,9 +17,8 @@ from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
-from m4.data.stream.buckets import batch_shapes
 from m4.data.stream.stream import Stream
-from m4.experiment import Data, Experiment, Training, identity, partial_arguments
+from m4.experiment import Data, Experiment, Training, identity
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.layout import Layout
 from m4.settings import SettingError, first_line
@@ -102,18 +101,11 @@ class Parts:
         """The batches of training, drawn at the sampler's first rates."""
         return training_stream(self.training, self.data, self.corpus)
 
-    @functools.cached_property
-    def batch_shapes(self) -> Sequence[BatchShape]:
-        """Shapes that batches can have."""
-        if self._corpus is not None:
-            return self.stream.shapes
-        stream, lengths = self.data.stream, self.data.corpus.lengths
-        return batch_shapes(
-            self.training.batch_size,
-            lengths["inputs"],
-            lengths["targets"],
-            **(partial_arguments(stream) if isinstance(stream, functools.partial) else {}),
-        )
+    @property
+    def batch_shape(self) -> BatchShape:
+        """The shape of the batches."""
+        lengths = self.data.corpus.lengths
+        return self.training.batch_size, lengths["inputs"], lengths["targets"]
 
     @functools.cached_property
     def trained(self) -> Directions:
@@ -132,7 +124,7 @@ class Parts:
     def program(self) -> TrainProgram:
         """The training step. SettingError: sizes that do not divide over the mesh."""
         return program.train_program(
-            self.training, self.model, self.trained, self.mesh, self.batch_shapes
+            self.training, self.model, self.trained, self.mesh, self.batch_shape
         )
 
     def layout(self) -> Layout | None:

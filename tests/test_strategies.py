@@ -41,7 +41,7 @@ class Rows:
     """The one batch: real tokens, padding and two packed pairs in some of its rows."""
 
     directions = DIRECTIONS
-    shapes = ((ROWS, LENGTH, LENGTH),)
+    shape = (ROWS, LENGTH, LENGTH)
 
     def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Mapping[str, np.ndarray]:
         random = np.random.default_rng(step)
@@ -101,7 +101,7 @@ def a_step(name: str, alone: bool, *bindings: str) -> Taken:
         training = dataclasses.replace(
             training, fsdp_axes=(), extra_axis_rules=(), grad_accum_steps=1
         )
-    program = train_program(training, model, DIRECTIONS, mesh, Rows.shapes)
+    program = train_program(training, model, DIRECTIONS, mesh, Rows.shape)
     with program.axis_rules():
         state = program.new_state()
         batch = to_global(mesh, Rows().batch(0))

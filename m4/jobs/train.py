@@ -178,5 +178,4 @@ def _flops(parts: Parts) -> Flops:
     peak = math.inf
     if distributed.is_primary():
         peak = peak_flops([*parts.mesh.devices.flat], parts.model.dtype)
-    shapes = parts.batch_shapes
-    return Flops({s: model_flops(forward_flops(parts.model, *s)) for s in shapes}, peak)
+    return Flops(model_flops(forward_flops(parts.model, *parts.batch_shape)), peak)

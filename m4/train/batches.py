@@ -1,7 +1,7 @@
 """The batches of training: what a stream is, and its batches over the mesh."""
 
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -11,14 +11,8 @@ from jax.sharding import Mesh
 
 from m4.parallel.layout import host_batch, host_shards, to_global
 
-# (rows, source length, target length) that a batch can have.
+# (rows, source length, target length) of a batch.
 BatchShape = tuple[int, int, int]
-
-
-def shape_of(batch: Mapping[str, jax.Array]) -> BatchShape:
-    """Returns the shape of a batch over the mesh."""
-    rows, source_length = batch["encoder_input_tokens"].shape
-    return rows, source_length, batch["decoder_input_tokens"].shape[1]
 
 
 class BatchStream(Protocol):
@@ -27,8 +21,8 @@ class BatchStream(Protocol):
     directions: list[str]
 
     @property
-    def shapes(self) -> Sequence[BatchShape]:
-        """All shapes that its batches can have."""
+    def shape(self) -> BatchShape:
+        """The shape of its batches."""
         ...
 
     def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Mapping[str, np.ndarray]: ...

@@ -128,7 +128,7 @@ def train(
             state = program.new_state()
         start, end = int(state.step), training.total_steps
         first_start = watchdog.first_start(folder)
-        tokens = max(rows * max(lengths) for rows, *lengths in stream.shapes)
+        rows, *lengths = stream.shape
         if sampling is not None and begun:
             sampling.begin(start, continued.get("sampling"))
         with undamaged(f"{checkpoints.folder}/{latest}/note"):
@@ -136,7 +136,7 @@ def train(
                 sampling.resume(saved.get("sampling"))
             clock = StepClock(flops, first_start, saved)
             guard = StepGuard(training.on_bad_step, training.bad_steps, saved, state.step.sharding)
-            counters = Counters(stream.directions, groups or {}, saved, start, tokens)
+            counters = Counters(stream.directions, groups or {}, saved, start, rows * max(lengths))
         run = Run(program, state, end, StepsInFlight(most_in_flight(program.mesh), clock),
                   clock, guard, counters)  # fmt: skip
         rows_to = -1 if begun else start  # a run that begins has its first row again

@@ -85,19 +85,20 @@ def train_program(
     model: Transformer,
     directions: Directions | Sequence[str],
     mesh: Mesh,
-    batch_shapes: Sequence[BatchShape] = (),
+    batch_shape: BatchShape | None = None,
 ) -> TrainProgram:
     """Returns the training step of a model; nothing is computed, read or written.
 
     Args:
         directions: Directions in the order of a batch's direction_ids. Names alone are of one size.
-        batch_shapes: Shapes that batches can have. Defaults to none, which are not checked.
+        batch_shape: Shape of the batches. Defaults to one that is not checked.
     """
     if not isinstance(directions, Directions):
         directions = Directions.assumed(directions)
     with axis_rules_context(mesh, training.extra_axis_rules):
         parts = training.grad_accum_steps
-        check_batches(mesh, model, batch_shapes, training.batch_size, parts)
+        if batch_shape is not None:
+            check_batch(mesh, model, batch_shape, parts)
         check_model(mesh, model)
     weights, rates = (
         None if given is None else by_direction(f"Training.{name}", given, directions)
@@ -171,34 +172,23 @@ def check_model(mesh: Mesh, model: Transformer) -> None:
             check_divides(mesh, "experts", experts.shared_width, "mlp", "MoeLayer.shared_width")
 
 
-def check_batches(
-    mesh: Mesh,
-    model: Transformer,
-    shapes: Sequence[BatchShape],
-    batch_size: int,
-    grad_accum_steps: int,
-) -> None:
-    """SettingError where batches do not divide over the mesh or into accumulation steps.
-
-    batch_size: rows of a full batch; where rows are sorted by length, shapes have other numbers.
-    """
-    for rows, source_length, target_length in shapes:
-        check_divides(mesh, "batch", rows, "batch", "Training.batch_size")
-        for length in (source_length, target_length):
-            check_divides(mesh, "batch", length, "length", "CorpusSpec.lengths")
-        check_accumulation(mesh, rows, grad_accum_steps, batch_size)
-        try:
-            pipeline.check(mesh, model, rows // grad_accum_steps, "Training.batch_size")
-        except SettingError as error:
-            if grad_accum_steps == 1 or error.setting != "Training.batch_size":
-                raise
-            allowed = f"{grad_accum_steps} (Training.grad_accum_steps) times {error.allowed}"
-            raise SettingError(error.setting, rows, allowed) from None
+def check_batch(mesh: Mesh, model: Transformer, shape: BatchShape, grad_accum_steps: int) -> None:
+    """SettingError where a batch does not divide over the mesh or into accumulation steps."""
+    rows, *lengths = shape
+    check_divides(mesh, "batch", rows, "batch", "Training.batch_size")
+    for length in lengths:
+        check_divides(mesh, "batch", length, "length", "CorpusSpec.lengths")
+    check_accumulation(mesh, rows, grad_accum_steps)
+    try:
+        pipeline.check(mesh, model, rows // grad_accum_steps, "Training.batch_size")
+    except SettingError as error:
+        if grad_accum_steps == 1 or error.setting != "Training.batch_size":
+            raise
+        allowed = f"{grad_accum_steps} (Training.grad_accum_steps) times {error.allowed}"
+        raise SettingError(error.setting, rows, allowed) from None
 
 
-def check_accumulation(
-    mesh: Mesh | AbstractMesh, rows: int, grad_accum_steps: int, batch_size: int | None = None
-) -> None:
+def check_accumulation(mesh: Mesh | AbstractMesh, rows: int, grad_accum_steps: int) -> None:
     """SettingError where a batch's rows do not make that many equal parts on every device."""
     devices = rows_over(mesh)
     if rows % (devices * grad_accum_steps) == 0:
@@ -208,6 +198,4 @@ def check_accumulation(
         f"{grad_accum_steps} parts on each of {devices} devices with different rows; "
         f"{nearest_valid(rows, devices * grad_accum_steps)}"
     )
-    if batch_size not in (None, rows):
-        allowed = f"such that batches have, where this one has {rows} rows, {allowed}"
-    raise SettingError("Training.batch_size", batch_size or rows, allowed)
+    raise SettingError("Training.batch_size", rows, allowed)

@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from m4.parallel import distributed
 from m4.train.bad_steps import StepGuard
-from m4.train.batches import BatchShape, shape_of
 from m4.train.measuring.counters import Counters
 from m4.train.measuring.step_clock import StepClock
 from m4.train.preemption import STOP, stop_flags, with_stop_flags
@@ -43,28 +42,28 @@ class StepsInFlight:
     def __init__(self, most: int, clock: StepClock):
         self.most, self.stop = most, False
         self._clock = clock
-        self._steps: collections.deque[tuple[BatchShape | None, Any, Any]] = collections.deque()
+        self._steps: collections.deque[tuple[bool, Any, Any]] = collections.deque()
 
-    def add(self, shape: BatchShape | None, result: jax.Array, stop: jax.Array | None) -> None:
+    def add(self, counts: bool, result: jax.Array, stop: jax.Array | None) -> None:
         """Takes a step; waits until one more may be dispatched.
 
         Args:
-            shape: Shape of its batch. None where its time does not count.
+            counts: Its time counts: nothing was compiled in it.
             result: An array that is ready when the step has ended.
             stop: Sum of the processes' flags. None where there is one process.
         """
         if stop is not None:
             stop.copy_to_host_async()
-        self._steps.append((shape, result, stop))
+        self._steps.append((counts, result, stop))
         self.wait(self.most - 1)
 
     def wait(self, left: int = 0) -> None:
         """Returns once at most `left` steps are in flight."""
         while len(self._steps) > left:
-            shape, result, stop = self._steps.popleft()
+            counts, result, stop = self._steps.popleft()
             jax.block_until_ready(result)
-            if shape is not None:
-                self._clock.ended(shape)
+            if counts:
+                self._clock.ended()
             self.stop = self.stop or (stop is not None and int(stop) > 0)
 
 
@@ -92,7 +91,6 @@ class Run:
         self.step = int(self.state.step)
         self.last, self.stepped = self.step == self.end, False
         self.together = distributed.is_distributed()
-        self._compiled: set[BatchShape] = set()
         guarded = self.guard.wrap(self.program.step)
         jitted = self.program.jit(with_stop_flags(guarded) if self.together else guarded)
         self._call = distributed.SynchronizedProgram(jitted, "the step's program")
@@ -106,7 +104,6 @@ class Run:
         """Dispatches a step. While it runs, or those before it, the next batch is sent."""
         self.step += 1
         self.last, self.measured = self.step == self.end, {}
-        shape = shape_of(batch)
         batch |= self.guard.inputs()
         if self.together:
             batch[STOP] = stop_flags(self.program.mesh, bool(self.received))
@@ -116,15 +113,13 @@ class Run:
                 self.state, metrics = self._call(self.state, batch)
             return metrics
 
-        compile_first = shape not in self._compiled
+        compile_first = not self.stepped
         if compile_first:
-            self._compiled.add(shape)
             metrics = self.pause("compile", lambda: jax.block_until_ready(dispatch()))
         else:
             metrics = dispatch()
             self.clock.dispatched()
-        counted = None if compile_first else shape
-        self.in_flight.add(counted, metrics["loss"], metrics.pop(STOP, None))
+        self.in_flight.add(not compile_first, metrics["loss"], metrics.pop(STOP, None))
         self.guard.add(self.step, metrics)
         self.counters.add(self.step, metrics)
         self.stepped = True

@@ -72,22 +72,13 @@ def leaves(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
 
-BUCKETED = {"layout": "bucketed", "widths": (40,), "rows_multiple": 2}
-
-
-@pytest.mark.parametrize(
-    "layout", [{}, pytest.param(BUCKETED, marks=[pytest.mark.slow, pytest.mark.thorough])]
-)
-def test_resume_is_bit_equal(tmp_path, run, corpus, layout):
-    """In batches of one shape or of several; adamw has no cooldown that knows where a run ends.
+def test_resume_is_bit_equal(tmp_path, run, corpus):
+    """The optimizer has no cooldown, which would know where a run ends.
 
     Experts change at the fourth step, by gradients from before and after the interruption.
     """
     run = functools.partial(run, optimizer=functools.partial(adamw, experts_every=4))
-    stream = Stream(corpus, seed=1, batch_rows=4, **layout)
-    assert len({stream.batch(step)["decoder_target_tokens"].shape for step in range(6)}) == (
-        len(stream.shapes)
-    )
+    stream = Stream(corpus, seed=1, batch_rows=4)
     whole = run(tmp_path / "whole", stream=stream, total_steps=6)
     run(tmp_path / "parts", stream=stream, total_steps=3)
     parts = run(tmp_path / "parts", stream=stream, total_steps=6)

@@ -1,7 +1,7 @@
 """Trainers for tests: settings that most of them share, and a run in one call."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,6 @@ def train(
 ) -> Trained:
     """Trains; options: settings of `Training`, and arguments of `loop.train`."""
     run = {name: options.pop(name) for name in _OF_RUN if name in options}
-    shapes: Sequence[Any] = stream.shapes
-    training = training_of(optimizer, **{"batch_size": shapes[0][0], **options})
-    program = train_program(training, model, stream.directions, mesh, shapes)
+    training = training_of(optimizer, **{"batch_size": stream.shape[0], **options})
+    program = train_program(training, model, stream.directions, mesh, stream.shape)
     return loop.train(program, training, folder, stream, **run)

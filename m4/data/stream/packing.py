@@ -24,14 +24,13 @@ class Shape(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """Consecutive steps over K pairs: the step and the row of each pair, and each step's shape.
+    """Consecutive steps over K pairs: the step and the row of each pair.
 
     A pair that fits in no row has row -1.
     """
 
     step_of: Ints
     row_of: Ints
-    shapes: list[Shape]
 
     @property
     def left(self) -> int:
@@ -89,7 +88,7 @@ def plan(
             break
     _, part_of, row_of = min(made, key=lambda one: one[0])
     row_of = np.where(row_of < 0, -1, row_of + part_of % parts * rows)
-    return BatchPlan(part_of // parts, row_of, [shape] * steps)
+    return BatchPlan(part_of // parts, row_of)
 
 
 def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:

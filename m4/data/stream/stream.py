@@ -11,10 +11,9 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from m4.data import permutation
 from m4.data.cache.cache import Cache
 from m4.data.samplers import Phase
-from m4.data.stream import buckets, packing
+from m4.data.stream import packing
 from m4.data.stream.batches import Batch, Examples, SplitReader, lay_out
 from m4.data.stream.packing import BatchPlan, Ints, Shape
 from m4.data.stream.phases import Phases, listed
@@ -32,16 +31,16 @@ from m4.settings import (
 
 # Raised whenever the same arguments would give other batches.
 FORMAT = 2
-LAYOUTS = ("packed", "bucketed", "single")
-# Rows, or with buckets steps, that a group has at least. The load of larger groups varies less, so
-# that they can be filled better; but a group is planned at once.
-_GROUP_ROWS, _GROUP_STEPS, _BUCKETED_STEPS = 2048, 4, 64
+LAYOUTS = ("packed", "single")
+# Rows and steps that a group has at least. The load of larger groups varies less, so that they can
+# be filled better; but a group is planned at once.
+_GROUP_ROWS, _GROUP_STEPS = 2048, 4
 # Shares of the rows' room that a plan may use. The rest is lost: no packing is perfect, and a step
 # has more of sources or more of targets.
 _FILLS = [percent / 100 for percent in range(99, 0, -1)]
 # Trials are few, so plans have something to spare: more tries, fewer pairs than the trials held.
 _TRIAL_GROUPS, _TRIAL_TRIES = 4, 2
-_SPARE = {"packed": 0.99, "bucketed": 0.97}
+_SPARE = 0.99
 
 
 # Groups after which the pages that were read are released: tens of megabytes a group.
@@ -57,9 +56,7 @@ class Stream:
     left out and counted (`dropped`).
 
     Layouts. "packed": several pairs a row; every pair of a direction comes once before any comes
-    twice, after every single step. "bucketed": one pair a row, rows of a few widths
-    (`buckets.shapes`); the same, but after every group of steps, because short pairs and long ones
-    are in different steps. "single": one pair a row, rows of full width.
+    twice, after every single step. "single": one pair a row.
     """
 
     def __init__(
@@ -72,8 +69,6 @@ class Stream:
         source_length: Size | None = None,
         target_length: Size | None = None,
         layout: Annotated[str, OneOf(LAYOUTS)] = "packed",
-        widths: Sequence[Size] | None = None,
-        rows_multiple: Size = 8,
         window: Annotated[int, Between(1, 10**9)] = WINDOW,
     ) -> None:
         """Plans nothing yet, but tries a few groups to find their number of pairs.
@@ -86,9 +81,7 @@ class Stream:
             batch_rows: Rows of a batch of full lengths.
             source_length: Ids of a row. Defaults to the corpus's.
             target_length: Ids of a row. Defaults to the corpus's.
-            layout: "packed", "bucketed" or "single".
-            widths: Widths of the layout "bucketed" (`buckets.shapes`).
-            rows_multiple: Divides the rows of the layout "bucketed".
+            layout: "packed" or "single".
             window: A direction with more pairs is read in stretches of so many (`Draws`).
 
         Raises:
@@ -102,10 +95,9 @@ class Stream:
         self.source_length = source_length or cache.source_length
         self.target_length = target_length or cache.target_length
         self._window, self._extra = window, cache.extra_ids
-        whole = Shape(batch_rows, self.source_length, self.target_length)
-        self.shapes = buckets.batch_shapes(*whole, layout, widths, rows_multiple)
+        self.shape = Shape(batch_rows, self.source_length, self.target_length)
         packed = max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows))
-        self.group_steps = {"packed": packed, "bucketed": _BUCKETED_STEPS, "single": 1}[layout]
+        self.group_steps = packed if layout == "packed" else 1
         self._split = SplitReader(cache, self.directions, "train")
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
         self._check_lengths(cache)
@@ -139,14 +131,13 @@ class Stream:
             self._given = max(self._given, step)
             group = self._group(step // self.group_steps)
         place = step % self.group_steps
-        shape = group.plan.shapes[place]
-        if shape.rows % part[1]:
+        if self.batch_rows % part[1]:
             raise InputError(
-                f"a batch of {shape.rows} rows does not divide over {part[1]} hosts; "
-                f"{nearest_valid(shape.rows, part[1])}"
+                f"a batch of {self.batch_rows} rows does not divide over {part[1]} hosts; "
+                f"{nearest_valid(self.batch_rows, part[1])}"
             )
         chosen = group.by_step[group.edges[place] : group.edges[place + 1]]
-        return lay_out(self._split, group.examples, chosen, group.plan.row_of, shape, part)
+        return lay_out(self._split, group.examples, chosen, group.plan.row_of, self.shape, part)
 
     def begin(self, step: int, rates: Mapping[str, float]) -> int:
         """Appends a phase with other rates and returns the step at which it starts.
@@ -234,7 +225,7 @@ class Stream:
             self._phases.initial(),
             self.seed,
             self._window,
-            [self.layout, self.group_steps, *self.shapes],
+            [self.layout, self.group_steps, self.shape],
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -254,22 +245,17 @@ class Stream:
         if self.layout == "single":
             return self.batch_rows
         most = self._capacity(draws)
-        least = self.group_steps * (self.batch_rows if self.layout == "packed" else 1)
+        least = self.group_steps * self.batch_rows
         for fill in _FILLS:
             pairs = max(int(fill * most), least)
             # Any groups will do, but at the beginning of a phase their blocks are needed anyway.
             trials = (self._plan(draws, n, pairs, _TRIAL_TRIES) for n in range(_TRIAL_GROUPS))
             if not any(trial.plan.left for trial in trials):
                 break
-        return max(int(_SPARE[self.layout] * pairs), least)
+        return max(int(_SPARE * pairs), least)
 
     def _capacity(self, draws: Draws) -> float:
         """About so many pairs would a group hold if no place in it were empty."""
-        if self.layout == "bucketed":
-            examples = self._split.examples(*draws.draw(0, 4096))
-            lengths = examples.source_lengths, examples.target_lengths
-            rows = np.array([shape.rows for shape in self.shapes])
-            return self.group_steps / (1 / rows[buckets.bucket_of(*lengths, self.shapes)]).mean()
         shares = np.diff(np.array(draws.bounds, np.float64))
         shares /= shares.sum()
         source, target = shares @ np.array(self._means) + self._extra
@@ -296,14 +282,10 @@ class Stream:
         examples = self._split.examples(*drawn)
         lengths = examples.source_lengths, examples.target_lengths
         if self.layout == "packed":
-            steps, shape = self.group_steps, self.shapes[0]
+            steps, shape = self.group_steps, self.shape
             made = packing.plan(*lengths, drawn.directions, drawn.epochs, steps, shape, tries)
-        elif self.layout == "bucketed":
-            bucket = buckets.bucket_of(*lengths, self.shapes)
-            key = permutation.key("batches", self.seed, draws.phase, number)
-            made = buckets.plan(bucket, self.group_steps, self.shapes, key)
         else:
-            made = BatchPlan(np.zeros(pairs, np.int64), np.arange(pairs), self.shapes)
+            made = BatchPlan(np.zeros(pairs, np.int64), np.arange(pairs))
         placed = np.flatnonzero(made.row_of >= 0)
         step_of = made.step_of[placed].astype(np.uint16)  # numpy sorts these in linear time
         by_step = np.argsort(step_of, kind="stable")

@@ -8,17 +8,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from m4.train.batches import BatchShape
-
 # The typical step is the median of so many.
 _TYPICAL_STEPS = 101
 
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """Model FLOPs of a step by its batch's shape, and the peak FLOPs a second of all devices."""
+    """Model FLOPs of a step, and the peak FLOPs a second of all devices."""
 
-    steps: Mapping[BatchShape, float]
+    step: float
     peak: float
 
 
@@ -53,7 +51,6 @@ class StepClock:
     def _clear(self) -> None:
         self._steps: list[float] = []
         self._waits: list[float] = []
-        self._computed = 0.0
 
     @contextlib.contextmanager
     def waiting(self, step: int) -> Iterator[None]:
@@ -77,14 +74,13 @@ class StepClock:
         self._longest[phase] = max(self._longest.get(phase, 0.0), self.since - begin)
         self.phase = "step"
 
-    def ended(self, shape: BatchShape) -> None:
-        """A step with a batch of this shape has ended."""
+    def ended(self) -> None:
+        """A step has ended."""
         now = time.monotonic()
         seconds, self.since = now - self.since, now
         self._steps.append(seconds)
         self._recent.append(seconds)
         self._in_steps += seconds
-        self._computed += self._flops.steps[shape] if self._flops is not None else 0.0
 
     @property
     def typical_seconds(self) -> float:
@@ -106,7 +102,8 @@ class StepClock:
             row["step_seconds"] = statistics.fmean(self._steps)
             row["step_seconds_deviation"] = statistics.pstdev(self._steps)
             if self._flops is not None:
-                row["mfu"] = self._computed / max(sum(self._steps), 1e-9) / self._flops.peak
+                computed = self._flops.step * len(self._steps)
+                row["mfu"] = computed / max(sum(self._steps), 1e-9) / self._flops.peak
         self._clear()
         return row
 

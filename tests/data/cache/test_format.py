@@ -40,7 +40,6 @@ BATCHES = (
     2,
     {
         "packed": "105194b4df30afca391a8e23722c11bd4886b0adc7776211bc561034f1364360",
-        "bucketed": "4a3c04f2381a2b9bdaea8f8e274a46f56d681167b4c5ec3bdcfb331d4301d21d",
         "single": "8d24e127d6c507b6217b1c2ef95d18ee1fd9aa435ce08a879c82708c3422c1f1",
     },
 )

@@ -113,7 +113,7 @@ def test_decoding_reads_the_same_ids(seqio: Any, cache: Cache) -> None:
     assert not cache.manifest["ledger"]["languages"]["gl"]["test"].get("flagged")
 
 
-@pytest.mark.parametrize("layout", ["packed", "single", "bucketed"])
+@pytest.mark.parametrize("layout", ["packed", "single"])
 def test_shares_and_epochs_are_those_of_the_mixture(seqio: Any, cache: Cache, layout: str) -> None:
     mixture = seqio.get_mixture_or_task("made_all")
     rates = {TASKS[t.name]: mixture.get_rate(t) / mixture.total_rate for t in mixture.tasks}
@@ -122,8 +122,7 @@ def test_shares_and_epochs_are_those_of_the_mixture(seqio: Any, cache: Cache, la
     assert rates == pytest.approx({"en-pt": 20 / 24, "en-gl": 3 / 24, "en-from_gl": 1 / 24})
     phases = mixing.phases(cache, mixing_rates)
     stream = Stream(cache, phases=phases, batch_rows=16, layout=layout)
-    steps = stream.group_steps if layout == "bucketed" else 128
-    drawn = of_batches(stream.batch(step) for step in range(steps))
+    drawn = of_batches(stream.batch(step) for step in range(128))
     count = Counter(stream.directions[number] for *_, number in drawn)
     for direction, rate in rates.items():
         # 4 sigma of a binomial draw; m4's blocks are closer
@@ -132,13 +131,13 @@ def test_shares_and_epochs_are_those_of_the_mixture(seqio: Any, cache: Cache, la
         own = Counter(of_seqio(seqio, task, "train"))
         seen = [tuple(pair[:2]) for pair in drawn if stream.directions[pair[2]] == direction]
         assert set(seen) <= set(own)
-        if layout != "bucketed":  # all come once before any comes twice, after every step
-            assert len(seen) > own.total()
-            times = [Counter(seen)[pair] / own[pair] for pair in own]
-            assert max(times) - min(times) <= 1, direction
+        # All come once before any comes twice, after every step.
+        assert len(seen) > own.total()
+        times = [Counter(seen)[pair] / own[pair] for pair in own]
+        assert max(times) - min(times) <= 1, direction
 
 
-@pytest.mark.parametrize("layout", ["packed", "single", "bucketed"])
+@pytest.mark.parametrize("layout", ["packed", "single"])
 def test_a_later_step_and_other_hosts_have_the_same_batches(cache: Cache, layout: str) -> None:
     """A stream that begins at step 7 continues the first one, on 1, 2 and 4 hosts."""
 

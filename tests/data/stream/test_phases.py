@@ -17,8 +17,8 @@ from tests.data.stream.test_stream import pairs_of, same
 FIRST = {"en-gl": 0.5, "en-pt": 0.5}
 SECOND = {"en-pt": 0.2, "sr_Latn-en": 0.8, "en-gl": 0.0}
 PHASES = [Phase(0, FIRST), Phase(70, SECOND)]
-# Groups of 2,048 / 64 = 32 steps packed, 64 bucketed, 1 single: the first that begins from 70 on.
-STARTS = {"packed": 96, "bucketed": 128, "single": 70}
+# Groups of 2,048 / 64 = 32 steps packed, 1 single: the first that begins from 70 on.
+STARTS = {"packed": 96, "single": 70}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

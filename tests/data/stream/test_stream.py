@@ -85,7 +85,7 @@ def test_every_segment_is_a_whole_pair(made_cache: Cache, texts: dict, layout: s
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_pair_once_before_any_twice(made_cache: Cache, texts: dict, layout: str) -> None:
-    """After every single step, not only at the end of an epoch; "bucketed": after every group."""
+    """After every single step, not only at the end of an epoch."""
     stream = Stream(made_cache, batch_rows=8, layout=layout)
     counts = {d: Counter(dict.fromkeys(pairs, 0)) for d, pairs in texts.items()}
     for step in range(260):
@@ -94,8 +94,7 @@ def test_every_pair_once_before_any_twice(made_cache: Cache, texts: dict, layout
         assert not stream.dropped(step)
         seen = stream.examples_seen(step + 1)
         for direction, counter in counts.items():
-            if layout != "bucketed" or (step + 1) % stream.group_steps == 0:
-                assert max(counter.values()) - min(counter.values()) <= 1, (step, direction)
+            assert max(counter.values()) - min(counter.values()) <= 1, (step, direction)
             assert counter.total() == seen[direction]
     epochs = stream.epochs(260)
     assert epochs["en-sr_Latn"] > 2
@@ -154,14 +153,12 @@ def test_fingerprint_is_everything_that_decides(made_cache: Cache, layout: str) 
         base | {"batch_rows": 16},
         base | {"source_length": 91},
         base | {"target_length": 91},
-        base | {"layout": {"packed": "single", "single": "bucketed", "bucketed": "packed"}[layout]},
+        base | {"layout": {"packed": "single", "single": "packed"}[layout]},
         base | {"directions": ["en-gl", "gl-en"]},
         base | {"window": 100},
         base | {"phases": rates | {"en-gl": 0.5}},
         base | {"phases": [Phase(0, rates), Phase(100, rates)]},
     ]
-    if layout == "bucketed":
-        others += [base | {"widths": (40,)}, base | {"rows_multiple": 4}]
     prints = {Stream(made_cache, **arguments).fingerprint() for arguments in [base, *others]}
     assert len(prints) == 1 + len(others)
 
@@ -260,11 +257,6 @@ def test_a_damaged_cache_is_an_error(made_cache: Cache, tmp_path: Path) -> None:
             {"layout": "padded"},
             r"Stream\.layout = 'padded': must be one of packed",
         ),
-        (
-            {"batch_rows": 12, "layout": "bucketed"},
-            r"batch_rows = 12: .* of rows_multiple",
-        ),
-        ({"layout": "bucketed", "widths": (32, 16)}, r"widths = \[32, 16\]: must be rising"),
     ],
 )
 def test_errors(made_cache: Cache, settings: dict[str, Any], said: str) -> None:

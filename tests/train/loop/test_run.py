@@ -45,7 +45,7 @@ def run(corpus: Cache) -> Run:
         total_steps=6,
         log_period=3,
         checkpoint_period=100,
-        flops=Flops(dict.fromkeys(stream.shapes, FLOPS), PEAK),
+        flops=Flops(FLOPS, PEAK),
     )
 
 
@@ -113,12 +113,12 @@ def test_processes_agree_to_stop_at_the_flags_of_steps_that_have_ended() -> None
     steps = StepsInFlight(3, StepClock(None, 0.0, {}))
     seen = []
     for flag in (0, 1, 0, 0):
-        steps.add(None, jnp.zeros(()), jnp.asarray(flag, jnp.int32))
+        steps.add(False, jnp.zeros(()), jnp.asarray(flag, jnp.int32))
         seen.append(steps.stop)
     # Step 2 is waited for when step 4 has been dispatched.
     assert seen == [False, False, False, True]
     one = StepsInFlight(1, StepClock(None, 0.0, {}))
-    one.add(None, jnp.zeros(()), jnp.asarray(1, jnp.int32))
+    one.add(False, jnp.zeros(()), jnp.asarray(1, jnp.int32))
     assert one.stop
 
 

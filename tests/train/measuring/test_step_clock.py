@@ -5,8 +5,6 @@ import pytest
 from m4.train.measuring import step_clock
 from m4.train.measuring.step_clock import Flops, StepClock
 
-SHAPE, LONG = (4, 8, 8), (4, 16, 16)
-
 
 class Time:
     """In place of the module `time`."""
@@ -30,15 +28,15 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 def test_a_row_is_of_the_steps_since_the_last_one(time: Time) -> None:
     # Started 50 s ago; 10 s of steps were saved.
-    clock = StepClock(Flops({SHAPE: 1e9, LONG: 4e9}, 1e10), 1050.0, {"seconds_in_steps": 10.0})
+    clock = StepClock(Flops(2.5e9, 1e10), 1050.0, {"seconds_in_steps": 10.0})
     with clock.pause("compile"):
         time.now += 20
-    for shape, seconds in ((SHAPE, 1.0), (LONG, 3.0)):
+    for seconds in (1.0, 3.0):
         with clock.waiting(1):
             time.now += 0.25 * seconds
         clock.dispatched()
         time.now += 0.75 * seconds
-        clock.ended(shape)
+        clock.ended()
     with clock.pause("save"):
         time.now += 6
     assert clock.row() == pytest.approx(
@@ -58,10 +56,10 @@ def test_a_row_is_of_the_steps_since_the_last_one(time: Time) -> None:
 
 def test_a_step_after_a_pause_begins_at_its_end(time: Time) -> None:
     clock = StepClock(None, time.time(), {})
-    clock.ended(SHAPE)
+    clock.ended()
     with clock.pause("evaluate"):
         assert clock.phase == "evaluate"
         time.now += 100
     time.now += 2
-    clock.ended(SHAPE)
+    clock.ended()
     assert clock.row()["step_seconds"] == 1.0  # of 0 and 2

@@ -94,7 +94,7 @@ def test_typical_steps_and_the_longest_pause_are_what_counts(tmp_path: Path, pau
     """Ten times them is longer than STALL_SECONDS here."""
     clock = StepClock(None, time.time(), {})
     clock.since -= 100.0
-    clock.ended((1, 1, 1))
+    clock.ended()
     clock._longest["evaluate"] = 100.0
     pause = clock.pause("evaluate") if pausing else contextlib.nullcontext()
     with watchdog.watched(clock, tmp_path, 0.0), pause:

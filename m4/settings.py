@@ -166,6 +166,18 @@ class OneOf:
 # settings may change.
 MUTABLE = "mutable"
 
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """The mark of a parameter that m4 itself gives, so that a config cannot.
+
+    Attributes:
+        by: The setting that decides it, as "experiment.Training.seed", or what does.
+    """
+
+    by: str
+
+
 # Sizes of arrays: above these a program only runs out of memory, after minutes.
 Size = Annotated[int, Between(1, 2**20)]
 Count = Annotated[int, Between(0, 2**31 - 1)]
@@ -246,6 +258,13 @@ def mutable_of(configurable: Callable[..., Any]) -> list[str]:
         for name, annotation in annotations_of(configurable).items()
         if MUTABLE in getattr(annotation, "__metadata__", ())
     ]
+
+
+def given_of(configurable: Callable[..., Any], name: str) -> str | None:
+    """Returns what decides a parameter that m4 itself gives; None: a config may set it."""
+    annotation = annotations_of(configurable).get(name)
+    marks = getattr(annotation, "__metadata__", ())
+    return next((mark.by for mark in marks if isinstance(mark, Given)), None)
 
 
 def annotations_of(configurable: Callable[..., Any]) -> Mapping[str, Any]:

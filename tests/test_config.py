@@ -4,6 +4,7 @@ import functools
 import importlib
 import pickle
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,41 @@ def test_a_saved_config_names_no_other_folder_to_write_to(tmp_path: Path) -> Non
     again = config.load([tmp_path / "config.gin"], given, allowed_modules=()).experiment()
     assert again.baselines is not None
     assert not isinstance(again.baselines.folder, SavedText)
+
+
+@pytest.mark.parametrize(
+    ("line", "by"),
+    [
+        ("stream.Stream.batch_rows = 4", "experiment.Training.batch_size"),
+        ("stream.Stream.source_length = 8", "corpus.CorpusSpec.lengths"),
+        ("stream.Stream.target_length = 8", "corpus.CorpusSpec.lengths"),
+        ("stream.Stream.cache = 'x'", "experiment.Data.corpus"),
+        ("stream.Stream.phases = {'en-gl': 1.0}", "experiment.Data.sampler"),
+        ("stream.Stream.directions = ['en-gl']", "corpus.CorpusSpec.mixture"),
+        ("stream.Stream.seed = 3", "experiment.Training.seed"),
+        ("transformer.Transformer.vocab_size = 999", "the vocabulary"),
+        ("transformer.Transformer.source_vocab_size = 999", "the vocabulary"),
+        ("bilingual/transformer.Transformer.directions = 2", "corpus.CorpusSpec.mixture"),
+        ("moe.MoeLayer.causal = True", "the layer's place"),
+        ("moe.MoeLayer.dtype = 'bfloat16'", "transformer.Transformer.dtype"),
+        ("mesh.make_mesh.devices = 3", "the machine"),
+    ],
+)
+def test_what_m4_gives_itself_is_no_setting(line: str, by: str, tmp_path: Path) -> None:
+    """It would be overridden without a word, or be given twice, which ends in a traceback."""
+    path = changed(
+        tmp_path, "from m4.data.stream import stream", "experiment.Data.stream = @stream.Stream"
+    )
+    said = f"{line.partition(' = ')[0].rpartition('/')[2]}: m4 itself gives it, it is no setting"
+    with pytest.raises(ConfigError, match=re.escape(said) + rf" \(what decides it: {by}"):
+        config.load([path], [HERE, line])
+    made = config.load([path], [HERE])
+    made.experiment()
+    assert line.partition(" = ")[0] not in made.operative_text()
+    with pytest.raises(
+        ConfigError, match=r"Stream\(\): m4 makes it, with its cache: write it with"
+    ):
+        config.load([path], [HERE, "experiment.Data.stream = @stream.Stream()"]).experiment()
 
 
 @pytest.mark.parametrize(

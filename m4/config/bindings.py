@@ -239,6 +239,11 @@ class Bindings:
                 f"{statement.selector} has no parameter {statement.arg_name}"
                 f"{near(statement.arg_name, known)}"
             )
+        if (by := settings.given_of(target, statement.arg_name)) is not None:
+            raise ConfigError(
+                f"{statement.selector}.{statement.arg_name}: m4 itself gives it, it is no setting "
+                f"(what decides it: {by})"
+            )
         for held in references_in(value):
             if isinstance(held, Reference):
                 self._references.append(held)

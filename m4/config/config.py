@@ -36,6 +36,7 @@ from m4.settings import (
     annotations_of,
     check_value,
     fits,
+    given_of,
     is_checked,
     mutable_of,
 )
@@ -164,6 +165,9 @@ class Config(Bindings):
             needed = parameter.default is parameter.empty
             if needed and name not in arguments:
                 where = f"{place}: " if place else ""
+                if given_of(target, name) is not None:
+                    said = f"m4 makes it, with its {name}: write it without brackets"
+                    raise ConfigError(f"config: {where}@{canonical_name(target)}(): {said}")
                 raise ConfigError(f"config: {where}{canonical_name(target)}.{name} must be set")
         try:
             return target(**arguments)
@@ -331,6 +335,8 @@ class Config(Bindings):
                 elif parameter.default is not parameter.empty and is_literal(parameter.default):
                     value = parameter.default
                 else:
+                    continue
+                if given_of(target, name) is not None:
                     continue
                 full = "/".join([*scopes, f"{canonical_name(target)}.{name}"])
                 lines.append(f"{full} = {value!r}")

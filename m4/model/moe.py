@@ -30,7 +30,7 @@ from m4.model.routing import (
     Tokens,
     expert_capacity,
 )
-from m4.settings import MUTABLE, Between, Count, OneOf, Rate, SettingError, Size, checked
+from m4.settings import MUTABLE, Between, Count, Given, OneOf, Rate, SettingError, Size, checked
 
 # Initial router matrices by name; docs/gates.md says which gate uses which.
 ROUTER_INITS = {
@@ -92,11 +92,11 @@ class MoeLayer(nn.Module):
     activations: Sequence[Activation] | None = None
     dropout_rate: Rate | None = None
     output_masking: Rate = 0.0
-    causal: bool = False
-    vocab_size: Count = 0
-    directions: Count = 0
-    tasks: Sequence[Count] = ()
-    dtype: DType = jnp.float32
+    causal: Annotated[bool, Given("the layer's place")] = False
+    vocab_size: Annotated[Count, Given("the vocabulary")] = 0
+    directions: Annotated[Count, Given("corpus.CorpusSpec.mixture")] = 0
+    tasks: Annotated[Sequence[Count], Given("transformer.Transformer.tasks")] = ()
+    dtype: Annotated[DType, Given("transformer.Transformer.dtype")] = jnp.float32
 
     def __post_init__(self) -> None:
         if self.activations is not None:  # gin gives lists, and a module must be hashable

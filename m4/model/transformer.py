@@ -30,7 +30,7 @@ from m4.model.layers import (
 from m4.model.moe import TASKS, MoeFactory, MoeLayer
 from m4.model.product import FULL
 from m4.model.stack import REMAT, DecoderLayer, EncoderLayer, Inputs, Mode, remat, scanned
-from m4.settings import MUTABLE, Between, Count, OneOf, Rate, SettingError, Size, checked
+from m4.settings import MUTABLE, Between, Count, Given, OneOf, Rate, SettingError, Size, checked
 
 Layers = Annotated[int, Between(1, 1024)]
 
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
         dtype: Type of the activations; parameters, routing, softmax and logits are float32.
     """
 
-    vocab_size: Size
+    vocab_size: Annotated[Size, Given("the vocabulary")]
     width: Size = 512
     heads: Size = 8
     head_width: Size = 64
@@ -77,9 +77,9 @@ class Transformer(nn.Module):
     dropout_rate: Rate = 0.1
     absolute_positions: bool = False
     tied_logits: bool = True
-    directions: Count = 0
+    directions: Annotated[Count, Given("corpus.CorpusSpec.mixture")] = 0
     tasks: Sequence[Count] = ()
-    source_vocab_size: Size | None = None
+    source_vocab_size: Annotated[Size | None, Given("the vocabulary")] = None
     scan_layers: bool = False
     pipeline_microbatches: Annotated[int, Between(0, 2**20)] = 0
     remat: Annotated[str, OneOf(tuple(REMAT)), MUTABLE] = "none"

@@ -14,7 +14,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
-from m4.settings import Between, InputError, SettingError, checked, nearest_valid
+from m4.settings import Between, Given, InputError, SettingError, checked, nearest_valid
 
 # Logical axis -> mesh axis, several, or None. A logical axis may have more than one rule.
 MeshSize = Annotated[int, Between(-1, 2**20)]
@@ -30,7 +30,7 @@ def make_mesh(
     node: MeshSize = 1,
     expert: MeshSize = 1,
     model: MeshSize = 1,
-    devices: Any = None,
+    devices: Annotated[Any, Given("the machine: all devices")] = None,
 ) -> Mesh:
     """Makes a mesh with these axes over all devices; -1 takes the devices that are left.
 

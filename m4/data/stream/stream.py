@@ -21,6 +21,7 @@ from m4.data.stream.sampling_order import WINDOW, Draws
 from m4.settings import (
     Between,
     Count,
+    Given,
     InputError,
     OneOf,
     SettingError,
@@ -61,13 +62,16 @@ class Stream:
 
     def __init__(
         self,
-        cache: Cache,
-        directions: Sequence[str] | None = None,
-        phases: Mapping[str, float] | Sequence[Phase | Mapping[str, Any]] | None = None,
-        seed: Count = 0,
-        batch_rows: Size = 16,
-        source_length: Size | None = None,
-        target_length: Size | None = None,
+        cache: Annotated[Cache, Given("experiment.Data.corpus")],
+        directions: Annotated[Sequence[str] | None, Given("corpus.CorpusSpec.mixture")] = None,
+        phases: Annotated[
+            Mapping[str, float] | Sequence[Phase | Mapping[str, Any]] | None,
+            Given("experiment.Data.sampler"),
+        ] = None,
+        seed: Annotated[Count, Given("experiment.Training.seed")] = 0,
+        batch_rows: Annotated[Size, Given("experiment.Training.batch_size")] = 16,
+        source_length: Annotated[Size | None, Given("corpus.CorpusSpec.lengths")] = None,
+        target_length: Annotated[Size | None, Given("corpus.CorpusSpec.lengths")] = None,
         layout: Annotated[str, OneOf(LAYOUTS)] = "packed",
         window: Annotated[int, Between(1, 10**9)] = WINDOW,
     ) -> None:

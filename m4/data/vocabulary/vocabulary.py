@@ -32,10 +32,9 @@ _BYTES = 256
 SPACE = "▁"
 # SentencePiece takes U+2581 in a text for a space: a code point that is no character stands for it,
 # and is spelled in bytes.
-_SPACE_SIGN = str.maketrans(SPACE, "\ufdd0")
-_SPACE_SIGN_BACK = str.maketrans("\ufdd0", SPACE)
+_SPACE_SIGN = "\ufdd0"
 # They never become pieces: the one above, and the one that SentencePiece's training reserves.
-_NO_PIECES = "\ufdd0\u2585"
+_NO_PIECES = f"{_SPACE_SIGN}\u2585"
 # Bytes above which SentencePiece's training leaves out a line, and characters to which lines are
 # cut, so that it leaves out none (its places within a word have 16 bits).
 _MOST_LINE_BYTES, _MOST_LINE_CHARACTERS = 1 << 16, 1 << 14
@@ -180,7 +179,7 @@ class Vocabulary:
             clean.append(kept)
         texts = self._processor.decode(clean, num_threads=1)
         return (
-            texts if self.normalization is None else [t.translate(_SPACE_SIGN_BACK) for t in texts]
+            texts if self.normalization is None else [t.replace(_SPACE_SIGN, SPACE) for t in texts]
         )
 
     def _whole(self, ids: list[int]) -> list[int]:
@@ -219,7 +218,7 @@ class Vocabulary:
 
 def escaped(text: str) -> str:
     """Returns a text in which U+2581 is not taken for a space."""
-    return text.translate(_SPACE_SIGN)
+    return text.replace(SPACE, _SPACE_SIGN)
 
 
 def without_tags(model: bytes) -> bytes:

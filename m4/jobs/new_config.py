@@ -18,12 +18,13 @@ from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.detect import EXPECTED, Detected, detect
 from m4.data.sources.gettext import ENGLISH_CATALOGUE
+from m4.data.sources.reading.layout import named
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.jobs import streams
 from m4.parallel.platform.hardware import available_cpus
 from m4.progress import ProgressBar
-from m4.settings import InputError, check_name, is_one_line, pasted
+from m4.settings import InputError, check_name, pasted
 
 _TEMPLATE = Path(__file__).with_name("new.gin.template")
 # Repeating text up to four times is nearly as good as new text (Muennighoff et al. 2023).
@@ -117,8 +118,8 @@ def write_config(folder: str, out: str | None, yes: bool) -> None:
         screen.print(line, highlight=False)
     screen.print(_table(languages, corpus, lengths, values["length"]))
     left_out = [name for name in corpus.sizes if name not in languages]
-    notes = [f"not read: {_named(layout.not_read)}"] if layout.not_read else []
-    notes += [f"left out, without dev or test pairs: {_named(left_out)}"] if left_out else []
+    notes = [f"not read: {named(layout.not_read)}"] if layout.not_read else []
+    notes += [f"left out, without dev or test pairs: {named(left_out)}"] if left_out else []
     for line in [*notes, *corpus.notes[:_SHOWN]]:
         screen.print(line, style="yellow", highlight=False)
     screen.print(f"\nwrote {path}", highlight=False)
@@ -185,7 +186,7 @@ def _with_english(layout: Detected, folder: str, ask: _Questions) -> tuple[Detec
     if wrong and (swapped is None or right or 2 * len(wrong) < len(corpus.sizes)):
         raise InputError(
             f"{folder}: expected English on the same side of every pair; saw it on the other side "
-            f"of {_named(sorted(wrong))}: swap the columns there"
+            f"of {named(sorted(wrong))}: swap the columns there"
         )
     if swapped is None or right:
         return layout, corpus
@@ -222,9 +223,9 @@ def _read(layout: Detected, folder: str) -> Corpus:
         cleaner.finish()  # puts the source's counts of skipped lines together
     english = [code for code in known if is_english(code)]
     english += sorted(file for file, why in source.skipped if why == ENGLISH_CATALOGUE)
-    notes = [f"left out, English on both sides: {_named(english)}"] if english else []
+    notes = [f"left out, English on both sides: {named(english)}"] if english else []
     notes += [
-        f"{_named([file])}: {lines:,} skipped: {why}{source.reading.where(file, why)}"
+        f"{named([file])}: {lines:,} skipped: {why}{source.reading.where(file, why)}"
         for (file, why), lines in sorted(source.skipped.items())
     ]
     return Corpus(sizes, samples, sides.found(), notes)
@@ -361,11 +362,6 @@ def _table(
             f"{(longer > length).mean():.1%}",
         )
     return table
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(name if is_one_line(name) else repr(name) for name in names[:_SHOWN]) + more
 
 
 def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, list[str]]:

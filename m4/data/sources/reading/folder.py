@@ -14,13 +14,12 @@ from etils import epath
 
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
-from m4.data.sources.reading.layout import File, FileLayout, said_splits
+from m4.data.sources.reading.layout import File, FileLayout, named, said_splits
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading
 from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError
 
-_SHOWN = 5  # names of files that are not read
 # One sentence in so many is dev, or test; 0 is none.
 Every = Annotated[int, Between(0, 10**9)]
 
@@ -189,10 +188,8 @@ class Folder(CountsLines, abc.ABC):
                 (f"{code} has no training file" + (f" ({other} has)" if other else ""), of_code)
             )
         for why, unread in about:
-            shown, more = sorted(unread)[:_SHOWN], len(unread) - _SHOWN
             print(
-                f"{self.folder}: not read: {', '.join(shown)}"
-                f"{f' and {more} more' if more > 0 else ''} ({why}; {self.owner}.files)",
+                f"{self.folder}: not read: {named(sorted(unread))} ({why}; {self.owner}.files)",
                 file=sys.stderr,
             )
 

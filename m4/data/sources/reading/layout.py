@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from etils import epath
 
 from m4.data.sources import SPLITS
 from m4.data.sources.reading.files import unpacked_name
-from m4.settings import InputError, SettingError
+from m4.settings import InputError, SettingError, is_one_line
 
 # Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn.
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
@@ -25,6 +25,7 @@ SPLIT_WORDS = {
 _BETWEEN = re.compile(r"[./_-]")
 # Sides of a {pair} that are called by their place in it, as in the Tatoeba Challenge.
 _SIDES = {"src": 0, "source": 0, "trg": 1, "tgt": 1, "target": 1}
+_SHOWN = 20  # names in a message
 # Codes are part of files' names.
 _LONGEST_CODE = 64
 
@@ -67,6 +68,12 @@ def said_splits(name: str) -> dict[str, str]:
         for part in parts[::-1]
         if words.fullmatch(part)
     }
+
+
+def named(names: Sequence[str]) -> str:
+    """Returns the first names of files for a line of text, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(name if is_one_line(name) else repr(name) for name in names[:_SHOWN]) + more
 
 
 class Codes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from m4.settings import InputError
@@ -29,3 +29,9 @@ def read(path: Path) -> dict[str, np.ndarray]:
         return {name.replace(".", "/"): array for name, array in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be read as safetensors ({error})") from error
+
+
+def about(path: Path) -> dict[str, str]:
+    """Returns the text of the header of a file that `read` can read."""
+    with safe_open(path, "numpy") as file:
+        return file.metadata() or {}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from m4.storage import safetensors
+from m4.storage.steps import complete_steps
 from scripts import seeds
 from tests.shared import TINY, m4, tiny_run
 
@@ -37,6 +38,8 @@ def test_each_seed_trains_as_alone(tmp_path: Path, tmp_path_factory: pytest.Temp
     assert abs(alone[0] - alone[1]) > 1e-3  # seeds differ by more than that
     arrays = safetensors.read(tmp_path / "tiny.0.safetensors")
     assert sum(array.size for array in arrays.values()) == about["parameters"]
+    safetensors.write(tmp_path / "given.safetensors", arrays, {"step": "3"})
     said = m4("checkpoint", "convert", str(tmp_path / "0"), f"--output={tmp_path}/made",
-              f"--weights={tmp_path}/tiny.0.safetensors")  # fmt: skip
+              f"--weights={tmp_path}/given.safetensors")  # fmt: skip
     assert said.status == 0, said.err
+    assert complete_steps(tmp_path / "made" / "checkpoints") == [3]  # the file's, not the run's

@@ -183,6 +183,8 @@ def _convert(
         params = store.read(step, item)
     if weights is not None:
         params = _same_shapes(safetensors.read(weights), params, weights)
+        said = safetensors.about(weights).get("step", "")
+        step = int(said) if said.isdecimal() else step
     if dtype is not None:
         kind = jnp.dtype(dtype)
         check_weights(weights or folder, params)

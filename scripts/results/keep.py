@@ -97,8 +97,10 @@ def _run(asked: Asked, name: str, run: Path) -> tuple[tuple[System, Measured] | 
     translated = find_decodes(run / "decodes", kept.SPLIT) if (run / "decodes").is_dir() else {}
     write_text(place / "config.gin", without_paths((run / "config.gin").read_text("utf-8")))
     write_jsonl(place / "metrics.jsonl", thinned(rows, directions))
-    write_json(place / "about.json", _about(run, rows, translated), indent=1)
-    step = rows[-1]["step"] if rows else 0
+    at = steps_of(run / "decodes", kept.SPLIT).values() if translated else ()
+    step = rows[-1]["step"] if rows else max(at, default=0)  # of weights alone: no rows
+    about = {**_about(run, rows, translated), "step": step}
+    write_json(place / "about.json", about, indent=1)
     if lacking := [direction for direction in directions if direction not in translated]:
         return None, f"{name}: step {step}; {len(lacking)} directions are not translated yet"
     check_hypotheses(run / "decodes", kept.SPLIT, directions, f"m4 decode --model_dir={run}")
@@ -122,7 +124,6 @@ def _about(run: Path, rows: Sequence[Mapping[str, Any]], translated: Mapping[str
         "machine": record["machine"],
         "versions": record["versions"],
         "levels": levels,
-        "step": rows[-1]["step"] if rows else 0,
         "training_hours": round(hours(rows), 2),
         "date": newest and datetime.datetime.fromtimestamp(newest, datetime.UTC).date().isoformat(),
     }

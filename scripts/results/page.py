@@ -159,8 +159,8 @@ def _sentence(line: str) -> str:
 def _made(found: Found) -> str:
     asked = found.asked
     lines = [
-        [name, f"{about['step']:,}", f"{about['training_hours']:.1f}", about["date"] or "",
-         f"`{asked.command.format(name)}`"]
+        [name, f"{about['step']:,}", f"{hours:.1f}" if (hours := about["training_hours"]) else "",
+         about["date"] or "", f"`{asked.command.format(name)}`"]
         for name, about in found.about.items()
     ]  # fmt: skip
     if found.baselines:

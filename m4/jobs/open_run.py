@@ -18,7 +18,7 @@ from m4.parallel.platform.jax_setup import set_up
 from m4.settings import InputError
 from m4.storage import local_copy, run_folder
 from m4.storage.checkpoints import Checkpoints
-from m4.storage.files import check_tree
+from m4.storage.files import check_tree, write_text
 from m4.storage.local_copy import LocalCopy
 from m4.storage.locks import Busy, local_lock
 from m4.storage.objects import check_place, is_address
@@ -44,9 +44,11 @@ def open_run(
 ) -> Iterator[Run]:
     """Opens a run for one command.
 
-    The folder is made the config's, or it is checked that it is. Of a bucket's folder a local copy
-    is brought up to date; while the command works, and at the end, what it writes is uploaded. With
-    several processes the primary does all that, and the others check that they see its folder.
+    It is checked that the folder is the config's. Training makes it so, and preparing jobs where
+    nothing is trained. What others override lives for the command, and its translations and scores
+    are a trial's (`m4.jobs.decoding.testsets`). Of a bucket's folder a local copy is brought up to
+    date; while the command works, and at the end, what it writes is uploaded. With several
+    processes the primary does all that, and the others check that they see its folder.
 
     Args:
         writes: Kinds of the files that the command writes (`run_folder.KINDS`). One job at a time
@@ -79,7 +81,7 @@ def open_run(
         if writes:
 
             def enter() -> str:
-                stack.enter_context(_owned(folder, address, config, writes, fresh))
+                stack.enter_context(_owned(folder, address, experiment, config, writes, fresh))
                 return run_folder.digest(folder)
 
             written = distributed.on_primary_then_broadcast("MODEL_DIR", enter)
@@ -117,14 +119,22 @@ def _named(folder: Path, address: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _owned(
-    folder: Path, address: str, config: Config, writes: tuple[str, ...], fresh: bool
+    folder: Path,
+    address: str,
+    experiment: Experiment,
+    config: Config,
+    writes: tuple[str, ...],
+    fresh: bool,
 ) -> Iterator[None]:
-    """Locks the files of these kinds, and makes the folder the config's.
+    """Locks the files of these kinds, and makes the folder the config's, or checks that it is.
 
-    The config's files are written by training, and by other jobs while none trains there; then they
-    only check them. A job that is refused before it saved a checkpoint leaves the config of before:
-    else a value that cannot be used would be refused again and again.
+    A job that is refused before it saved a checkpoint leaves the config of before: else a value
+    that cannot be used would be refused again and again.
     """
+    claims = fresh or "train" in writes
+    claims |= {"data", "baselines"} >= {*writes} and not run_folder.has_work(folder)
+    if not claims:
+        run_folder.check(folder, config.settings, config.mutable)
     where = f"MODEL_DIR = {address}"
     copy = LocalCopy(address, writes, run_folder.kind_of, where) if is_address(address) else None
     others = sorted({"train", *(run_folder.KINDS if fresh else ())} - {*writes})
@@ -149,21 +159,28 @@ def _owned(
         else:
             stack.enter_context(copy.locked())
         before, latest = run_folder.config_files(folder), latest_step(folder / "checkpoints")
-        try:
-            with alone():
+        if claims:
+            try:
+                with alone():
+                    if fresh:
+                        removed = run_folder.start_over(folder)
+                        if copy is not None:
+                            copy.clear(removed)
+                    run_folder.claim(folder, config, experiment.decoding.translated())
+            except Busy:
                 if fresh:
-                    removed = run_folder.start_over(folder)
-                    if copy is not None:
-                        copy.clear(removed)
-                run_folder.claim(folder, config)
-        except Busy:
-            if fresh:
-                raise
-            run_folder.check(folder, config.settings, config.mutable)
+                    raise
+                run_folder.check(folder, config.settings, config.mutable)
+        elif trial := experiment.decoding.trial(run_folder.decoding_of(folder)):
+            # Rows of scores name it.
+            name = f"decodes/{trial}/operative_config.gin"
+            write_text(folder / name, config.operative_text())
+            if copy is not None:
+                copy.put([name])
         try:
             yield
         except InputError:
-            if before and not fresh and latest_step(folder / "checkpoints") == latest:
+            if claims and before and not fresh and latest_step(folder / "checkpoints") == latest:
                 with contextlib.suppress(Busy), alone():
                     run_folder.restore(folder, before)
             raise

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from m4.settings import InputError
 from m4.storage.files import read_json, remove, undamaged, whole, write_text
 from m4.storage.local_copy import address_of
-from m4.storage.records import count, entry, flag, listed, named, record, text
+from m4.storage.records import anything, count, entry, flag, listed, named, record, text
 
 _PACKAGES = [
     "m4",
@@ -52,6 +52,7 @@ _RUN = record(
         "versions?": named(text),
         "machine?": text,
         "initial?": record(_INITIAL),
+        "decoding?": named(anything),
     }
 )
 
@@ -61,9 +62,9 @@ Changes = Mapping[str, list[str]]
 # Jobs that write files of different kinds may work at the same time.
 KINDS = ("train", "eval", "steps", "data", "baselines")
 _KIND_OF = (
-    (r"(compare/\w+/)?decodes/\d+/|scores_by_step\.", "steps"),
+    (r"(compare/\w+/)?decodes/([^/]*=[^/]*/)?(\d+/|scores_by_step\.)|scores_by_step\.", "steps"),
     (
-        r"(compare/\w+/)?decodes/|scores\.(dev\.)?jsonl$|(deltas|rates)\.jsonl$|delta_bleu\."
+        r"(compare/\w+/)?decodes/|scores\.(\w+\.)?jsonl$|(deltas|rates)\.jsonl$|delta_bleu\."
         r"|report\.html$",
         "eval",
     ),
@@ -112,8 +113,17 @@ def kind_of(name: str) -> str:
     return next((kind for pattern, kind in _KIND_OF if re.match(pattern, name)), "train")
 
 
-def claim(folder: Path, config: Owner) -> None:
+def has_work(folder: Path) -> bool:
+    """Returns whether jobs have left more in the folder than a corpus and what is said of it."""
+    return not _names(folder) <= _OWN
+
+
+def claim(folder: Path, config: Owner, decoding: Mapping[str, Any] | None = None) -> None:
     """Makes the folder the config's, or checks that it already is.
+
+    Args:
+        decoding: Settings that decide the translations in decodes/, as JSON. Others of a later job
+            are a trial's, in a folder of its own. Defaults to any.
 
     Raises:
         InputError: It belongs to another config, or is no run's folder.
@@ -131,13 +141,14 @@ def claim(folder: Path, config: Owner) -> None:
         "config": dict(config.settings),
         "mutable": sorted(config.mutable),
         "modules": dict(config.modules),
+        "decoding": dict(decoding or {}),
         "versions": {**versions, "python": platform.python_version()},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "command": sys.argv,
     }
     write_text(record, json.dumps(about, indent=1, ensure_ascii=False))
     write_text(folder / "config.gin", config.text())
-    _write_operative(folder / "operative_config.gin", config.operative_text())
+    write_text(folder / "operative_config.gin", config.operative_text())
 
 
 def _names(folder: Path) -> set[str]:
@@ -256,37 +267,13 @@ def check_shared(folder: Path, written: str, shown: str, seconds: float = 30.0) 
         time.sleep(0.5)
 
 
-def _write_operative(path: Path, text: str) -> None:
-    """Keeps the operative config: of what this job called, over that of earlier jobs.
-
-    Without that, a second run that trains nothing would drop how the model was trained.
-
-    Raises:
-        InputError: The file that is there is damaged: not UTF-8.
-    """
-    try:
-        there = _sections(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: damaged, not UTF-8 (byte {error.start:,}); remove it, and this job writes "
-            "what it called"
-        ) from error
-    write_text(path, "\n".join({**there, **_sections(text)}.values()))
-
-
-def _sections(text: str) -> dict[str, str]:
-    """Returns the parts of a gin file by heading: imports, "# Macros:", "# Parameters for ...:"."""
-    parts = re.split(r"\n(?=# (?:Macros|Parameters for .*):\n)", text)
-    return {part.split("\n")[0] if part.startswith("# ") else "": part for part in parts}
-
-
 def read(folder: Path) -> dict:
     """Returns run.json. InputError: no run's folder, or its run.json is damaged."""
     path = Path(folder) / "run.json"
     if not path.is_file():
         raise InputError(f"{folder}: not a run's folder (no run.json); train first")
 
-    return {"mutable": [], "versions": {}, **read_json(path, _RUN)}
+    return {"mutable": [], "versions": {}, "decoding": {}, **read_json(path, _RUN)}
 
 
 def whole_setting(folder: Path, config: Mapping[str, str], name: str) -> int | None:
@@ -301,6 +288,11 @@ def whole_setting(folder: Path, config: Mapping[str, str], name: str) -> int | N
         if not re.fullmatch(r"\d{1,18}", said):
             raise ValueError(f"config.{name} is {said[:60]}: must be a whole number")
         return int(said)
+
+
+def decoding_of(folder: Path) -> dict[str, Any]:
+    """Returns the settings of the translations in decodes/, or {} where run.json says none."""
+    return read(folder)["decoding"] if (folder / "run.json").is_file() else {}
 
 
 def _version(name: str) -> str:

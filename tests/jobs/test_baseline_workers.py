@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from tests.command_line import TINY
 from tests.descendants import descendants
 
 
-def train_until_stopped(experiment: Any, identity: Mapping[str, Any]) -> tuple[str, int]:
+def train_until_stopped(one: Any) -> tuple[str, int]:
     """A worker's task whose training is a loop that saves when a signal comes."""
 
-    def train_one(experiment: Any, *_: Any) -> tuple[str, int]:
-        folder = Path(experiment.model_dir)
+    def train_one(one: Any, *_: Any) -> tuple[str, int]:
+        folder = Path(one.folder)
         folder.mkdir()
         with stop_signals() as received:
             (folder / "started").touch()
@@ -37,7 +37,7 @@ def train_until_stopped(experiment: Any, identity: Mapping[str, Any]) -> tuple[s
         raise Interrupted(7)
 
     bilingual.train_one = train_one
-    return bilingual.train_in_worker(experiment, identity)
+    return bilingual.train_in_worker(one)
 
 
 POOL = """
@@ -54,8 +54,7 @@ if __name__ == "__main__":
     signals.watch()
     training.train_in_worker = train_until_stopped
     folders = [Path(sys.argv[1]) / name for name in ("gl", "de", "es")]
-    plans = [SimpleNamespace(experiment=SimpleNamespace(model_dir=str(folder)), identity={},
-                             language=folder.name) for folder in folders]
+    plans = [SimpleNamespace(folder=folder, language=folder.name) for folder in folders]
     shown = training.Progress({folder.name: 9 for folder in folders})
     try:
         training._train_in_workers(plans, shown, ProgressBar("baselines", 27), 2)

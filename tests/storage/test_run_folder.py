@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from m4.settings import InputError
 from m4.storage import run_folder
 from tests.storage.configs import config_of
 
@@ -128,6 +127,10 @@ def test_fresh_knows_every_file_of_the_table() -> None:
         ("compare/dense/decodes/test.en-gl.jsonl", "eval"),
         ("scores.jsonl", "eval"),
         ("decodes/1000/scores.dev.jsonl", "steps"),
+        ("decodes/beams=1,n_best=2/scores.jsonl", "eval"),
+        ("decodes/beams=1/1000/scores.jsonl", "steps"),
+        ("decodes/beams=1/scores_by_step.jsonl", "steps"),
+        ("scores.test20.jsonl", "eval"),
         ("scores_by_step.jsonl", "steps"),
         ("baselines/gl.1/result.json", "baselines"),
         ("data_preview.json", "data"),
@@ -135,28 +138,6 @@ def test_fresh_knows_every_file_of_the_table() -> None:
 )
 def test_each_file_is_of_the_kind_of_the_job_that_writes_it(name: str, kind: str) -> None:
     assert run_folder.kind_of(name) == kind
-
-
-def test_a_damaged_operative_config_is_named(tmp_path: Path) -> None:
-    run_folder.claim(tmp_path, config_of({}))
-    (tmp_path / "operative_config.gin").write_bytes(b"# Macros:\n\xe1\n")
-    with pytest.raises(InputError, match=r"operative_config.gin: damaged, not UTF-8 \(byte 10\)"):
-        run_folder.claim(tmp_path, config_of({}, operative="# Macros:\nWIDTH = 1\n"))
-
-
-def test_operative_config_of_a_later_job_drops_nothing(tmp_path: Path) -> None:
-    imports = "from m4.train import loop\n"
-    macros = "# Macros:\n# ====\nTRAIN_STEPS = {}\n"
-    train = "# Parameters for loop.train:\n# ====\nloop.train.keep = 3\n"
-    decode = "# Parameters for small/baselines.Recipe:\n# ====\nsmall/baselines.Recipe.heads = 2\n"
-    run_folder.claim(
-        tmp_path, config_of({}, operative="\n".join([imports, macros.format(5), train]))
-    )
-    run_folder.claim(
-        tmp_path, config_of({}, operative="\n".join([imports, macros.format(9), decode]))
-    )
-    text = (tmp_path / "operative_config.gin").read_text()
-    assert text == "\n".join([imports, macros.format(9), train, decode])
 
 
 def test_other_processes_must_see_the_same_folder(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from m4.storage.records import count, record
 
 # Field of a note: digest of the file of hypotheses as it was written.
 _DIGEST = "hypotheses_sha256"
+# The other fields that are no settings of the search.
+_NO_SEARCH = (_DIGEST, "step", "vocabulary", "sentences", "sha256", "length_factors")
 
 # Direction ("en-gl") -> (source, reference), source without a tag.
 Pairs = Mapping[str, Sequence[tuple[str, str]]]
@@ -124,11 +126,44 @@ def _digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def check_hypotheses(folder: Path, split: str, directions: Iterable[str], remedy: str) -> None:
+def other_search(
+    folder: Path, split: str, directions: Iterable[str], search: Mapping[str, Any]
+) -> str | None:
+    """Returns how translations were searched otherwise than by `search`, or None if they were not.
+
+    Args:
+        search: `Decoding.search` of what they are compared with.
+    """
+    wanted = json.loads(json.dumps(search))
+    for direction in directions:
+        path = hypotheses_path(folder, split, direction)
+        if (found := search_of(path)) is None:
+            continue
+        for name in {**wanted, **found}:
+            values = found.get(name, "not set"), wanted.get(name, "not set")
+            if values[0] != values[1]:
+                return f"{path} was translated with {name} = {values[0]}, not {values[1]}"
+    return None
+
+
+def search_of(path: Path) -> dict[str, Any] | None:
+    """Returns the `Decoding.search` of a file of hypotheses, or None where no note says it."""
+    note = _read_note(path)
+    return {name: value for name, value in note.items() if name not in _NO_SEARCH} or None
+
+
+def check_hypotheses(
+    folder: Path,
+    split: str,
+    directions: Iterable[str],
+    remedy: str,
+    search: Mapping[str, Any] | None = None,
+) -> None:
     """Checks that translations of all directions are there and as they were written.
 
     Args:
         remedy: The command that makes the translations, for the message.
+        search: `Decoding.search` that must have made them. Defaults to any.
 
     Raises:
         InputError: They are not.
@@ -149,3 +184,5 @@ def check_hypotheses(folder: Path, split: str, directions: Iterable[str], remedy
         else:
             continue
         raise InputError(f"{folder}/{said}; make it again with {remedy}")
+    if search is not None and (other := other_search(folder, split, paths, search)) is not None:
+        raise InputError(f"{other}; make it again with {remedy}")

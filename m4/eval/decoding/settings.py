@@ -1,8 +1,9 @@
 """Settings of translation and scores."""
 
 import functools
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -117,6 +118,26 @@ class Decoding:
         """Returns all that decides the translations of a test set, as JSON."""
         made = self.search() | {"test_sentences": self.test_sentences}
         return json.loads(json.dumps(made))  # as it will be read: tuples become lists
+
+    def differing(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of `translated` that are not those of `own`, another's `translated`.
+
+        An empty `own` is of nobody: nothing differs.
+        """
+        mine = self.translated()
+        names = [name for name in {**mine, **own} if mine.get(name) != own.get(name)]
+        return {name: getattr(self, name) for name in names} if own else {}
+
+    def trial(self, own: Mapping[str, Any]) -> str:
+        """Returns `differing` as the name of a folder, "beams=1,test_sentences=20", or ""."""
+
+        def short(name: str, value: Any) -> str:
+            if value is None or isinstance(value, bool | int | float):
+                return str(value)
+            said = json.dumps([value, self.translated().get(name)], default=str)
+            return hashlib.sha256(said.encode()).hexdigest()[:8]
+
+        return ",".join(f"{name}={short(name, v)}" for name, v in self.differing(own).items())
 
 
 def _name_of(metric: Metric) -> Any:

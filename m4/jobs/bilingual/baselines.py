@@ -23,10 +23,11 @@ from m4.eval.scoring.levels import LEVELS
 from m4.experiment import Baselines, Experiment, identity
 from m4.jobs.bilingual.training import Baseline, train_all
 from m4.jobs.corpus import open_corpus
+from m4.jobs.decoding.testsets import command_of
 from m4.model.transformer import abstract_variables
 from m4.parallel import distributed
 from m4.parallel.platform.hardware import available_cpus
-from m4.settings import InputError, SavedText, SettingError, pasted
+from m4.settings import InputError, SavedText, SettingError
 from m4.train.training import BY_DIRECTION
 
 # Raise when a change of code changes what a baseline becomes.
@@ -43,10 +44,11 @@ _OPERATIONAL += ("on_bad_step", "bad_steps")
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A finished baseline: its folder, with decodes/, and the content of result.json."""
+    """A finished baseline: its folder, that of its translations, the content of result.json."""
 
     language: str
     folder: Path
+    decodes: Path
     result: dict[str, Any]
 
 
@@ -86,14 +88,14 @@ def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Finished]:
     """
     plans = plans_of(experiment, cache)
     found = {
-        name: Finished(name, one.folder, result)
+        name: Finished(name, one.folder, one.decodes(), result)
         for name, one in plans.items()
         if (result := one.finished()) is not None
     }
     if missing := [name for name in plans if name not in found]:
         raise InputError(
             f"no bilingual baseline of {', '.join(missing)}: train what is missing with "
-            f"{pasted('baselines', f'--model_dir={experiment.model_dir}')}"
+            f"{command_of(experiment, 'baselines')}"
         )
     return found
 

@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 
 from m4.build import build
 from m4.eval.decoding.decode import decode
-from m4.eval.decoding.hypotheses import decode_to_files
+from m4.eval.decoding.hypotheses import decode_to_files, hypotheses_path
 from m4.eval.decoding.testsets import Portion
 from m4.eval.scoring.dev_chrf import dev_chrf
 from m4.experiment import Experiment
@@ -65,7 +65,7 @@ class Baseline:
 
     @property
     def folder(self) -> Path:
-        """Folder with the checkpoints, the translations (decodes/) and result.json."""
+        """Folder with the checkpoints, the translations (`decodes`) and result.json."""
         return Path(self.experiment.model_dir)
 
     @property
@@ -80,11 +80,21 @@ class Baseline:
             return None
         return read_json(path, _RESULT, remedy=f"delete {self.folder} to train it again")
 
+    def decodes(self) -> Path:
+        """Folder of the translations with the experiment's decoding settings.
+
+        It is decodes/ for those of the job that trained, and one within for each other.
+        """
+        own = (self.result() or {}).get("translated", {})
+        return self.folder / "decodes" / self.experiment.decoding.trial(own)
+
     def finished(self) -> dict[str, Any] | None:
-        """Returns `result` where the translations have the experiment's decoding settings, too."""
-        result = self.result()
-        asked = self.experiment.decoding.translated()
-        return result if result is not None and result.get("translated") == asked else None
+        """Returns `result` where the experiment's decoding settings have translated, too."""
+        folder, corpus = self.decodes(), self.experiment.data.corpus
+        paths = [hypotheses_path(folder, "test", direction)
+                 for direction in corpus.directions([self.language])]  # fmt: skip
+        whole = all(path.with_suffix(".json").is_file() for path in paths)
+        return self.result() if whole else None
 
 
 def train_all(missing: Sequence[Baseline], workers: int) -> None:
@@ -114,7 +124,7 @@ def train_all(missing: Sequence[Baseline], workers: int) -> None:
 
         for one in ordered:
             with _named(one.language):
-                shown.finished(*train_one(one.experiment, one.identity, jax.devices(), report))
+                shown.finished(*train_one(one, jax.devices(), report))
             bar.update(*shown.line())
 
 
@@ -189,10 +199,7 @@ def _train_in_workers(
     with signals.held(), pool:
         waiting: set[Future] = set()
         try:
-            languages = {
-                pool.submit(train_in_worker, one.experiment, one.identity): one.language
-                for one in ordered
-            }
+            languages = {pool.submit(train_in_worker, one): one.language for one in ordered}
             waiting = {*languages}
             while waiting:
                 ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
@@ -240,7 +247,7 @@ def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -
             os.sched_setaffinity(0, {cores.get_nowait()})
 
 
-def train_in_worker(experiment: Experiment, identity: Mapping[str, Any]) -> tuple[str, int]:
+def train_in_worker(one: Baseline) -> tuple[str, int]:
     """Calls `train_one` in a process of the pool; SIGTERM saves the step and raises Interrupted."""
 
     def report(*message: Any) -> None:
@@ -249,7 +256,7 @@ def train_in_worker(experiment: Experiment, identity: Mapping[str, Any]) -> tupl
     before = signals.install()
     try:
         signals.check()
-        return train_one(experiment, identity, jax.devices(), report)
+        return train_one(one, jax.devices(), report)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -276,12 +283,10 @@ def mesh_for(training: Training, devices: Sequence[Any]) -> Mesh:
     return make_mesh(data=count, devices=devices[:count])
 
 
-def train_one(
-    experiment: Experiment, identity: Mapping[str, Any], devices: Sequence[Any], report: Report
-) -> tuple[str, int]:
+def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[str, int]:
     """Trains, decodes and writes one baseline; returns its language and its steps."""
-    language = identity["language"]
-    folder, training = Path(experiment.model_dir), experiment.training
+    experiment, language, folder = one.experiment, one.language, one.folder
+    training = experiment.training
     cache = experiment.data.corpus.build(folder / "data")
     parts = build(experiment, cache, make_mesh=lambda: mesh_for(training, devices))
     # The decoding of the multilingual model reports sources that are too long.
@@ -313,7 +318,7 @@ def train_one(
 
     decode_to_files(
         hypotheses,
-        folder / "decodes",
+        one.decodes(),
         "test",
         Portion("test", test_sentences=decoding.test_sentences).pairs(cache),
         {
@@ -323,8 +328,10 @@ def train_one(
         },
     )
     step = trained.note["step"]
+    if one.result() is not None:
+        return language, step
     result = {
-        "identity": dict(identity),
+        "identity": dict(one.identity),
         "translated": decoding.translated(),
         "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
         "note": trained.note,

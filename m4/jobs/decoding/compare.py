@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
-from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
+from m4.eval.decoding.hypotheses import (
+    check_hypotheses,
+    hypotheses_path,
+    search_of,
+    steps_of,
+)
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.decoding.testsets import train_pairs
 from m4.eval.report.page import Background
@@ -80,6 +85,7 @@ def compare(
         _check(one)
     directions = _common(sources)
     _check_signatures(sources)
+    _check_searches(sources, directions)
     sizes: dict[str, int] = {}
     for one in sources:  # the baseline's come last, and count
         sizes |= _sizes(one)
@@ -160,7 +166,25 @@ def _check_signatures(sources: Sequence[ComparedRun]) -> None:
             if "|".join(fields) != expected:
                 raise InputError(
                     f"{path}: {at[0]} of {at[1]} is {'|'.join(fields)}, and {expected} in {other}; "
-                    "score both with one version of m4 (m4 eval)"
+                    f"score both with one version of m4 ({pasted('eval')})"
+                )
+
+
+def _check_searches(sources: Sequence[ComparedRun], directions: Sequence[str]) -> None:
+    """Raises InputError if two runs searched otherwise; kept results do not say how."""
+    first: tuple[Path, dict[str, Any]] | None = None
+    for one in sources:
+        found = search_of(hypotheses_path(one.decodes, _SPLIT, directions[0]))
+        if found is None:
+            continue
+        found.pop("batch_rows", None)
+        path, expected = first = first or (one.decodes, found)
+        for name in {**found, **expected}:
+            here, there = found.get(name, "not set"), expected.get(name, "not set")
+            if here != there:
+                raise InputError(
+                    f"{one.decodes}: translated with {name} = {here}, and {there} in {path}; "
+                    f"translate one of them again ({pasted('decode')})"
                 )
 
 

@@ -1,5 +1,6 @@
 """`m4 eval`: scores of the test sets, translated first if needed."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
 from m4.eval.decoding import inference_checkpoint
-from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
+from m4.eval.decoding.hypotheses import check_hypotheses, other_search, steps_of
 from m4.eval.decoding.testsets import Portion, train_pairs
+from m4.eval.scoring.delta import BILINGUAL
 from m4.eval.scoring.score import (
     System,
     find_decodes,
@@ -21,47 +23,70 @@ from m4.eval.scoring.score import (
 from m4.experiment import Experiment
 from m4.jobs import streams
 from m4.jobs.corpus import open_corpus, test_sets
-from m4.jobs.decoding.testsets import decode, decodes_folder, trained_step
+from m4.jobs.decoding.testsets import (
+    command_of,
+    decode,
+    decodes_folder,
+    scores_folder,
+    trained_step,
+)
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
-from m4.settings import pasted
 from m4.storage.files import write_jsonl
 from m4.storage.local_copy import address_of
 
 
 def evaluate(
-    experiment: Experiment, *, dense: bool = False, split: str = "test", step: int | None = None
+    experiment: Experiment,
+    *,
+    dense: bool = False,
+    split: str = "test",
+    step: int | None = None,
+    sentences: int | None = None,
 ) -> Path:
     """Scores the translations of a split; returns the path of the scores.
 
-    They are in scores.jsonl, those of dev in scores.dev.jsonl, and those of a step next to its
-    translations.
+    They are in scores.jsonl, those of dev in scores.dev.jsonl, of 20 `sentences` per direction in
+    scores.test20.jsonl, and those of a step or a trial next to its translations.
 
     The systems: the model, the dense one when asked for, bilingual baselines where they are
     gathered, and the copy baseline. Several processes translate together; the primary scores.
     """
-    decode(experiment, split=split, step=step)
-    if dense:
-        decode(experiment, dense=True, split=split, step=step)
-    folder = experiment.folder
-    folder = folder if step is None else decodes_folder(folder, step)
-    path = folder / ("scores.jsonl" if split == "test" else f"scores.{split}.jsonl")
-    distributed.on_primary_then_broadcast(
-        "scores", lambda: _score(experiment, path, dense, split, step)
-    )
+    models = (False, True)[: 1 + dense]
+    for which in models:
+        decode(experiment, dense=which, split=split, step=step, sentences=sentences)
+    portion = Portion(split, sentences, test_sentences=experiment.decoding.test_sentences)
+    name = "scores.jsonl" if portion.name == "test" else f"scores.{portion.name}.jsonl"
+    path = scores_folder(experiment, step) / name
+
+    def score() -> None:
+        cache = open_corpus(experiment, test_sets)
+        systems = [system_of(experiment, cache, dense=which, split=portion.name, step=step)
+                   for which in models]  # fmt: skip
+        _score(experiment, cache, systems, portion, path)
+
+    distributed.on_primary_then_broadcast("scores", score)
     return path
 
 
-def _score(experiment: Experiment, path: Path, dense: bool, split: str, step: int | None) -> None:
-    cache = open_corpus(experiment, test_sets)
-    systems = [system_of(experiment, cache, dense=which, split=split, step=step)
-               for which in ([False, True] if dense else [False])]  # fmt: skip
-    gathered = experiment.folder / "decodes" / "bilingual"
-    if gathered.is_dir() and split == "test":  # baselines translate no other one
-        remedy = pasted("report", f"--model_dir={experiment.model_dir}")
-        check_hypotheses(gathered, "test", tested(cache), remedy)
-        systems.append(System("bilingual", gathered))
-    portion = Portion(split, test_sentences=experiment.decoding.test_sentences)
+def _score(
+    experiment: Experiment, cache: Cache, systems: list[System], portion: Portion, path: Path
+) -> None:
+    gathered, search = decodes_folder(experiment) / "bilingual", experiment.decoding.search()
+    if portion.name == "test":  # baselines translate no other one
+        if gathered.is_dir():
+            remedy = command_of(experiment, "report")
+            check_hypotheses(gathered, "test", tested(cache), remedy)
+            other = other_search(gathered, "test", tested(cache), search)
+            if other is None:
+                systems.append(System(BILINGUAL, gathered))
+        else:
+            there = (experiment.folder / "decodes" / BILINGUAL).is_dir()
+            other = "not translated with this command's settings" if there else None
+        if other is not None:
+            again = [command_of(experiment, name) for name in ("baselines", "report")]
+            print(f"bilingual baselines are left out: {other} ({' && '.join(again)})",
+                  file=sys.stderr)  # fmt: skip
     rows = scored(experiment, cache, systems, portion)
     write_jsonl(path, rows)
     made = _task_metrics(experiment, cache, systems[0], portion, path)
@@ -81,7 +106,7 @@ def _task_metrics(
     if not hasattr(source, "task_metrics"):
         return []
     rows, split = [], portion.split
-    for direction, path in find_decodes(system.decodes, split).items():
+    for direction, path in find_decodes(system.decodes, portion.name).items():
         if direction not in cache.directions:
             continue
         size = cache.size(language_of(direction), split)
@@ -129,17 +154,16 @@ def system_of(
     Raises:
         InputError: The model is not trained, or was trained on another vocabulary.
     """
-    folder = experiment.model_folder(dense)
+    folder, decodes = experiment.model_folder(dense), decodes_folder(experiment, dense, step)
     model = build(experiment.dense() if dense else experiment, cache).model
     found = trained_step(folder, step)
     inference_checkpoint.trained_step(model, folder / "checkpoints", cache.vocabulary, found)
-    decodes = decodes_folder(folder, step)
     return system(experiment, system_name(model), decodes, steps_of(decodes, split))
 
 
 def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str, int]) -> System:
     """Returns a model's translations as a system. steps: The checkpoint's, by direction."""
-    config = address_of(experiment.folder / "operative_config.gin")
+    config = address_of(scores_folder(experiment) / "operative_config.gin")
     return System(name, decodes, config=str(config), checkpoint_step=steps)
 
 

@@ -13,7 +13,7 @@ from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows
 from m4.eval.scoring.score import metric_names, read_scores
 from m4.experiment import Experiment
 from m4.jobs.decoding.evaluate import scored, system, system_name
-from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
+from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, scores_folder, trained_step
 from m4.parallel import distributed
 from m4.settings import InputError, first_line
 from m4.storage.checkpoints import SCORES_BY_STEP, Checkpoints, Removed
@@ -52,6 +52,7 @@ def follow(
             that is damaged, or of another model.
     """
     folder, portion = experiment.folder, Portion(split, sentences, tuple(directions))
+    written = scores_folder(experiment) / SCORES_BY_STEP
     build(experiment, None).check_decoding()
     if seconds is None:
         distributed.on_primary_then_broadcast(
@@ -77,8 +78,8 @@ def follow(
         elif seconds is None or ended:
             if scorer is not None and scorer.failed is not None:
                 raise scorer.failed
-            _say(f"{folder}/{SCORES_BY_STEP}")
-            return folder / SCORES_BY_STEP
+            _say(str(written))
+            return written
         else:
             if silent and not done:
                 _say(f"{folder}: no checkpoint yet; waiting for the first")
@@ -158,11 +159,12 @@ class _Scorer:
         distributed.on_primary_then_broadcast("scores", lambda: self._write(step))
 
     def _path(self, step: int) -> Path:
-        return decodes_folder(self._folder, step) / f"scores.{self._portion.name}.jsonl"
+        folder = decodes_folder(self._experiment, step=step)
+        return folder / f"scores.{self._portion.name}.jsonl"
 
     def _read(self) -> None:
         """Reads the steps that were scored before with the same settings and sentences."""
-        for folder in (self._folder / "decodes").glob("*"):
+        for folder in decodes_folder(self._experiment).glob("*"):
             if folder.name.isdecimal() and self._path(int(folder.name)).is_file():
                 step, path = int(folder.name), self._path(int(folder.name))
                 if not self._decoder.missing(step, path.parent):
@@ -177,8 +179,9 @@ class _Scorer:
         self._add(step, rows)
         kept = complete_steps(self._folder / "checkpoints")
         curve = rows_by_step(self._scores, portion.name, self._metrics[0], self._levels, kept)
-        replace_rows(self._folder / SCORES_BY_STEP, portion.name, curve)
-        draw(self._folder / f"scores_by_step.{portion.name}.png", curve)
+        folder = scores_folder(self._experiment)
+        replace_rows(folder / SCORES_BY_STEP, portion.name, curve)
+        draw(folder / f"scores_by_step.{portion.name}.png", curve)
         _say(said(curve, step))
 
     def _add(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:

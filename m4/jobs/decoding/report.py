@@ -24,8 +24,12 @@ from m4.jobs.bilingual.baselines import Finished, find_baselines
 from m4.jobs.checkpoints.initial import name_and_step
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.evaluate import system_of, tested
-from m4.jobs.decoding.testsets import trained_step
-from m4.settings import pasted
+from m4.jobs.decoding.testsets import (
+    command_of,
+    decodes_folder,
+    scores_folder,
+    trained_step,
+)
 from m4.storage import run_folder
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import read_jsonl, whole_folder
@@ -49,14 +53,15 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         systems.append(system_of(experiment, cache, dense=True))
     for system in systems:
         check_decoded(experiment, cache, system)
-    curves = {system.name: curve(system.decodes.parent) for system in systems}
+    folders = map(experiment.model_folder, (False, True))
+    curves = {system.name: curve(at) for system, at in zip(systems, folders, strict=False)}
     wanted = ("nll", "nll/high", "nll/medium", "nll/low")  # not every level has languages
     recorded = [row for rows in curves.values() for row in rows]
     compared = experiment.baselines is not None
     found = find_baselines(experiment, cache) if compared else {}
     systems += _bilingual(experiment, cache, found) if compared else []
     shares, epochs = _seen(experiment, cache)
-    folder, data = experiment.folder, experiment.data
+    folder, data = scores_folder(experiment), experiment.data
     written = write_results(
         folder=folder,
         systems=systems,
@@ -100,11 +105,8 @@ def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
         system.decodes,
         "test",
         tested(cache),
-        pasted(
-            "decode",
-            f"--model_dir={experiment.model_dir}",
-            *(["--compare=dense"] if system.name == "dense" else []),
-        ),
+        command_of(experiment, "decode", *(["--compare=dense"] if system.name == "dense" else [])),
+        experiment.decoding.search(),
     )
 
 
@@ -139,26 +141,26 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
 
 def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> list[System]:
     """Returns the bilingual models as one system, with hypotheses gathered in one folder."""
-    gathered = experiment.folder / "decodes" / "bilingual"
+    gathered = decodes_folder(experiment) / BILINGUAL
     configs, steps = {}, {}
     paths: list[Path] = []
     for direction in tested(cache):
         baseline = found[language_of(direction)]
         check_hypotheses(
-            baseline.folder / "decodes",
+            baseline.decodes,
             "test",
             [direction],
-            f"{pasted('baselines', f'--model_dir={experiment.model_dir}')}, after removing "
-            f"{baseline.folder}/result.json",
+            f"{command_of(experiment, 'baselines')}, after removing {baseline.decodes}",
+            experiment.decoding.search(),
         )
-        path = hypotheses_path(baseline.folder / "decodes", "test", direction)
+        path = hypotheses_path(baseline.decodes, "test", direction)
         paths += [path, path.with_suffix(".json")]
         configs[direction] = str(baseline.folder / "result.json")
         steps[direction] = baseline.result["note"]["best_step"]
     with whole_folder(gathered) as unfinished:
         for path in paths:
             shutil.copyfile(path, unfinished / path.name)
-    return [System("bilingual", gathered, config=configs, checkpoint_step=steps)]
+    return [System(BILINGUAL, gathered, config=configs, checkpoint_step=steps)]
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ def score(
             )  # fmt: skip
             return [each._asdict() for each in given]
 
-        folder = decodes_folder(folder, step)
+        folder = decodes_folder(experiment, dense, step)
         decode_to_files(scored, folder, f"logprob-{split}", pairs, made_by)
         bar.update(bar.total)
     return folder

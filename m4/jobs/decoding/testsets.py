@@ -13,7 +13,8 @@ from m4.experiment import Experiment
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.parallel import distributed
 from m4.progress import ProgressBar
-from m4.settings import InputError
+from m4.settings import InputError, pasted
+from m4.storage import run_folder
 from m4.storage.steps import whole_step
 
 
@@ -29,9 +30,32 @@ def trained_step(folder: Path, step: int | None = None) -> int:
     return found
 
 
-def decodes_folder(folder: Path, step: int | None = None) -> Path:
-    """Returns the folder of a model's hypotheses, by the latest step or the given one."""
-    return folder / "decodes" if step is None else folder / "decodes" / str(step)
+def decodes_folder(experiment: Experiment, dense: bool = False, step: int | None = None) -> Path:
+    """Returns the folder of a model's translations, decodes/[<trial>/][<step>/].
+
+    The settings that decide them are those that the run was trained with, or a trial's: then its
+    name says which differ. So a trial replaces nothing, and unlike searches do not meet.
+    """
+    trial = experiment.decoding.trial(run_folder.decoding_of(experiment.folder))
+    parts = [trial, "" if step is None else str(step)]
+    return experiment.model_folder(dense).joinpath("decodes", *filter(None, parts))
+
+
+def scores_folder(experiment: Experiment, step: int | None = None) -> Path:
+    """Returns the folder of scores and report: the run's, or that of a trial or step."""
+    folder = decodes_folder(experiment, step=step)
+    return experiment.folder if folder.name == "decodes" else folder
+
+
+def command_of(experiment: Experiment, *words: str) -> str:
+    """Returns a command on the run with the decoding of this one, to paste."""
+    return pasted(*words, f"--model_dir={experiment.model_dir}", *trial_flags(experiment))
+
+
+def trial_flags(experiment: Experiment) -> list[str]:
+    """Returns the flags that make a command's decoding this one's: none where it is the run's."""
+    differ = experiment.decoding.differing(run_folder.decoding_of(experiment.folder))
+    return [f"--gin.experiment.Decoding.{name}={value!r}" for name, value in differ.items()]
 
 
 class PortionDecoder:
@@ -102,6 +126,7 @@ def decode(
     dense: bool = False,
     split: str = "test",
     step: int | None = None,
+    sentences: int | None = None,
     t5x: bool = False,
 ) -> Path:
     """Translates a split of all directions; returns the folder of the hypotheses.
@@ -112,6 +137,7 @@ def decode(
     Args:
         split: "test" or "dev".
         step: Step of a checkpoint that is kept. Defaults to the latest.
+        sentences: Sentences per direction. Defaults to all.
         t5x: Write them as T5X's inference does, too (`m4.eval.decoding.t5x_lines`).
 
     Raises:
@@ -120,8 +146,8 @@ def decode(
     folder = experiment.model_folder(dense)
     build(experiment.dense() if dense else experiment, None).check_decoding()
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-    decodes = decodes_folder(folder, step)
-    portion = Portion(split, test_sentences=experiment.decoding.test_sentences)
+    decodes = decodes_folder(experiment, dense, step)
+    portion = Portion(split, sentences, test_sentences=experiment.decoding.test_sentences)
     decoder = PortionDecoder(experiment, portion, dense=dense)
     decoder.decode(found, decodes)
     if t5x and distributed.is_primary():

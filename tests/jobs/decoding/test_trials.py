@@ -1,0 +1,98 @@
+"""Settings that one command overrides: they live for it, and its results have their own folder."""
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from m4.storage.files import read_jsonl
+from tests.command_line import TINY, Said, contents, m4
+from tests.shared import demo_run
+
+RUN = "runs/demo"
+CONFIG = ("run.json", "config.gin", "operative_config.gin")
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The demo's run, from the working folder runs/demo."""
+    made, _ = demo_run(tmp_path_factory)
+    shutil.copytree(made / RUN, tmp_path / RUN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    return Path(RUN)
+
+
+def state(run: Path) -> dict[str, str | bytes]:
+    """What a trial must leave as it is: all but the trials' own folders and signs of life."""
+    files = {name: said for name, said in contents(run).items()
+             if "=" not in name and not name.endswith("heartbeat.json")}  # fmt: skip
+    return {**files, **{name: (run / name).read_bytes() for name in CONFIG}}
+
+
+def ok(*words: object) -> Said:
+    said = m4(*words)
+    assert said.status == 0, said.err
+    return said
+
+
+@pytest.mark.parametrize("override", ["test_sentences=5", "beams=1"])
+def test_a_trial_damages_nothing(run: Path, override: str) -> None:
+    for job in ("report", "eval"):
+        ok(job, f"--model_dir={run}")
+    before = state(run)
+    setting = f"--gin.experiment.Decoding.{override}"
+    ok("eval", f"--model_dir={run}", setting)
+    assert state(run) == before
+    for job in ("report", "eval"):
+        ok(job, f"--model_dir={run}")
+    assert state(run) == before
+
+
+def test_a_trial_has_a_folder_of_its_own(run: Path) -> None:
+    ok("eval", f"--model_dir={run}")
+    said = ok("eval", f"--model_dir={run}", "--gin.experiment.Decoding.beams=1")
+    trial = run / "decodes" / "beams=1"
+    assert str(trial / "scores.jsonl") in said.out
+    rows = read_jsonl(trial / "scores.jsonl")
+    assert {row["config"] for row in rows if row["system"] == "moe"} == {
+        f"{trial}/operative_config.gin"
+    }
+    assert "Decoding.beams = 1\n" in (trial / "operative_config.gin").read_text()
+    # Baselines have two beams: they are left out, with the commands that compare.
+    assert {row["system"] for row in rows} == {"moe", "copy"}
+    (line,) = (line for line in said.err.splitlines() if line.startswith("bilingual"))
+    assert "not translated with this command's settings" in line
+    before = state(run)
+    for command in line.partition("(")[2].rstrip(")").split(" && "):
+        ok(*shlex.split(command)[1:])
+    assert state(run) == before
+    systems = {row["system"] for row in read_jsonl(trial / "scores.jsonl")}
+    assert systems == {"moe", "bilingual", "copy"}
+    assert (trial / "report.html").is_file()
+    said = m4("report", run, trial, f"--baseline={run}", "--output=both")
+    assert f"{trial}: translated with beams = 1, and 2 in {run}/decodes" in said.mistake
+
+
+def test_training_alone_writes_the_config(run: Path) -> None:
+    """Then its settings are the run's, and translations of the old ones are not scored with new."""
+    ok("train", f"--model_dir={run}", "--gin.experiment.Decoding.alpha=0.7")
+    assert "Decoding.alpha = 0.7" in (run / "config.gin").read_text()
+    assert "was translated with alpha = 0.6, not 0.7" in m4("report", f"--model_dir={run}").mistake
+    said = ok("eval", f"--model_dir={run}")
+    assert "bilingual baselines are left out" in said.err
+    assert {row["system"] for row in read_jsonl(run / "scores.jsonl")} == {"moe", "copy"}
+    ok("baselines", f"--model_dir={run}")
+    ok("report", f"--model_dir={run}")
+    rows = read_jsonl(run / "scores.jsonl")
+    assert {row["system"] for row in rows} == {"moe", "bilingual", "copy"}
+
+
+def test_a_folder_without_a_run_gets_none(tmp_path: Path) -> None:
+    for job in ("eval", "decode", "score"):
+        said = m4(job, f"--gin_file={TINY}", f"--model_dir={tmp_path}/run")
+        assert f"{tmp_path}/run: not a run's folder (no run.json); train first" in said.mistake
+    assert not (tmp_path / "run").exists()

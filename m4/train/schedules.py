@@ -15,7 +15,7 @@ def rsqrt(
     total_steps: Steps,
     *,
     peak: Annotated[float, Between(0, 1000, above=True)] = 0.01,
-    hold_steps: Steps = 10_000,
+    hold_steps: Steps | None = 10_000,
     warmup_steps: Steps = 0,
     cooldown_steps: Steps = 0,
 ) -> Schedule:
@@ -27,7 +27,7 @@ def rsqrt(
     Args:
         total_steps: Step at which the cooldown ends.
         peak: Highest rate.
-        hold_steps: Step at which the decay begins.
+        hold_steps: Step at which the decay begins; None: it never does, however long the run.
         warmup_steps: Length of a linear rise from 0 (the paper has none; Adam needs one).
         cooldown_steps: Length of a linear fall to 0 at the end. Short runs gain much by it, or by
             `m4.train.average`, which need not know the end.
@@ -35,8 +35,10 @@ def rsqrt(
 
     def schedule(step):
         t = step + 1.0
-        hold = float(max(hold_steps, warmup_steps, 1))
-        rate = peak * jnp.sqrt(hold / jnp.maximum(t, hold))
+        rate = peak * jnp.ones_like(t)
+        if hold_steps is not None:
+            hold = float(max(hold_steps, warmup_steps, 1))
+            rate = peak * jnp.sqrt(hold / jnp.maximum(t, hold))
         if warmup_steps:
             rate = rate * jnp.minimum(1.0, t / warmup_steps)
         if cooldown_steps:

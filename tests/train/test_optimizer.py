@@ -400,3 +400,11 @@ def test_a_table_stays_bit_equal(make):
     for name in ("wi", "wo"):
         moved = params["experts"][name]["kernel"] != first["experts"][name]["kernel"]
         assert moved.all()
+
+
+def test_a_rate_that_is_held_to_the_end_is_the_one_of_as_many_steps_as_there_are() -> None:
+    settings = {"peak": 7e-3, "warmup_steps": 120}
+    held, counted = rsqrt(580, hold_steps=None, **settings), rsqrt(580, hold_steps=580, **settings)
+    for step in (0, 60, 119, 120, 400, 579):
+        assert held(jnp.asarray(step)) == counted(jnp.asarray(step))
+    assert held(jnp.asarray(10**6)) == np.float32(7e-3)

@@ -38,7 +38,7 @@ pod: setup
 pod-gpu: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/cuda_compiler --no-deps \
 	  --require-hashes -r requirements-cuda-compiler.lock
-# The optional language identifier, where reports and its tests look: cleaning would be another one.
+# The optional language identifier of cleaning and reports, where `make setup` does not remove it.
 langid: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/langid --no-deps \
 	  --require-hashes -r requirements-langid.lock

@@ -15,10 +15,13 @@ import inspect
 import math
 import os
 import shlex
+import shutil
+import sys
 import types
 import typing
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from m4 import references
@@ -99,8 +102,27 @@ def check_name(name: str) -> None:
 
 
 def pasted(*words: object) -> str:
-    """Returns a command of m4 as a shell reads it, whatever names are in its words."""
-    return shlex.join(["m4", *map(str, words)])
+    """Returns a command of m4 as a shell reads it, whatever names are in its words.
+
+    It begins as this process was started: on most machines a bare `m4` is GNU's.
+    """
+    return shlex.join([*_program(), *map(str, words)])
+
+
+def _program() -> list[str]:
+    started = sys.argv[0] if sys.argv else ""
+    if Path(started).name in ("m4", "m4-nmt"):
+        return [_shortest(started)]
+    return [_shortest(sys.executable), "-m", "m4"]
+
+
+def _shortest(path: str) -> str:
+    """Returns a program's name where that is enough, else its path from the working folder."""
+    name = Path(path).name
+    if Path(path).is_absolute() and shutil.which(name) == path:
+        return name
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if here in Path(path).parents else path
 
 
 class SettingError(InputError):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 from m4 import config
 from m4.cli.main import main
@@ -36,8 +38,10 @@ class Said:
 def m4(*arguments: object) -> Said:
     """`m4 ARGUMENTS`."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main([str(argument) for argument in arguments])
+    given = [str(argument) for argument in arguments]
+    started = mock.patch.object(sys, "argv", ["m4", *given])  # commands to paste begin with it
+    with started, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(given)
     return Said(status, out.getvalue(), err.getvalue())
 
 

@@ -7,6 +7,7 @@ import pathlib
 import pickle
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional
 
@@ -14,6 +15,7 @@ import flax.linen as nn
 import pytest
 
 import m4
+from m4 import settings
 from m4.data.stream.stream import Stream
 from m4.settings import (
     MUTABLE,
@@ -126,3 +128,27 @@ def test_the_table_of_what_may_change_is_that_of_the_annotations() -> None:
             if mutable := mutable_of(one):
                 marked[one.__qualname__] = mutable
     assert said == marked
+
+
+@pytest.mark.parametrize(
+    ("started", "begins"),
+    [
+        (".venv/bin/m4", ".venv/bin/m4"),
+        ("{here}/.venv/bin/m4-nmt", ".venv/bin/m4-nmt"),
+        ("{here}/bin/m4", "m4"),  # on the PATH, as after activation
+        ("/opt/other/bin/m4", "/opt/other/bin/m4"),
+        ("{here}/m4/__main__.py", ".venv/bin/python -m m4"),
+        ("", ".venv/bin/python -m m4"),
+    ],
+)
+def test_a_command_to_paste_begins_as_the_program_was_started(
+    started: str, begins: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    on_path = tmp_path / "bin" / "m4"
+    on_path.parent.mkdir()
+    on_path.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(on_path.parent))
+    monkeypatch.setattr(sys, "argv", [started.format(here=tmp_path), "eval"])
+    assert settings.pasted("report", "my run") == f"{begins} report 'my run'"

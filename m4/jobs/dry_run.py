@@ -19,7 +19,7 @@ from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.plan import memory
 from m4.plan.program import planned, train_program
-from m4.settings import InputError
+from m4.settings import InputError, pasted
 
 _TRAINS = ("train", "baselines", "demo")
 _MIB = 2**20
@@ -35,7 +35,8 @@ def dry_run(experiment: Experiment, job: str, *, dense: bool = False, alone: boo
         ValueError: as the job itself, of all that is known before there is a corpus.
     """
     if not alone:
-        raise InputError("--dry_run: one process checks a config; m4 plan compiles it for many")
+        plan = pasted("plan")
+        raise InputError(f"--dry_run: one process checks a config; `{plan}` compiles it for many")
     distributed.check_joined()
     experiment = located(experiment)
     if dense:
@@ -64,7 +65,7 @@ def _training(experiment: Experiment, languages: int) -> Table:
     table.add_row("steps", f"{training.total_steps:,}")
     table.add_row("directions", f"{len(program.parts.directions.names):,}")
     table.add_row("mesh", _mesh(training.mesh()))
-    table.caption = "without activations: m4 plan, or m4 collectives, compiles for them"
+    table.caption = "without activations, for which the commands plan and collectives compile"
     return table
 
 

@@ -134,7 +134,7 @@ class LocalCopy:
             where: The setting and its value, for messages.
         """
         if importlib.util.find_spec("gcsfs") is None:  # for etils, and so for orbax
-            raise InputError(f"{address}: gcsfs is missing; gs:// needs pip install 'm4[gcs]'")
+            raise InputError(f"{address}: gcsfs is missing (`make setup`); gs:// needs it")
         self.here, self.objects = copy_of(address, "-".join(kinds) or "read"), Objects(address)
         self._kinds, self._kind_of, self._where = kinds, kind_of, where or address
         self._locks: list[locks.BucketLock] = []

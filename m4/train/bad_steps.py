@@ -182,9 +182,9 @@ class StepGuard:
 
     def _act(self, step: int, what: str) -> None:
         said = (
-            f"step {step}: {what}; no checkpoint has its numbers. m4 data batch --step={step} "
-            "prints its pairs. The learning rate may be too high or its warmup too short (where "
-            "nothing else is set, rsqrt.peak and rsqrt.warmup_steps)"
+            f"step {step}: {what}; no checkpoint has its numbers. The command data batch with "
+            f"--step={step} prints its pairs. The learning rate may be too high or its warmup too "
+            "short (where nothing else is set, rsqrt.peak and rsqrt.warmup_steps)"
         )
         if self._action == "stop":
             raise BadStep(said)

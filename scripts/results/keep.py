@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from m4.data.cache.cache import Cache
-from m4.data.cleaning.language_id import for_reports
+from m4.data.cleaning.language_id import Py3langid, installed
 from m4.data.preprocess import language_of
 from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
 from m4.eval.decoding.settings import DEFAULTS
@@ -211,7 +211,7 @@ def _keep_scores(
             new = before
         kept.measured([copies, new])  # the same sentences as before, or none of it is kept
         kept.write(folder, new)
-        rows = rates(one, for_reports(), counted.values(), sizes)
+        rows = rates(one, Py3langid() if installed() else None, counted.values(), sizes)
         counted |= {(row["system"], row["direction"]): row for row in rows}
     if found:
         copies.hypotheses = {}  # the corpus's own sentences

@@ -23,7 +23,7 @@ def test_help_is_light() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.splitlines()[-1] == "set()"
-    assert said.stdout.count("usage: m4") == len(typed)
+    assert said.stdout.count("usage: ") == len(typed)
 
 
 def test_wrong_arguments_are_argparse_s(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,8 +37,8 @@ def test_wrong_arguments_are_argparse_s(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["infer", "--gin_file=demo.gin"], "m4: infer: m4's name is m4 decode"),
-        (["train", "--run_mode=eval"], "m4: --run_mode: the command is the first word: m4 train"),
+        (["infer", "--gin_file=demo.gin"], "m4: infer: m4's name is `m4 decode`"),
+        (["train", "--run_mode=eval"], "m4: --run_mode: the command is the first word: train"),
         (["watch", "runs/a", "--gin.TRAIN_STEPS=2"], "m4: 'TRAIN_STEPS = 2': m4 watch reads no"),
     ],
 )

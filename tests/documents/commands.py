@@ -34,7 +34,7 @@ UNRUN = {
     "git clone": (),
 }
 LAUNCHERS = {"srun": 0, "taskset": 2}  # program -> how many words come before the command
-PROGRAMS = {"m4", "make", "python", *LAUNCHERS, *(name.split()[0] for name in UNRUN)}
+PROGRAMS = {"make", "python", *LAUNCHERS, *(name.split()[0] for name in UNRUN)}
 PATHS = [".venv/bin/m4", ".venv/bin/python", "peer/bin/python"]
 PATHS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "scripts").glob("*.sh"))]
 NUMBER = r"[+−-]?\d([\d.,:]*\d)?"
@@ -78,6 +78,7 @@ def dry_run_all(commands: str, folder: Path) -> None:
 def dry_run(words: list[str]) -> None:
     """Checks a command without running it; an AssertionError or InputError: it is wrong."""
     program, *rest = words
+    program = program.removeprefix(".venv/bin/")
     if program in LAUNCHERS:
         dry_run(rest[LAUNCHERS[program] :])
     elif program == "m4":

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from m4 import config
+from m4.cli.arguments import COMMANDS, DATA_COMMANDS
 from tests.documents.blocks import ROOT, WAYS, Block, blocks
 from tests.documents.commands import dry_run_all, is_like
 from tests.documents.world import World
 from tests.shared import demo_run
 
 BLOCKS = blocks()
+# Command -> the example of its help.
+EXAMPLES = {
+    module.replace(".", " "): importlib.import_module(f"m4.jobs.{module}").EXAMPLE
+    for module in [*(name for name in COMMANDS if name != "data"),
+                   *(f"data.{name}" for name in DATA_COMMANDS)]
+}  # fmt: skip
+# Needs a compiler for TPUs, a bucket, another corpus.
+NOT_HERE = {"plan", "watch", "data remove"}
 
 
 def in_the_way(*ways: str) -> pytest.MarkDecorator:
@@ -71,14 +82,32 @@ def test_block_runs_dry(block: Block, tmp_path: Path, monkeypatch: pytest.Monkey
     dry_run_all(block.commands, tmp_path)
 
 
+@pytest.mark.parametrize("example", EXAMPLES.values())
+def test_example_of_help_is_read(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    dry_run_all(f".venv/bin/{example}", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES.keys() - NOT_HERE)
+def test_example_of_help_runs(name: str, world: World) -> None:
+    """After `make demo`, as the reader of the help has it, with fewer steps."""
+    words = EXAMPLES[name].replace("TRAIN_STEPS=2000", "TRAIN_STEPS=6").replace("=100", "=2")
+    assert words.startswith("m4 ")
+    world.m4(*shlex.split(words)[1:], *(["--yes"] if name == "new" else []))
+
+
 MISTAKES = {
-    "m4 train --gin_file=gin_configs/demo.gin --gin.schedules.rsqrt.top=1": "top",
-    "m4 train --gin_flie=gin_configs/demo.gin": "",  # argparse ends the process
+    ".venv/bin/m4 train --gin_file=gin_configs/demo.gin --gin.schedules.rsqrt.top=1": "top",
+    ".venv/bin/m4 train --gin_flie=gin_configs/demo.gin": "",  # argparse ends the process
     "make demonstration": "demonstration",
     "scripts/cloud_tpu.sh crate --name=x --zone=us-a1-a": "crate",
     "gcloud storage buckets create gs://b --place=here": "--place",
     'python benchmarks/moe_layer.py --vs "--transport einsum"': "--transport",
     "trian m4": "command not found",
+    "m4 report runs/demo": "command not found",  # on most machines it is GNU's
 }
 
 

@@ -31,7 +31,7 @@ from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of, is_code
 from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, split_direction
 from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.settings import InputError, check_value
+from m4.settings import InputError, check_value, pasted
 from m4.storage import checksums
 from m4.storage.files import read_json, undamaged
 from m4.storage.records import (
@@ -113,7 +113,8 @@ class Cache:
         self.folder = Path(folder)
         within = [path.parent for path in self.folder.glob("*/manifest.json")]
         if len(within) > 1:
-            raise InputError(f"{self.folder}: has {len(within)} corpora; m4 data list names them")
+            names = pasted("data", "list", self.folder)
+            raise InputError(f"{self.folder}: has {len(within)} corpora; `{names}` names them")
         self.folder = within[0] if within else self.folder
         path = self.folder / "manifest.json"
         try:

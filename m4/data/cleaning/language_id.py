@@ -18,6 +18,7 @@ from m4.data.languages import describe
 from m4.settings import Between, checked
 
 PACKAGE = "py3langid"
+NOT_INSTALLED = f"{PACKAGE} is not installed (`make langid`)"
 # ISO 639's codes for undetermined and for no linguistic content.
 _NO_LANGUAGE = ("und", "zxx")
 
@@ -57,8 +58,8 @@ class LanguageId(CleaningStage):
     Attributes:
         least_sure: Probability from which an identification counts.
         least_letters: Letters from which a side is identified.
-        identifier: Makes the identifier. Defaults to py3langid, the extra `langid` (140 languages);
-            where it is not installed the stage does not run, and the report says so.
+        identifier: Makes the identifier. Defaults to py3langid (140 languages); where it is not
+            installed (`make langid`) the stage does not run, and the report says so.
     """
 
     name: ClassVar[str] = "language_id"
@@ -76,7 +77,7 @@ class LanguageId(CleaningStage):
 
     def open(self, languages: Sequence[str]) -> Opened:
         if self.identifier is None and not installed():
-            missing = NotChecked(f"{PACKAGE} is not installed (pip install 'm4[langid]')")
+            missing = NotChecked(NOT_INSTALLED)
             return lambda language, split: missing
         identifier = Py3langid() if self.identifier is None else self.identifier()
         known = identifier.languages()
@@ -122,7 +123,7 @@ class Py3langid:
     """
 
     def __init__(self) -> None:
-        langid = importlib.import_module(f"{PACKAGE}.langid")  # optional: the extra `langid`
+        langid = importlib.import_module(f"{PACKAGE}.langid")  # optional: `make langid`
         model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
         self._model, self._about = model, _package()
 
@@ -145,26 +146,11 @@ def _package() -> dict[str, Any]:
 
 
 def installed() -> bool:
-    """Returns whether py3langid is installed."""
+    """Returns whether py3langid is a package of Python's, or where `make langid` puts it."""
+    folder = Path(sys.prefix) / "share" / "m4" / "langid"
+    if folder.is_dir() and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last: what else is there, such as numpy, stays Python's own
     return importlib.util.find_spec(PACKAGE) is not None
-
-
-def for_reports() -> Py3langid | None:
-    """Returns py3langid, installed or from where `make langid` puts it, or None.
-
-    From there it is not importable afterwards: what cleaning does must not depend on which command
-    ran before in the process.
-    """
-    if installed():
-        return Py3langid()
-    folder = str(Path(sys.prefix) / "share" / "m4" / "langid")
-    sys.path.insert(0, folder)
-    try:
-        return Py3langid() if installed() else None
-    finally:
-        sys.path.remove(folder)
-        for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
-            del sys.modules[name]
 
 
 # Identifiers' names of languages of m4's table that they do not tell apart.

@@ -24,7 +24,7 @@ from rich.table import Table
 from m4.data.preprocess import language_of
 from m4.eval.report.figures import FEW, LIGHT, blank, colorbar, page_size, png
 from m4.eval.scoring.levels import SIDES, side_of
-from m4.settings import InputError
+from m4.settings import InputError, pasted
 from m4.storage.files import keep_result
 from m4.train.measuring import routing_counts
 
@@ -70,8 +70,8 @@ def load(folder: Path, split: str = "train") -> Atlas:
         raise InputError(f"{folder}: not a run folder (no run.json); train first")
     path = path_of(folder, split)
     if not path.is_file():
-        job = "train" if split == "train" else "decode"
-        raise InputError(f"{path}: no such file; `m4 {job}` of a model with experts writes it")
+        job = pasted("train" if split == "train" else "decode", f"--model_dir={folder}")
+        raise InputError(f"{path}: no such file; `{job}` of a model with experts writes it")
     return read(path)
 
 

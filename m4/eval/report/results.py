@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from m4.data.cleaning.language_id import for_reports
+from m4.data.cleaning.language_id import Py3langid, installed
 from m4.eval.metrics import Metric
 from m4.eval.report import atlas, curves
 from m4.eval.report.figures import inline
@@ -92,7 +92,7 @@ def write_results(
     files = ("report.html", "scores.jsonl", "deltas.jsonl", "rates.jsonl")
     html, scored, different, counted = (folder / name for name in files)
     write_jsonl(scored, scores)
-    rate_rows = rates(measured, for_reports(), read_rates(counted))
+    rate_rows = rates(measured, Py3langid() if installed() else None, read_rates(counted))
     write_jsonl(counted, rate_rows)
     drawn = None
     if rows:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.keys import code_points
-from m4.data.cleaning.language_id import Py3langid, identifiers_code
+from m4.data.cleaning.language_id import NOT_INSTALLED, Py3langid, identifiers_code
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.stages import is_empty
 from m4.data.preprocess import split_direction
@@ -47,10 +47,7 @@ _LEAST_LETTERS = 20
 _LONGEST_UNIT, _TIMES, _DIVIDES, _LEAST_LOOP = 40, 4, 2, 16
 # Languages are confused where so many references of one are taken for the other.
 _CONFUSED = 0.1
-NO_IDENTIFIER = (
-    "wrong language: not measured, py3langid is not installed (pip install 'm4[langid]', or make "
-    "langid in m4's repository)"
-)
+NO_IDENTIFIER = f"wrong language: not measured, {NOT_INSTALLED}"
 
 
 class _Known:

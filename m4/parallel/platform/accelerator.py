@@ -50,7 +50,7 @@ def check_accelerator() -> None:
             f"{f' ({said})' if said else ''}"
         )
     if platform is None:
-        install = "; libtpu comes with pip install 'm4[tpu]'" if asked == "tpu" else ""
+        install = "; `make pod` installs libtpu" if asked == "tpu" else ""
         raise InputError(
             f"JAX_PLATFORMS={asked}: {said or 'no such device'}{install}; JAX_PLATFORMS=cpu runs "
             "on the CPU"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,6 @@ import pytest
 from m4.data.cleaning.language_id import PACKAGE, LanguageId, installed
 from m4.data.cleaning.overlap import Overlap
 from tests.data.cleaning.cases import Listed, dropped, run
-
-# Of `make langid`.
-PY3LANGID = Path(sys.prefix) / "share" / "m4" / "langid"
 
 
 def test_overlap_of_both_sides_with_every_test_set(tmp_path: Path) -> None:
@@ -130,24 +126,26 @@ def test_language_id_that_is_not_installed_says_so(
     kept, ledger = run([LanguageId()], Listed({("gl", "train"): [("a", "b")]}), tmp_path)
     assert kept["gl", "train"] == [("a", "b")]
     (why,) = ledger.count("gl", "train").not_checked
-    assert why == "language_id: py3langid is not installed (pip install 'm4[langid]')"
+    assert why == "language_id: py3langid is not installed (`make langid`)"
     assert LanguageId().identity()["identifier"] is None
 
 
-@pytest.fixture
-def py3langid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Within the test alone: a cache is another one where it is installed."""
-    monkeypatch.syspath_prepend(str(PY3LANGID))
-    if not installed():
-        pytest.skip("py3langid is not installed: `make langid`")
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
-        del sys.modules[name]
-
-
-@pytest.mark.usefixtures("py3langid")
+@pytest.mark.skipif(not installed(), reason="py3langid is not installed: `make langid`")
 def test_py3langid(tmp_path: Path) -> None:
     german = "Das ist ein ganz gewöhnlicher deutscher Satz über das Wetter."
     english = "This is quite an ordinary sentence about the weather."
     pairs = [(english, german), (english, english), (german, german)]
     assert sorted(dropped(LanguageId(), pairs, tmp_path, code="de")) == [1, 2]
+
+
+def test_cleaning_sees_what_make_langid_installs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if "langid" not in one])
+    if installed():
+        pytest.skip("py3langid is among Python's own packages")
+    package = tmp_path / "share" / "m4" / "langid" / PACKAGE
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert installed()

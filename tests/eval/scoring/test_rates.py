@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from m4.data.cleaning import language_id
-from m4.data.cleaning.language_id import Py3langid
+from m4.data.cleaning.language_id import Py3langid, installed
 from m4.eval.scoring import rates
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import Decode, Measured, System
@@ -172,23 +170,9 @@ def test_the_table_has_means_of_directions_with_enough_sentences() -> None:
     assert moe["off_language"] == pytest.approx(4 / 9, abs=1e-6)
 
 
-@pytest.fixture
-def no_langid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-
-
-@pytest.mark.usefixtures("no_langid")
-def test_without_py3langid_there_is_none() -> None:
-    if language_id.installed():
-        pytest.skip("py3langid is installed where all of Python finds it")
-    assert language_id.for_reports() is None
-
-
-def test_the_identifier_of_reports_is_not_left_to_cleaning() -> None:
-    before = language_id.installed()
-    if (identifier := language_id.for_reports()) is None:
-        pytest.skip("py3langid is not installed: `make langid`")
-    assert language_id.installed() == before
+@pytest.mark.skipif(not installed(), reason="py3langid is not installed: `make langid`")
+def test_the_identifier_chooses_among_the_runs_languages() -> None:
+    identifier = Py3langid()
     identifier.choose_among({"de", "en"})
     assert identifier.identify("Das ist ein ganz gewöhnlicher Satz.")[0] == "de"
     assert identifier.identity()["package"] == "py3langid"

@@ -108,7 +108,7 @@ def test_a_killed_run_skips_the_same_steps(
 def test_a_run_ends_at_a_bad_step_and_its_last_checkpoint_is_good(run: Run, tmp_path: Path) -> None:
     with pytest.raises(BadStep, match=r"^step 5: loss is nan; ") as raised:
         run(tmp_path, {5: math.nan})
-    assert "m4 data batch --step=5" in str(raised.value)
+    assert "data batch with --step=5" in str(raised.value)
     assert "rsqrt.peak" in str(raised.value)
     assert "\n" not in str(raised.value)
     assert latest_step(tmp_path / "checkpoints") == 4

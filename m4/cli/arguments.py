@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from m4.parallel.distributed_options import distributed_options
-from m4.settings import InputError
+from m4.settings import InputError, pasted
 
 # Command -> help. The command is the module m4.jobs.<command>.
 COMMANDS = {
@@ -54,7 +54,7 @@ _GIN = (
 # What T5X's users type, and m4's names for it.
 _T5X_COMMANDS = {"infer": "decode", "evaluate": "eval", "finetune": "train", "pretrain": "train"}
 _T5X_FLAGS = {
-    "--run_mode": "the command is the first word: m4 train, m4 eval, m4 decode",
+    "--run_mode": "the command is the first word: train, eval or decode",
     "--gin_bindings_file": "give a second --gin_file",
     "--tfds_data_dir": "set tfds.Tfds.data_dir in the config",
 }
@@ -77,13 +77,17 @@ def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
     """
     others, bindings = split_arguments(given)
     top = argparse.ArgumentParser(
-        prog="m4",
+        prog=pasted(),
         description="Train, evaluate and use massively multilingual translation models.",
         epilog=_GIN,
     )
     top.add_argument("--version", action="version", version=f"m4 {version()}")
     _add_commands(top, COMMANDS, "m4.jobs", others)
-    arguments = top.parse_args(others)
+    arguments, rest = top.parse_known_args(others)
+    if hasattr(arguments, "text") and not any(word.startswith("-") for word in rest):
+        arguments.text += rest  # argparse looks for texts before the first flag or behind the last
+    elif rest:
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
     if hasattr(arguments, "gin_bindings"):
         arguments.gin_bindings += bindings
     elif bindings:
@@ -116,7 +120,8 @@ def _add_commands(
         made.add_argument("--debug", action="store_true", help="show where an error was raised")
         module.add_arguments(made)
         has_config = made.get_default("gin_bindings") is not None
-        made.epilog = "\n".join([f"Example: {module.EXAMPLE}", *([_GIN] if has_config else [])])
+        example = f"Example: {pasted()}{module.EXAMPLE.removeprefix('m4')}"
+        made.epilog = "\n".join([example, *([_GIN] if has_config else [])])
         typed = f"{package}.{name}".removeprefix("m4.jobs.").replace(".", " ")
         made.set_defaults(command=typed, do=module.run)
 
@@ -142,7 +147,7 @@ def split_arguments(given: Sequence[str]) -> tuple[list[str], list[str]]:
             if said := _T5X_FLAGS.get(name):
                 raise InputError(f"{name}: {said}")
         elif not others and argument in _T5X_COMMANDS:
-            raise InputError(f"{argument}: m4's name is m4 {_T5X_COMMANDS[argument]}")
+            raise InputError(f"{argument}: m4's name is `{pasted(_T5X_COMMANDS[argument])}`")
         others.append(argument)
     return others, bindings
 

@@ -22,6 +22,9 @@ from m4.train import initial
 REQUIRED = "gin.REQUIRED"
 
 
+_UNQUOTED = "the value cannot be read; text needs quotes"
+
+
 class ConfigError(InputError):
     """A mistake in a config: its place, the reason and what may have been meant, in one line."""
 
@@ -148,7 +151,13 @@ class Bindings:
             return
         if name in T5X_MACROS and name not in self._macros:
             raise ConfigError(f"config: {place}: {name}: m4's name is {T5X_MACROS[name]}")
-        self._read(text, lambda line: place, None)
+        try:
+            self._read(text, lambda line: place, None)
+        except ConfigError as error:
+            if not str(error).endswith(_UNQUOTED):
+                raise
+            flag = f'--gin.{name}="{_quoted(value)}"'
+            raise ConfigError(f"{error}; in a shell: {flag}") from error
 
     def begin_from_macro(self) -> None:
         """Makes T5X's macro INITIAL_CHECKPOINT_PATH the run that training begins from."""
@@ -185,7 +194,7 @@ class Bindings:
         except SyntaxError as error:
             said = (error.msg or str(error)).splitlines()[0]
             if "malformed node" in said or "Unable to parse value" in said:
-                said = "the value cannot be read; text needs quotes"
+                said = _UNQUOTED
             else:
                 said = f"cannot be read: {said}"
             raise ConfigError(f"config: {place_of(error.lineno or line)}: {said}") from error
@@ -321,6 +330,15 @@ def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
 def _is_flax(target: Any) -> bool:
     return isinstance(target, type) and any(base.__module__ == "flax.linen.module" for base in
                                             target.__mro__)  # fmt: skip
+
+
+def _quoted(value: str) -> str:
+    """Returns a value with quotes around its bare words: of a list around each, else around all."""
+    if not re.match(r"[\[({]", value):
+        return repr(value.strip("'\""))
+    word = r"""'[^']*'|"[^"]*"|[@%]?[A-Za-z][\w./:-]*"""
+    kept = re.compile(r"""['"@%]|(True|False|None)$""")
+    return re.sub(word, lambda found: found[0] if kept.match(found[0]) else repr(found[0]), value)
 
 
 def references_in(value: Any) -> list[Reference | Macro]:

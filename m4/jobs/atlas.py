@@ -5,7 +5,7 @@ from pathlib import Path
 
 from m4.jobs import command, streams
 
-EXAMPLE = "m4 atlas --model_dir=runs/demo --split=test"
+EXAMPLE = "m4 atlas runs/demo --split=test"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,15 +5,17 @@ import argparse
 from m4.jobs import command
 from m4.settings import InputError, pasted
 
-EXAMPLE = "m4 average runs/demo --last=5"
+EXAMPLE = "m4 average runs/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
+    command.add_run(parser)
     command.add_config(parser)
-    parser.add_argument("run", nargs="?", metavar="RUN", help="run folder, as --model_dir")
-    group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--last", type=int, metavar="N", help="the last N checkpoints")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--last", type=int, metavar="N", help="the last N checkpoints (default: all that are there)"
+    )
     group.add_argument("--steps", help="these checkpoints, as 1000,2000")
     parser.add_argument(
         "--output", help="the new run's folder (default: RUN-average<number>-<last step>)"
@@ -23,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Averages checkpoints; returns the exit status. The run is read, the new folder is written."""
-    arguments.model_dir = arguments.run or arguments.model_dir
     if arguments.last is not None and arguments.last < 2:
         raise InputError(f"--last={arguments.last}: must be 2 or more")
     asked = None if arguments.steps is None else command.steps_of(arguments.steps)

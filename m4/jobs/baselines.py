@@ -4,11 +4,12 @@ import argparse
 
 from m4.jobs import command
 
-EXAMPLE = "m4 baselines --model_dir=runs/demo"
+EXAMPLE = "m4 baselines runs/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
+    command.add_run(parser)
     command.add_config(parser)
     command.add_processes(parser)
     command.add_dry_run(parser)

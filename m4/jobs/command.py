@@ -27,6 +27,21 @@ _OWN = ("do", "process_index", "processes", "debug", "verify", "gin_file", "gin_
 # ------------------------------------------------------------------------------------- arguments
 
 
+class _Run(argparse.Action):
+    """Takes the run's folder, which the first argument names or --model_dir."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        if (given := namespace.model_dir) is not None:
+            raise InputError(f"{values}: {given} is the run already; give one of them")
+        namespace.model_dir = values
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Adds RUN, as which --model_dir may be given."""
+    more: dict[str, Any] = {"nargs": "?", "action": _Run, "default": argparse.SUPPRESS}
+    parser.add_argument("model_dir", metavar="RUN", help="run folder, as --model_dir", **more)
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that name a config."""
     group = parser.add_argument_group("configuration")
@@ -47,6 +62,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--model_dir",
+        action=_Run,
         help="run folder (MODEL_DIR); without --gin_file, m4 uses the config saved there",
     )
     group.add_argument(
@@ -134,6 +150,13 @@ def add_split_and_step(parser: argparse.ArgumentParser, default: str = "test") -
     )
 
 
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Adds --beams, for a trial: a command's own settings are not written into a run's config."""
+    parser.add_argument(
+        "--beams", type=int, metavar="K", help="beams of the search (default: the config's)"
+    )
+
+
 def add_portion(group: argparse._ArgumentGroup, sentences: str = "all") -> None:
     """Adds --sentences and --directions, which take a part of a test set."""
     group.add_argument(
@@ -144,16 +167,16 @@ def add_portion(group: argparse._ArgumentGroup, sentences: str = "all") -> None:
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
     """Adds RUN and --model_dir, of commands that read a run's folder and no config."""
-    parser.add_argument("run", nargs="?", metavar="RUN", help="run folder, as --model_dir")
-    parser.add_argument("--model_dir", help="run folder")
+    add_run(parser)
+    parser.add_argument("--model_dir", action=_Run, help="run folder")
     add_follow_links(parser)
 
 
 def run_of(arguments: argparse.Namespace) -> str:
     """Returns the run folder that was given. Raises InputError where there is none."""
-    if not (folder := getattr(arguments, "run", None) or arguments.model_dir):
+    if not arguments.model_dir:
         raise InputError("give a run folder: --model_dir=...")
-    return folder
+    return arguments.model_dir
 
 
 def portion_of(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, ...]]:
@@ -205,12 +228,15 @@ def read_config(
     allowed = None  # a gin file that the user names is the user's own code
     if not files:
         if not arguments.model_dir:
-            raise InputError("give a config: --gin_file=gin_configs/demo.gin, or --model_dir=...")
+            raise InputError("give a run folder, or a config: --gin_file=gin_configs/demo.gin")
         saved = local_folder(arguments.model_dir) / "config.gin"
         if not saved.is_file():
             raise InputError(f"--model_dir={arguments.model_dir}: no config.gin there; train first")
         files, allowed = [str(saved)], arguments.allow_module
     given = [*arguments.gin_bindings, *more]
+    for name in ("beams", "n_best"):
+        if (value := getattr(arguments, name, None)) is not None:
+            given.append(f"experiment.Decoding.{name} = {value}")
     if getattr(arguments, "init_from", None):
         given.append(f"INITIAL_CHECKPOINT_PATH = {arguments.init_from!r}")
         if arguments.allow_module:

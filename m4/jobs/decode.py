@@ -9,12 +9,14 @@ from m4.settings import InputError
 if TYPE_CHECKING:
     from m4.jobs.decoding.text import Request
 
-EXAMPLE = "m4 decode --model_dir=runs/demo"
+EXAMPLE = "m4 decode runs/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
+    command.add_run(parser)
     command.add_config(parser)
+    command.add_search(parser)
     command.add_processes(parser)
     command.add_split_and_step(parser)
     command.add_dense(parser)

@@ -6,22 +6,27 @@ from typing import Any
 from m4.jobs import command
 from m4.settings import InputError
 
-EXAMPLE = "m4 eval --model_dir=runs/demo --watch"
+EXAMPLE = "m4 eval runs/demo --watch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
+    command.add_run(parser)
     command.add_config(parser)
+    command.add_search(parser)
     command.add_processes(parser)
     command.add_split_and_step(parser, "test; dev with --watch")
     command.add_dense(parser)
     command.add_dry_run(parser)
+    parser.add_argument(
+        "--sentences", type=int, metavar="N", help="sentences per direction (default: all)"
+    )
     group = parser.add_argument_group("checkpoint by checkpoint", "scores_by_step.jsonl and a plot")
     group.add_argument(
         "--watch", action="store_true", help="score each new checkpoint until training has ended"
     )
     group.add_argument("--steps", help="score these checkpoints, as 1000,2000, or all")
-    command.add_portion(group)
+    group.add_argument("--directions", help="these alone, as en-gl,gl-en (default: all)")
     group.add_argument("--seconds", type=float, help="between two looks of --watch (default: 30)")
     command.add_verify(parser)
 
@@ -45,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             dense=arguments.compare == "dense",
             split=arguments.split or "test",
             step=arguments.step,
+            sentences=command.portion_of(arguments)[0],
         )
     return 0
 
@@ -56,7 +62,7 @@ def follow_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
         InputError: The arguments do not go together.
     """
     if not (arguments.watch or arguments.steps):
-        for name in ("sentences", "directions", "seconds"):
+        for name in ("directions", "seconds"):
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name}: give --watch or --steps, too")
         return None

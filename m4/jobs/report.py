@@ -8,7 +8,7 @@ from typing import Any
 from m4.jobs import command
 from m4.settings import InputError
 
-EXAMPLE = "m4 report --model_dir=runs/demo"
+EXAMPLE = "m4 report runs/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from m4.jobs import command, streams
 from m4.settings import InputError
 
-EXAMPLE = "m4 score --model_dir=runs/demo --split=dev"
+EXAMPLE = "m4 score runs/demo --split=dev"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
+    command.add_run(parser)
     command.add_config(parser)
     command.add_processes(parser)
     command.add_split_and_step(parser)

@@ -22,6 +22,7 @@ EXAMPLE = "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
+    command.add_run(parser)
     command.add_config(parser)
     command.add_processes(parser)
     add_start(parser)

@@ -9,7 +9,7 @@ import sys
 from m4.jobs import command, streams
 from m4.settings import InputError
 
-EXAMPLE = 'm4 translate --model_dir=runs/demo --to=gl "3 weeks ago"'
+EXAMPLE = 'm4 translate runs/demo --to=gl "3 weeks ago"'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="xx",
         help="language of the lines, for a model whose gate is by_direction (default: en)",
     )
-    parser.add_argument("text", nargs="*", help="lines to translate (default: standard input)")
+    parser.add_argument(
+        "text",
+        nargs="*",
+        metavar="RUN|TEXT",
+        help="run folder, unless --model_dir or --gin_file is given; then lines to translate "
+        "(default: standard input)",
+    )
+    command.add_search(parser)
+    parser.add_argument(
+        "--n_best", type=int, metavar="N", help="write the N best translations of each line"
+    )
     parser.add_argument(
         "--json",
         action="store_true",
@@ -34,18 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Translates each line; returns the exit status."""
+    if arguments.text and not (arguments.model_dir or arguments.gin_file):
+        arguments.model_dir = arguments.text.pop(0)
     if not arguments.text and "stdin" in streams.closed:
         raise InputError("standard input is closed, and there is no text among the arguments")
     streams.utf8_output()
     if arguments.dry_run:
         return command.dry_run(arguments)
     with command.opened(arguments) as run:
-        from m4.eval.decoding.translate import first_text, json_line
+        from m4.eval.decoding.translate import all_texts, first_text, json_line
         from m4.jobs.decoding.ready_model import translator
 
         ready = dataclasses.replace(translator(run.experiment), source=arguments.source)
         to = arguments.to
-        written = functools.partial(json_line, to=to) if arguments.json else first_text
+        written = first_text if arguments.n_best is None else all_texts
+        written = functools.partial(json_line, to=to) if arguments.json else written
         if not gc.isenabled():  # the command line turned it off
             gc.freeze()  # all this stays
             gc.enable()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TextIO
 from m4.jobs import command, streams
 from m4.settings import InputError
 
-EXAMPLE = "m4 watch --model_dir=gs://bucket/run"
+EXAMPLE = "m4 watch gs://bucket/run"
 _sleep = time.sleep
 _FILES = ("run.json", "metrics.jsonl", "heartbeat.json", "scores.jsonl", "scores_by_step.jsonl")
 

@@ -53,6 +53,11 @@ def first_text(line: str, found: Translations) -> str:
     return found.texts[0]
 
 
+def all_texts(line: str, found: Translations) -> str:
+    """Returns all translations, one a line, the best first."""
+    return "\n".join(found.texts)
+
+
 def json_line(line: str, found: Translations, to: str) -> str:
     """Returns the line, its target language, its translations and their scores as JSON."""
     said = {"source": line, "to": to, **as_json(found)}

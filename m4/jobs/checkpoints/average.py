@@ -5,6 +5,7 @@ section 6.1: the last 5). `m4.train.average` is another mean: over all steps, wh
 """
 
 import contextlib
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,20 +29,25 @@ _NOT_KEPT = ("sampling", "best_step", "best", "risen_to", "since_best", "metrics
 
 
 def chosen_steps(folder: Path, last: int | None, steps: Sequence[int] | None) -> list[int]:
-    """The steps to average: the last so many of a run, or these. InputError: they are not there."""
-    if last is not None:
+    """Returns the steps to average: the last so many of a run, or these.
+
+    Of fewer than `last` all are taken, and a line on stderr says so.
+
+    Raises:
+        InputError: One is not there, or they are fewer than two.
+    """
+    if steps is None:
         trained_step(folder)  # there is one
-        steps = complete_steps(folder / "checkpoints")
-        if len(steps) < last:
-            there = ", ".join(map(str, steps))
-            raise InputError(
-                f"--last={last}: {folder} has {len(steps)} checkpoints ({there}); "
-                "Training.keep_checkpoints sets how many stay"
+        there = complete_steps(folder / "checkpoints")
+        steps = there[-last:] if last is not None else there
+        if last is not None and len(there) < last:
+            print(
+                f"--last={last}: {len(there)} checkpoints are there "
+                "(Training.keep_checkpoints sets how many stay)",
+                file=sys.stderr,
             )
-        steps = steps[-last:]
-    assert steps is not None
     if len(steps) < 2:
-        raise InputError("one checkpoint is its own mean: give two or more")
+        raise InputError(f"{folder}: {len(steps)} checkpoint; a mean is of two or more")
     return [trained_step(folder, step) for step in steps]
 
 

@@ -6,6 +6,7 @@ Of gin, only the parser is used.
 import difflib
 import inspect
 import re
+import shlex
 import sys
 import tokenize
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -156,7 +157,10 @@ class Bindings:
         except ConfigError as error:
             if not str(error).endswith(_UNQUOTED):
                 raise
-            flag = f'--gin.{name}="{_quoted(value)}"'
+            quoted = _quoted(value)
+            flag = f'--gin.{name}="{quoted}"'
+            if re.search(r'["$`\\!]', quoted):  # the shell would look at them
+                flag = shlex.quote(f"--gin.{name}={quoted}")
             raise ConfigError(f"{error}; in a shell: {flag}") from error
 
     def begin_from_macro(self) -> None:

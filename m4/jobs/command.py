@@ -228,7 +228,7 @@ def read_config(
     allowed = None  # a gin file that the user names is the user's own code
     if not files:
         if not arguments.model_dir:
-            raise InputError("give a run folder, or a config: --gin_file=gin_configs/demo.gin")
+            raise InputError("give a config: --gin_file=gin_configs/demo.gin, or a run folder")
         saved = local_folder(arguments.model_dir) / "config.gin"
         if not saved.is_file():
             raise InputError(f"--model_dir={arguments.model_dir}: no config.gin there; train first")

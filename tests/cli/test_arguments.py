@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
 import pytest
 
+from m4 import config
 from m4.cli.arguments import COMMANDS, DATA_COMMANDS, parse
-from tests.command_line import m4
+from tests.command_line import TINY, m4
 
 
 def test_help_is_light() -> None:
@@ -51,3 +53,50 @@ def test_flags_may_have_hyphens_and_settings_are_bindings() -> None:
     assert arguments.model_dir == "runs/a-b"
     assert arguments.gin_bindings == ["TRAIN_STEPS = 2"]
     assert parse(["data", "preview"]).command == "data preview"
+
+
+@pytest.mark.parametrize("command", ["eval", "decode", "score", "baselines", "train", "average"])
+def test_a_run_is_the_first_argument(command: str) -> None:
+    for words in (
+        [command, "runs/a"],
+        [command, "--model_dir=runs/a"],
+        [command, "--debug", "runs/a"],
+    ):
+        assert parse(words).model_dir == "runs/a"
+    both = m4(command, "runs/a", "--model_dir=runs/b").mistake
+    assert "runs/b: runs/a is the run already; give one of them" in both
+    with pytest.raises(SystemExit):
+        parse([command, "runs/a", "--debug", "runs/b"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runs/a", "--to=gl", "x y", "z"],
+        ["--to", "gl", "runs/a", "x y", "z"],
+        ["runs/a", "x y", "--to=gl", "z"],
+        ["runs/a", "x y", "z", "--to=gl"],
+    ],
+)
+def test_a_run_and_texts_stand_before_or_behind_flags(words: list[str]) -> None:
+    assert parse(["translate", *words]).text == ["runs/a", "x y", "z"]
+    with pytest.raises(SystemExit):
+        parse(["translate", *words, "--no_such_flag"])
+
+
+@pytest.mark.parametrize(
+    ("given", "quoted"),
+    [
+        ("experiment.Data.about=my text", '''--gin.experiment.Data.about="'my text'"'''),
+        (
+            "corpus.CorpusSpec.languages=[gl, es]",
+            '''--gin.corpus.CorpusSpec.languages="['gl', 'es']"''',
+        ),
+    ],
+)
+def test_text_without_quotes_is_shown_with_them(given: str, quoted: str) -> None:
+    said = m4("train", f"--gin_file={TINY}", "--model_dir=x", "--dry_run", f"--gin.{given}").mistake
+    assert said.endswith(f"the value cannot be read; text needs quotes; in a shell: {quoted}")
+    (word,) = shlex.split(quoted)
+    name, _, value = word.removeprefix("--gin.").partition("=")
+    config.load([TINY], ["MODEL_DIR = 'x'", f"{name} = {value}"]).experiment()

@@ -1,23 +1,16 @@
-"""Lines of text through a model, however long they are, and their forms in a file."""
+"""Lines of text through a model, however long they are."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from m4.data.preprocess import tag
 from m4.data.sentences import Chunks, chunks, joined
 from m4.eval.decoding.decode import BatchCounts, Translations, translations
-from m4.eval.decoding.t5x_lines import t5x_line
-from m4.eval.decoding.translate import Translator, json_line
 
-# Form -> (line, its translations, their language) -> a line of the file.
-FORMS: Mapping[str, Callable[[str, Translations, str], str]] = {
-    "text": lambda line, found, to: found.texts[0],
-    "json": json_line,
-    "t5x": t5x_line,
-}
-
+if TYPE_CHECKING:
+    from m4.eval.decoding.translate import Translator
 
 UNENDED = "unended "
 
@@ -30,15 +23,17 @@ class Line(NamedTuple):
 
 
 def translate_lines(
-    translator: Translator,
+    translator: "Translator",
     lines: Sequence[Line],
     batches: BatchCounts,
     progress: Callable[[int], None],
     too_long: Callable[[int, str], None],
+    prefixes: Sequence[str] | None = None,
 ) -> list[tuple[Translations, Counter[str]]]:
     """Translates lines; one that is too long in chunks, a blank one not at all.
 
     Args:
+        prefixes: Text that each translation begins with. Defaults to `Decoding.prefix`.
         batches: Counts what is in the batches.
         progress: Called after every batch with the number of lines that are done, about.
         too_long: Called with the index of a line that is too long and what becomes of it.
@@ -52,6 +47,9 @@ def translate_lines(
     counts = [Counter(lines=1, blank=not found.texts, split=len(found.texts) > 1, cut=found.cut,
                       chunks=len(found.texts)) for found in each]  # fmt: skip
     sources = [(i, text) for i, found in enumerate(each) for text in found.texts]
+    begins = prefixes or [translator.decoding.prefix or ""] * len(lines)
+    begins = [begins[i] if k == 0 else "" for i, found in enumerate(each)
+              for k, _ in enumerate(found.texts)]  # fmt: skip
 
     def on_cut(index: int, pieces: int, limit: int) -> None:
         counts[sources[index][0]]["shortened"] += 1
@@ -62,7 +60,7 @@ def translate_lines(
         translations(
             translator.model, translator.params, translator.vocabulary,
             [tag(text, lines[i].to) for i, text in sources], translator.decoding,
-            directions=_directions(translator, [lines[i].to for i, _ in sources]),
+            prefixes=begins, directions=_directions(translator, [lines[i].to for i, _ in sources]),
             progress=lambda done, all_sentences, _: progress(len(lines) * done // all_sentences),
             on_cut=on_cut, on_batch=batches, layout=translator.layout, factors=translator.factors,
         )
@@ -74,7 +72,7 @@ def translate_lines(
     return list(zip(whole, counts, strict=True))
 
 
-def _directions(translator: Translator, targets: Sequence[str]) -> list[int] | None:
+def _directions(translator: "Translator", targets: Sequence[str]) -> list[int] | None:
     """Returns the direction of each source, or None for a model that does not look at them."""
     by_target = {to: translator.directions(to, 1) for to in set(targets)}
     found = [each for to in targets for each in by_target[to] or ()]
@@ -82,7 +80,7 @@ def _directions(translator: Translator, targets: Sequence[str]) -> list[int] | N
 
 
 def _chunks(
-    translator: Translator, lines: Sequence[Line], too_long: Callable[[int, str], None]
+    translator: "Translator", lines: Sequence[Line], too_long: Callable[[int, str], None]
 ) -> list[Chunks]:
     """Returns the chunks that are translated of each line."""
     most = translator.decoding.max_source_length
@@ -93,7 +91,7 @@ def _chunks(
 
     found = []
     for i, (line, size) in enumerate(zip(lines, pieces(lines), strict=True)):
-        split = Chunks([line.source] if line.source else [], 0)
+        split = Chunks([line.source] if line.source.strip() else [], 0)
         if size > most:
             split = chunks(
                 line.source, lambda text, to=line.to: pieces([Line(text, to)])[0] <= most

@@ -10,10 +10,11 @@ from typing import Any, TextIO
 import flax.linen as nn
 
 from m4.data.languages import describe
-from m4.data.preprocess import split_direction, tag
+from m4.data.preprocess import split_direction
 from m4.data.sources.reading.lines import Reason, carriage_return, line_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.decode import BatchCounts, Translations, as_json, translations, warn
+from m4.eval.decoding.decode import BatchCounts, Translations, as_json, warn
+from m4.eval.decoding.lines import UNENDED, Line, translate_lines
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.parallel.layout import Layout
 from m4.settings import InputError
@@ -109,8 +110,8 @@ class Translator:
     ) -> list[str]:
         """Translates lines in any language of the model into the language `to`, in their order.
 
-        An empty line gives an empty line. A line that is too long is cut after a whole piece, and
-        a warning with its number (counted from `first_line`) goes to `warnings`, default stderr.
+        An empty line gives an empty line. A line that is too long is translated in chunks, and a
+        warning with its number (counted from `first_line`) goes to `warnings`, default stderr.
 
         Raises:
             InputError: The model has no language `to`, or a line has a carriage return inside.
@@ -135,50 +136,33 @@ class Translator:
         """
         if isinstance(lines, str):
             raise TypeError("lines: must be a list of texts, not one text")
-        if prefix is not None and not isinstance(prefix, str) and len(prefix) != len(lines):
-            raise InputError(f"{len(prefix)} prefixes for {len(lines)} lines: must be as many")
+        prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
+        if prefixes is not None and len(prefixes) != len(lines):
+            raise InputError(f"{len(prefixes)} prefixes for {len(lines)} lines: must be as many")
         check_language(to, self.languages)
         for number, line in enumerate(lines, first_line):
             if why := carriage_return(line.removesuffix("\n").removesuffix("\r")):
                 raise InputError(f"line {number}: {why}")
         lines = [self.normalise(line) for line in lines]
-        full = [number for number, line in enumerate(lines) if line.strip()]
-
-        def on_cut(index: int, pieces: int, limit: int) -> None:
-            warn(
-                f"line {first_line + full[index]}: {pieces} pieces, cut to the model's {limit} "
-                "(Decoding.max_source_length)",
-                warnings,
-            )
-
-        counts = BatchCounts()
-        prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
         if prefixes is not None:
             prefixes = [self.normalise(each) for each in prefixes]
-        found = translations(
-            self.model,
-            self.params,
-            self.vocabulary,
-            [tag(lines[number], to) for number in full],
-            replace(self.decoding, batch_rows=self.batch_rows),
-            on_cut=on_cut,
-            on_batch=counts,
-            layout=self.layout,
-            prefixes=None if prefixes is None else [prefixes[number] for number in full],
-            directions=self.directions(to, len(full)),
-            factors=self.factors,
-        )
-        for row, limit in sorted(counts.unended):
-            warn(
-                f"line {first_line + full[row]}: the translation is cut at its limit of {limit} "
-                "tokens, without an end",
-                warnings,
-            )
-        result = [Translations([""], [0.0])] * len(lines)
-        for number, each in zip(full, found, strict=True):
-            # Byte fallback can spell a line break; a line must stay one line.
-            result[number] = each._replace(texts=[" ".join(t.splitlines()) for t in each.texts])
-        return result
+
+        def too_long(index: int, said: str) -> None:
+            warn(f"line {first_line + index}: {said} (Decoding.max_source_length)", warnings)
+
+        small = replace(self, decoding=replace(self.decoding, batch_rows=self.batch_rows))
+        found = translate_lines(
+            small, [Line(line, to) for line in lines], BatchCounts(), lambda _: None, too_long,
+            prefixes,
+        )  # fmt: skip
+        for number, (_, counts) in enumerate(found, first_line):
+            for limit in (name.removeprefix(UNENDED) for name in counts if UNENDED in name):
+                warn(
+                    f"line {number}: the translation is cut at its limit of {limit} tokens, "
+                    "without an end",
+                    warnings,
+                )
+        return [each for each, _ in found]
 
     def stream(
         self,

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from m4.data.preprocess import split_direction
-from m4.eval.decoding.decode import BatchCounts, cut_said, warn
-from m4.eval.decoding.lines import FORMS, UNENDED, Line, translate_lines
-from m4.eval.decoding.translate import Translator, check_language
+from m4.eval.decoding.decode import BatchCounts, Translations, cut_said, warn
+from m4.eval.decoding.lines import UNENDED, Line, translate_lines
+from m4.eval.decoding.t5x_lines import t5x_line
+from m4.eval.decoding.translate import Translator, check_language, first_text, json_line
 from m4.eval.text import STANDARD, Output, Text, copy_of_standard_input, outputs_of, texts_of
 from m4.experiment import Experiment
 from m4.jobs.corpus import open_vocabulary
@@ -29,6 +30,12 @@ _BATCHES_A_WINDOW = 32
 # Characters that a window has in all: a text of long lines has fewer of them.
 _WINDOW_CHARACTERS = 1 << 20
 _NAMED = 5  # lines that are too long
+# Form -> (line, its translations, their language) -> a line of the file.
+_FORMS: Mapping[str, Callable[[str, Translations, str], str]] = {
+    "text": lambda line, found, to: first_text(line, found),
+    "json": json_line,
+    "t5x": t5x_line,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Request:
     # Language of the input. Defaults to English, or the only one that the model knows.
     source: str | None = None
     overwrite: bool = False  # replace translations that are there
-    format: str = "text"  # form of the lines, a name of `FORMS`
+    format: str = "text"  # form of the lines: text, json or t5x
 
 
 class Missing(NamedTuple):
@@ -190,7 +197,7 @@ def _translate(translator: Translator, outputs: Sequence[Output], form: str, whe
             mine: dict[int, tuple[Output, list[str], list[Counter[str]]]] = {}
             for one, (each, counts) in zip(window, found, strict=True):
                 _, texts, sums = mine.setdefault(id(one.output), (one.output, [], []))
-                texts.append(FORMS[form](one.given, each, one.output.to))
+                texts.append(_FORMS[form](one.given, each, one.output.to))
                 sums.append(+counts)
             for output, texts, sums in mine.values():
                 output.append(texts, sums)

@@ -16,7 +16,7 @@ import pytest
 
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
-from m4.eval.decoding import translate as translation
+from m4.eval.decoding import lines
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.settings import Decoding
@@ -51,7 +51,7 @@ class Louder:
 @pytest.fixture
 def louder(monkeypatch):
     louder = Louder()
-    monkeypatch.setattr(translation, "translations", louder)
+    monkeypatch.setattr(lines, "translations", louder)
     return louder
 
 
@@ -71,7 +71,7 @@ def test_a_line_that_is_too_long_is_named(pieces, louder):
     warnings = io.StringIO()
     translator.translate(["a", "", "a b c", "b"], "gl", first_line=10, warnings=warnings)
     assert warnings.getvalue() == (
-        "line 12: 5 pieces, cut to the model's 4 (Decoding.max_source_length)\n"
+        "line 12: 5 pieces, translated in 2 chunks (Decoding.max_source_length)\n"
     )
 
 

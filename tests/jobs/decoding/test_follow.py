@@ -192,7 +192,7 @@ def test_steps_that_are_there_are_scored_without_waiting(
         ("--steps=1-7", "--steps=1-7: must be steps with commas"),
         ("--watch --sentences=0", "--sentences=0: must be 1 or more"),
         ("--watch --steps=1", "--steps=1: --watch scores all"),
-        ("--sentences=3", "--sentences: give --watch or --steps, too"),
+        ("--directions=en-gl", "--directions: give --watch or --steps, too"),
     ],
 )
 def test_arguments_that_cannot_be_together(arguments: str, said: str) -> None:

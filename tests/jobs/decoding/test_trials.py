@@ -96,3 +96,17 @@ def test_a_folder_without_a_run_gets_none(tmp_path: Path) -> None:
         said = m4(job, f"--gin_file={TINY}", f"--model_dir={tmp_path}/run")
         assert f"{tmp_path}/run: not a run's folder (no run.json); train first" in said.mistake
     assert not (tmp_path / "run").exists()
+
+
+def test_flags_of_a_trial(run: Path) -> None:
+    before = state(run)
+    said = ok("eval", run, "--beams=1", "--sentences=4")
+    trial = run / "decodes" / "beams=1"
+    assert str(trial / "scores.test4.jsonl") in said.out
+    assert {row["sentences"] for row in read_jsonl(trial / "scores.test4.jsonl")} == {4}
+    # Fewer sentences by the run's own search have names of their own next to the others.
+    ok("eval", run, "--sentences=4")
+    new = state(run).keys() - before.keys()
+    assert "scores.test4.jsonl" in new
+    assert all("test4." in name for name in new)
+    assert {name: said for name, said in state(run).items() if name not in new} == before

@@ -308,9 +308,11 @@ def on_primary(name: str, work: Callable[[], Any]) -> None:
 
 def print_next(run: "Run", command: str) -> None:
     """Prints the run's folder and the command that comes next."""
+    from m4.jobs.decoding.testsets import trial_flags
     from m4.parallel import distributed
 
     if distributed.is_primary():
         own = [f"--allow_module={name}={at}" for name, at in run.modules.items()]
+        own += trial_flags(run.experiment)
         said = pasted(*command.split(), f"--model_dir={run.address}", *own)
         print(f"{run.address}; next: {said}")

@@ -131,10 +131,6 @@ def _owned(
     A job that is refused before it saved a checkpoint leaves the config of before: else a value
     that cannot be used would be refused again and again.
     """
-    claims = fresh or "train" in writes
-    claims |= {"data", "baselines"} >= {*writes} and not run_folder.has_work(folder)
-    if not claims:
-        run_folder.check(folder, config.settings, config.mutable)
     where = f"MODEL_DIR = {address}"
     copy = LocalCopy(address, writes, run_folder.kind_of, where) if is_address(address) else None
     others = sorted({"train", *(run_folder.KINDS if fresh else ())} - {*writes})
@@ -153,11 +149,14 @@ def _owned(
                 copy.put(run_folder.CONFIG_FILES)
 
     with contextlib.ExitStack() as stack:
-        if copy is None:
-            for kind in writes:
-                stack.enter_context(local_lock(folder / f".lock.{kind}", where))
-        else:
+        if copy is not None:
             stack.enter_context(copy.locked())
+        claims = fresh or "train" in writes
+        claims |= {"data", "baselines"} >= {*writes} and not run_folder.has_work(folder)
+        if not claims:
+            run_folder.check(folder, config.settings, config.mutable)
+        for kind in writes if copy is None else ():
+            stack.enter_context(local_lock(folder / f".lock.{kind}", where))
         before, latest = run_folder.config_files(folder), latest_step(folder / "checkpoints")
         if claims:
             try:

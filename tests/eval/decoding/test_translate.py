@@ -66,13 +66,12 @@ def test_order_empty_lines_and_tags(translator, louder):
 
 
 def test_a_line_that_is_too_long_is_named(pieces, louder):
-    # Tag, three words and EOS are five; the model takes four.
+    # Tag, three words of two pieces each and EOS are eight; the model takes four.
     translator = Translator(Transformer(pieces.size), {}, pieces, Decoding(max_source_length=4))
     warnings = io.StringIO()
     translator.translate(["a", "", "a b c", "b"], "gl", first_line=10, warnings=warnings)
-    assert warnings.getvalue() == (
-        "line 12: 5 pieces, translated in 2 chunks (Decoding.max_source_length)\n"
-    )
+    assert warnings.getvalue().startswith("line 12: 8 pieces, translated in 3 chunks, ")
+    assert warnings.getvalue().endswith(" (Decoding.max_source_length)\n")
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,18 @@ def test_every_line_has_the_translation_of_m4_translate(trained: Path, expected:
         assert translation.strip() in lines[LINES.index(LONG)]
 
 
+def test_translate_takes_the_run_first_and_flags_of_the_search(trained: Path) -> None:
+    run, line = package.load(trained), "3 weeks ago"
+    said = m4("translate", trained, "--to=gl", "--n_best=2", line)
+    assert said.status == 0, said.err
+    (found,) = run.translate([line], "gl", n_best=2)
+    assert said.out.splitlines() == found.texts
+    said = m4("translate", trained, line, "--to=gl", "--beams=1")
+    assert said.out.splitlines() == run.translate([line], "gl", beams=1)
+    mistake = m4("translate", trained, line, "--to=gl", "--beams=0").mistake
+    assert "experiment.Decoding.beams = 0: must be a whole number from 1 to 1024" in mistake
+
+
 def test_text_is_normalised_as_training_text_is(trained: Path) -> None:
     run = package.load(trained)
     assert run.translate(["Mon\u200eday  1"], "gl") == run.translate([" Monday\t1\ufeff"], "gl")

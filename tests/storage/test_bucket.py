@@ -102,7 +102,7 @@ def test_messages_name_the_address_and_not_the_copy(address: str, emulator: Emul
     result = m4("watch", f"--model_dir={address}")
     assert "not a run's folder (no run.json); train first" in result.mistake
     result = m4("decode", f"--gin_file={TINY}", f"--model_dir={address}")
-    assert result.mistake.startswith(f"m4 decode: {address}: no checkpoints; train first")
+    assert result.mistake.startswith(f"m4 decode: {address}: not a run's folder (no run.json)")
     Objects(address).delete("run.json")
     emulator.write(f"{folder_of(address)}/cat.jpg", b"")
     result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}")

@@ -77,7 +77,7 @@ def test_translate_takes_the_run_first_and_flags_of_the_search(trained: Path) ->
     said = m4("translate", trained, line, "--to=gl", "--beams=1")
     assert said.out.splitlines() == run.translate([line], "gl", beams=1)
     mistake = m4("translate", trained, line, "--to=gl", "--beams=0").mistake
-    assert "experiment.Decoding.beams = 0: must be a whole number from 1 to 1024" in mistake
+    assert "experiment.Decoding.beams = 0: must be a whole number from 1 to 1,024" in mistake
 
 
 def test_text_is_normalised_as_training_text_is(trained: Path) -> None:

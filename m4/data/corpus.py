@@ -17,7 +17,12 @@ from m4.data.cache import build
 from m4.data.cache.cache import Cache
 from m4.data.cache.corpus_text import Progress
 from m4.data.cache.identity import fingerprint_of, identity_of
-from m4.data.cache.tokens import ROLES, vocabulary_file
+from m4.data.cache.tokens import (
+    PRETRAINED_VOCABULARIES,
+    ROLES,
+    pretrained_vocabulary,
+    vocabulary_file,
+)
 from m4.data.cleaning import clean
 from m4.data.directions import Mixture, directions_of, is_code
 from m4.data.normalization import Form
@@ -51,7 +56,8 @@ class CorpusSpec:
             separate ones, each trained on the text that is source or target in the mixture.
         vocabulary_from: a corpus, or the run that has it, whose vocabularies this one's grow from:
             their pieces keep their ids, new tags and pieces come behind them
-            (`m4.data.vocabulary.grow`). Or a SentencePiece model, as T5's or mT5's (FILE.model).
+            (`m4.data.vocabulary.grow`). Or a SentencePiece model, as T5's or mT5's (FILE.model), or
+            the folder of a pretrained model that has one.
             None: trained on this text alone.
         segmentations: ways to tokenize each training sentence that are kept: the best one, and
             others by BPE-dropout with probability sampling_alpha.
@@ -198,7 +204,12 @@ class CorpusSpec:
             return None
         if self.vocabulary_from.endswith(".model"):
             return self._grown_from_file(Path(self.vocabulary_from))
-        run = fetched(self.vocabulary_from, lambda name: name.startswith("vocabulary"))
+        run = fetched(
+            self.vocabulary_from,
+            lambda name: name.startswith("vocabulary") or name in PRETRAINED_VOCABULARIES,
+        )
+        if (path := pretrained_vocabulary(run)) is not None:
+            return self._grown_from_file(path)
         role = None if self.target_vocabulary_size is None else "source"
         for folder in (run, run / "vocabulary"):
             if vocabulary_file(folder, role).is_file():
@@ -217,7 +228,6 @@ class CorpusSpec:
                 "CorpusSpec.target_vocabulary_size", self.target_vocabulary_size, allowed
             )
         given = Vocabulary(path)
-        given.check_special()
         if self.segmentations > 1 and not given.has_merges:
             allowed = f"1: {path} is no BPE model, which has merges to leave out"
             raise SettingError("CorpusSpec.segmentations", self.segmentations, allowed)

@@ -1,4 +1,4 @@
-"""`m4 checkpoint`: lists, verifies, inspects or converts the checkpoints of a run."""
+"""`m4 checkpoint`: looks at the checkpoints of a run, or at a pretrained model, or changes them."""
 
 import argparse
 from pathlib import Path
@@ -12,22 +12,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument(
         "what",
-        choices=["list", "verify", "inspect", "convert"],
+        choices=["list", "verify", "inspect", "convert", "trim"],
         help="list: steps; verify: their SHA-256; inspect: arrays, norms, values that are not "
-        "finite; convert: write the parameters as a file or a separate run",
+        "finite, or of a pretrained model (Hugging Face's layout) a gin file that begins from it; "
+        "convert: write the parameters as a file or a separate run; trim: a pretrained model "
+        "without the pieces that a corpus does not use",
     )
     command.add_run_folder(parser)
     parser.add_argument(
         "--step", type=int, help="(default: all; to inspect and convert the last whole one)"
     )
-    group = parser.add_argument_group("convert")
+    group = parser.add_argument_group("convert and trim")
     group.add_argument(
         "--dtype",
         choices=["bfloat16", "float16", "float32"],
         help="type of the parameters (default: as it is)",
     )
     group.add_argument(
-        "--output", type=Path, help="FILE.safetensors, or a folder: a run that translates"
+        "--output",
+        type=Path,
+        help="FILE.safetensors, or a folder: a run that translates, the trimmed model",
+    )
+    group.add_argument(
+        "--corpus", type=Path, metavar="PATH", help="text file or folder whose pieces trim keeps"
     )
     group.add_argument(
         "--weights",
@@ -40,8 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Looks at checkpoints; returns the exit status, 1 where one is damaged."""
     streams.require_output()
+    from m4.jobs.checkpoints import pretrained
     from m4.jobs.checkpoints.checkpoint import checkpoint
 
+    given = (arguments.what, command.run_of(arguments), arguments.corpus, arguments.output)
+    if (said := pretrained.look_or_trim(*given)) is not None:
+        print(said)
+        return 0
     whole = checkpoint(
         arguments.what,
         command.run_of(arguments),

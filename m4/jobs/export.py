@@ -1,4 +1,4 @@
-"""`m4 export`: writes a run's model as a checkpoint that T5X can continue from."""
+"""`m4 export`: writes a run's model for T5X, or for Hugging Face's code."""
 
 import argparse
 from pathlib import Path
@@ -12,10 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     command.add_run_folder(parser)
     parser.add_argument(
-        "--format", choices=["t5x"], required=True, help="whose checkpoint to write"
+        "--format",
+        choices=["t5x", "hf"],
+        required=True,
+        help="t5x: a checkpoint to continue from; hf: a folder for transformers and CTranslate2",
     )
     parser.add_argument(
-        "--output", type=Path, required=True, help="a new folder, a MODEL_DIR of T5X"
+        "--output", type=Path, required=True, help="a new folder, of T5X a MODEL_DIR"
     )
     parser.add_argument(
         "--step", type=int, help="a checkpoint that is kept (default: the last whole one)"
@@ -24,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exports a checkpoint; returns the exit status."""
-    from m4.jobs.checkpoints.export import export
+    from m4.jobs.checkpoints.export import export, export_hf
 
-    print(export(command.run_of(arguments), arguments.step, arguments.output))
+    write = export_hf if arguments.format == "hf" else export
+    print(write(command.run_of(arguments), arguments.step, arguments.output))
     return 0

@@ -1,6 +1,7 @@
 """Multi-head attention with T5's relative position bias; decoding with a cache."""
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -45,20 +46,23 @@ class RelativeBias(nn.Module):
 
     In decoding, Q is the current position alone (its index is a leaf of the cache) and R covers
     `max_decode_length` positions of as many interleaved sequences as tokens are decoded together.
+
+    Attributes:
+        shared: False returns the buckets [1, Q, R], which each layer looks up in a table of its own
+            (umT5: Chung et al. 2023, arXiv 2304.09151).
     """
 
     heads: int
     bidirectional: bool
     buckets: int = 32
     distance: int = 128
+    shared: bool = True
 
     @nn.compact
     def __call__(
         self, length: int, *, decode: bool = False, max_decode_length: int | None = None
     ) -> Array:
-        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        shape, axes = (self.heads, self.buckets), ("heads", "relpos_buckets")
-        table_NK = parameter(self, "rel_embedding", init, shape, axes)
+        table_NK = _bias_table(self) if self.shared else None
         query_Q = key_R = jnp.arange(length)
         if decode:
             allocated = self.has_variable("cache", "cache_index")
@@ -73,7 +77,13 @@ class RelativeBias(nn.Module):
             buckets=self.buckets,
             distance=self.distance,
         )
-        return jnp.take(table_NK, bucket_QR, axis=1)[None]
+        return bucket_QR[None] if table_NK is None else jnp.take(table_NK, bucket_QR, axis=1)[None]
+
+
+def _bias_table(module: Any) -> Array:
+    init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+    shape, axes = (module.heads, module.buckets), ("heads", "relpos_buckets")
+    return parameter(module, "rel_embedding", init, shape, axes)
 
 
 class Attention(nn.Module):
@@ -85,10 +95,14 @@ class Attention(nn.Module):
     and the scalar `cache_index` in self-attention; `cross_key` and `cross_value` in
     cross-attention, projected once, at position 0, because the memory never changes. The first
     call, without a cache, only allocates it: R is the length of its tokens.
+
+    Attributes:
+        buckets: Number of relative positions, where the layer has a table of its own.
     """
 
     heads: int
     head_width: int
+    buckets: int = 32
     dropout_rate: float = 0.1
     dtype: jnp.dtype = jnp.float32
 
@@ -98,7 +112,7 @@ class Attention(nn.Module):
         x_BQM: Array,
         y_BRM: Array,
         *,
-        bias_1NQR: Array | None = None,
+        bias: Array | None = None,
         mask_BQR: Array | None = None,
         deterministic: bool,
         decode: bool = False,
@@ -108,6 +122,7 @@ class Attention(nn.Module):
 
         Args:
             y_BRM: Memory; `x_BQM` in self-attention.
+            bias: What `RelativeBias` returns: a bias, or buckets for the layer's own table.
             mask_BQR: True where a query may look. Defaults to everywhere.
         """
         M, ND = x_BQM.shape[-1], self.heads * self.head_width
@@ -134,8 +149,10 @@ class Attention(nn.Module):
                 k, v, seen_1QR = self._self_cache(heads_first(k), heads_first(v))
                 mask_BQR = seen_1QR if mask_BQR is None else mask_BQR & seen_1QR
         logits_BNQR = jnp.einsum(f"BQND,{memory}->BNQR", q_BQND, k).astype(jnp.float32)
-        if bias_1NQR is not None:
-            logits_BNQR = logits_BNQR + bias_1NQR.astype(jnp.float32)
+        if bias is not None and bias.ndim == 3:
+            bias = jnp.take(_bias_table(self), bias[0], axis=1)[None]
+        if bias is not None:
+            logits_BNQR = logits_BNQR + bias.astype(jnp.float32)
         if mask_BQR is not None:
             logits_BNQR = jnp.where(mask_BQR[:, None], logits_BNQR, NEGATIVE)
         weights_BNQR = jax.nn.softmax(logits_BNQR).astype(self.dtype)

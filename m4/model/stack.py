@@ -53,7 +53,7 @@ class EncoderLayer(nn.Module):
         drop = dropout(self.dropout_rate)
         h = RmsNorm(dtype=self.dtype, name="pre_attention_layer_norm")(x_BLM)
         h = self.attention(name="attention")(
-            h, h, bias_1NQR=bias, mask_BQR=mask_BLL, deterministic=deterministic
+            h, h, bias=bias, mask_BQR=mask_BLL, deterministic=deterministic
         )
         x_BLM = x_BLM + drop(h, deterministic=deterministic)
         h = RmsNorm(dtype=self.dtype, name="pre_mlp_layer_norm")(x_BLM)
@@ -78,7 +78,7 @@ class DecoderLayer(nn.Module):
         drop = dropout(self.dropout_rate)
         h = RmsNorm(dtype=self.dtype, name="pre_self_attention_layer_norm")(x_BTM)
         h = self.attention(name="self_attention")(
-            h, h, bias_1NQR=bias, mask_BQR=mask_BTT, deterministic=deterministic, decode=decode
+            h, h, bias=bias, mask_BQR=mask_BTT, deterministic=deterministic, decode=decode
         )
         x_BTM = x_BTM + drop(h, deterministic=deterministic)
         h = RmsNorm(dtype=self.dtype, name="pre_cross_attention_layer_norm")(x_BTM)

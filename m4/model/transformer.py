@@ -51,6 +51,10 @@ class Transformer(nn.Module):
         dropout_rate: Dropout after embeddings and layers, in attention and in feed-forward layers.
         absolute_positions: Adds sinusoidal positions to the embeddings, next to the relative bias.
             T5 has none; short runs on little data need them (docs/decisions.md).
+        relative_bias: "shared": the layers of a stack share a table of relative biases. With
+            "every_layer" each has its own, as in umT5.
+        relative_buckets, relative_distance: Relative positions that are told apart, and the
+            distance beyond which they are not.
         tied_logits: The output projection is the embedding; False gives it a separate matrix.
         directions, tasks: See `MoeLayer`.
         source_vocab_size: Size of the sources' own vocabulary and embedding. Defaults to none: the
@@ -76,6 +80,9 @@ class Transformer(nn.Module):
     activations: Sequence[Activation] = ("relu",)
     dropout_rate: Rate = 0.1
     absolute_positions: bool = False
+    relative_bias: Annotated[str, OneOf(("shared", "every_layer"))] = "shared"
+    relative_buckets: Annotated[int, Between(4, 2**16)] = 32
+    relative_distance: Size = 128
     tied_logits: bool = True
     directions: Annotated[Count, Given("corpus.CorpusSpec.mixture")] = 0
     tasks: Sequence[Count] = ()
@@ -96,6 +103,9 @@ class Transformer(nn.Module):
         if self.absolute_positions and self.width % 2:
             allowed = "even, with Transformer.absolute_positions"
             raise SettingError("Transformer.width", self.width, allowed)
+        if self.relative_distance <= self.relative_buckets // 2:
+            allowed = f"more than half of Transformer.relative_buckets = {self.relative_buckets}"
+            raise SettingError("Transformer.relative_distance", self.relative_distance, allowed)
         if self.moe is not None:
             self._check_experts()
 
@@ -146,8 +156,9 @@ class Transformer(nn.Module):
         self.token_embedder = Embed(self.vocab_size, self.width, dtype=self.dtype)
         if self.source_vocab_size is not None:
             self.source_token_embedder = Embed(self.source_vocab_size, self.width, dtype=self.dtype)
-        self.encoder_bias = RelativeBias(self.heads, bidirectional=True)
-        self.decoder_bias = RelativeBias(self.heads, bidirectional=False)
+        relative = (self.relative_buckets, self.relative_distance, self.relative_bias == "shared")
+        self.encoder_bias = RelativeBias(self.heads, True, *relative)
+        self.decoder_bias = RelativeBias(self.heads, False, *relative)
         self.encoder = self._stack(EncoderLayer, self.encoder_layers, "encoder")
         self.decoder = self._stack(DecoderLayer, self.decoder_layers, "decoder")
         self.encoder_norm = RmsNorm(dtype=self.dtype)
@@ -342,6 +353,7 @@ def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Mod
         return Attention(
             model.heads,
             model.head_width,
+            model.relative_buckets,
             dropout_rate=model.dropout_rate,
             dtype=model.dtype,
             name=name,

@@ -1,7 +1,10 @@
-"""Arrays as one file of the safetensors format, which other frameworks read; data, never code."""
+"""Arrays in files of the safetensors format, which other frameworks read; data, never code."""
 
+import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -9,6 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from m4.settings import InputError
 from m4.storage.files import whole
+from m4.storage.numbers import check_weights
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_READ = ("F32", "BF16", "F16")
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
@@ -25,8 +32,85 @@ def read(path: Path) -> dict[str, np.ndarray]:
     Raises:
         InputError: It is no such file, or cut off.
     """
-    try:
+    with _errors(path):
         return {name.replace(".", "/"): array for name, array in load_file(path).items()}
+
+
+class Weights:
+    """The arrays of a model in a folder: of one file, or of the shards that an index names.
+
+    An array is read when it is asked for.
+
+    Attributes:
+        shapes: Name, as in the file ("a.b"), -> shape.
+        files: Name -> the file that has it.
+        dtypes: The formats of the numbers that occur.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """InputError: No such files, a shard is missing, or numbers that m4 does not read."""
+        self.files: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: set[str] = set()
+        index, named = folder / INDEX, None
+        if index.is_file():
+            named = _named(index)
+        elif not (folder / SINGLE).is_file():
+            pickles = [path.name for path in folder.glob("pytorch_model*")]
+            raise InputError(
+                f"{folder}: has neither {SINGLE} nor {INDEX}"
+                + (f"; {pickles[0]} is a pickle, which m4 never reads" if pickles else "")
+            )
+        for file in sorted({*named.values()}) if named else [SINGLE]:
+            path = folder / file
+            if not path.is_file():
+                raise InputError(f"{index}: names {file}, which is not in the folder")
+            self._look(path)
+        if missing := sorted((named or {}).keys() - self.shapes.keys()):
+            raise InputError(
+                f"{index}: names {missing[0]}, which {(named or {})[missing[0]]} has not"
+            )
+
+    def _look(self, path: Path) -> None:
+        with _errors(path), safe_open(path, "np") as file:
+            for name in [*file.keys()]:
+                about = file.get_slice(name)
+                if (kind := about.get_dtype()) not in _READ:
+                    allowed = ", ".join(_READ)
+                    raise InputError(
+                        f"{path}: {name} has numbers of type {kind}: must be {allowed}"
+                    )
+                self.shapes[name], self.files[name] = tuple(about.get_shape()), path
+                self.dtypes.add(kind)
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns an array as it is stored.
+
+        Raises:
+            InputError: It cannot be read, or has values that are not finite.
+        """
+        path = self.files[name]
+        with _errors(path), safe_open(path, "np") as file:
+            found = file.get_tensor(name)
+        check_weights(path, {name: found})
+        return found
+
+
+def _named(index: Path) -> dict[str, str]:
+    try:
+        found: Any = json.loads(index.read_text(encoding="utf-8"))
+        named = {str(name): str(file) for name, file in found["weight_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index}: is no index of shards (weight_map)") from error
+    if wrong := [file for file in named.values() if Path(file).name != file]:
+        raise InputError(f"{index}: names {wrong[0]!r}, which is no file of the folder")
+    return named
+
+
+@contextlib.contextmanager
+def _errors(path: Path):
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be read as safetensors ({error})") from error
 

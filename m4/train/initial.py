@@ -14,6 +14,7 @@ Every parameter of the new model has a source in the old one and a rule, or star
 """  # noqa: E501
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -33,6 +34,8 @@ Array = jax.Array
 Shapes = Mapping[str, tuple[int, ...]]
 # Layer -> how often each expert was chosen.
 Use = Mapping[str, npt.NDArray[np.int64]]
+# Path of a parameter among unscanned layers -> its array, of NumPy or of JAX.
+Old = Callable[[str], Any]
 
 
 @checked
@@ -190,56 +193,124 @@ def unused(leaves: Sequence[Leaf], old: Shapes) -> list[str]:
 
 def take_over(
     leaves: Sequence[Leaf],
-    old: Mapping[str, Any],
+    old: Old,
     fresh: Mapping[str, Any],
     rows: Callable[[str], Rows],
     use: Use,
-) -> dict[str, Any]:
-    """The new model's parameters in the tree of `fresh`; to be traced.
+    like: Any,
+) -> Any:
+    """Makes the new model's parameters, an array at a time and the largest first.
+
+    So a model takes little more memory than its own while it is read.
 
     Args:
-        old, fresh: trees of parameters, fresh as the new model begins without another one.
+        old: Path of an old parameter among unscanned layers -> its array, read when it is called.
+        fresh: Path in the tree -> array of a parameter that begins without the old model, of those
+            that `fresh_paths` names.
         rows: path of an embedding -> its `Rows`. use: of the old model's experts.
+        like: The tree, of shapes with shardings.
 
     Raises:
         ValueError: experts are to be left out or merged, and their use was not counted.
     """
-    there, start = flat(unstack(old)), flat(unstack(fresh))
-    made = {leaf.path: _made(leaf, there, start, rows, use) for leaf in leaves}
-    return restacked(made, fresh)
+    known = {leaf.path: leaf for leaf in leaves}
+    wanted, parts = flat(like), _parts(like)
+    made = {
+        path: _array(
+            [known[part] for part in parts[path]], wanted[path], old, fresh, path, rows, use
+        )
+        for path in sorted(wanted, key=lambda path: -math.prod(wanted[path].shape))
+    }
+    return jax.tree_util.tree_map_with_path(lambda path, _: made[_name(path)], like)
+
+
+def fresh_paths(leaves: Sequence[Leaf], like: Any) -> list[str]:
+    """Returns the arrays of a tree that need their values of a model without an old one."""
+    needed = {leaf.path for leaf in leaves if leaf.rule in ("new", "pieces")}
+    return [path for path, parts in _parts(like).items() if needed.intersection(parts)]
+
+
+def _array(
+    leaves: Sequence[Leaf],
+    like: Any,
+    old: Old,
+    fresh: Mapping[str, Array],
+    path: str,
+    rows: Callable[[str], Rows],
+    use: Use,
+) -> Array:
+    """Makes one array of the tree: a parameter, or those of a scanned stack's layers."""
+    scanned = re.match(r"\w+_blocks/", path) is not None
+    if all(leaf.rule == "taken" for leaf in leaves):
+        found = old(leaves[0].source or "")
+        if isinstance(found, np.ndarray):
+            if scanned:
+                whole = np.empty(like.shape, found.dtype)
+                for at, leaf in enumerate(leaves):
+                    whole[at] = found if at == 0 else old(leaf.source or "")
+                found = whole
+            return jax.make_array_from_callback(like.shape, like.sharding, lambda at: found[at])
+        if not scanned:
+            return jax.device_put(found, like.sharding)
+    shape = like.shape[scanned:]
+
+    def make(given: Sequence[Array | None], start: Array | None) -> Array:
+        starts = [
+            None if start is None else start[at] if scanned else start for at in range(len(given))
+        ]
+        made = [
+            _made(leaf, x, begin, shape, rows, use)
+            for leaf, x, begin in zip(leaves, given, starts, strict=True)
+        ]
+        return jnp.stack(made) if scanned else made[0]
+
+    given = [None if leaf.source is None else old(leaf.source) for leaf in leaves]
+    return jax.jit(make, out_shardings=like.sharding)(given, fresh.get(path))
+
+
+def unscanned(params: Mapping[str, Any]) -> Old:
+    """Returns a function from path among unscanned layers to array, of a tree of parameters."""
+    arrays = flat(params)
+
+    def array(path: str) -> Array:
+        if path in arrays:
+            return arrays[path]
+        stack, number, inner = re.fullmatch(r"(\w+?)_(\d+)/(.*)", path).groups()  # type: ignore
+        block, layer = divmod(int(number), len(params[f"{stack}_blocks"]))
+        return arrays[f"{stack}_blocks/layer_{layer}/{inner}"][block]
+
+    return array
 
 
 def _made(
     leaf: Leaf,
-    old: Mapping[str, Array],
-    fresh: Mapping[str, Array],
+    x: Any,
+    start: Any,
+    shape: tuple[int, ...],
     rows: Callable[[str], Rows],
     use: Use,
 ) -> Array:
-    start = fresh[leaf.path]
-    if leaf.rule == "zeros":
-        return jnp.zeros_like(start)
-    if leaf.source is None:
-        return start
-    x = old[leaf.source]
     match leaf.rule:
+        case "zeros":
+            return jnp.zeros(shape)
+        case "new":
+            return start
         case "taken":
             return x
         case "pieces":
-            transposed = leaf.path.startswith("logits_dense")
-            table, start = (x.T, start.T) if transposed else (x, start)
-            table = _grown(table, start, rows(leaf.path))
-            return table.T if transposed else table
+            if leaf.path.startswith("logits_dense"):
+                return _grown(x.T, start.T, rows(leaf.path)).T
+            return _grown(x, start, rows(leaf.path))
         case "upcycled":
-            return jnp.broadcast_to(x, start.shape)
+            return jnp.broadcast_to(x, shape)
         case "copied experts":
-            return x[np.arange(start.shape[0]) % x.shape[0]]
+            return x[np.arange(shape[0]) % x.shape[0]]
         case "copied columns":
-            return x[:, np.arange(start.shape[1]) % x.shape[1]]
+            return x[:, np.arange(shape[1]) % x.shape[1]]
         case "most used experts":
-            return x[_most_used(leaf, use, start.shape[0])]
+            return x[_most_used(leaf, use, shape[0])]
         case "most used columns":
-            return x[:, _most_used(leaf, use, start.shape[1])]
+            return x[:, _most_used(leaf, use, shape[1])]
         case "merged experts":
             used = _use(leaf, use)
             weight = used / used.sum() if used.any() else np.full(len(used), 1 / len(used))
@@ -340,10 +411,7 @@ def at_step(state: Any, step: int) -> Any:
 
 def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dicts -> "a/b/c": leaf."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    }
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def shapes_of(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -353,17 +421,30 @@ def shapes_of(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def restacked(made: Mapping[str, Array], like: Any) -> Any:
     """Arrays by path among unscanned layers -> the tree `like`, scanned stacks put together."""
+    parts = _parts(like)
 
     def leaf(path: Any, _: Any) -> Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        match = re.match(r"(\w+)_blocks/layer_(\d+)/(.*)", name)
-        if match is None:
-            return made[name]
-        size = len(like[f"{match[1]}_blocks"])
-        layers = range(int(match[2]), _depth(dict.fromkeys(made, ()), match[1]), size)
-        return jnp.stack([made[f"{match[1]}_{number}/{match[3]}"] for number in layers])
+        found = [made[part] for part in parts[_name(path)]]
+        return jnp.stack(found) if _name(path) not in made else found[0]
 
     return jax.tree_util.tree_map_with_path(leaf, like)
+
+
+def _parts(like: Any) -> dict[str, list[str]]:
+    """Returns path in a tree -> its paths among unscanned layers, of a scanned stack several."""
+
+    def parts(path: str, leaf: Any) -> list[str]:
+        match = re.match(r"(\w+)_blocks/layer_(\d+)/(.*)", path)
+        if match is None:
+            return [path]
+        size = len(like[f"{match[1]}_blocks"])
+        return [f"{match[1]}_{at * size + int(match[2])}/{match[3]}" for at in range(leaf.shape[0])]
+
+    return {path: parts(path, leaf) for path, leaf in flat(like).items()}
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 # ------------------------------------------------------------------------ the state of Adafactor

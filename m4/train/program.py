@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +19,7 @@ from m4.settings import SettingError, nearest_valid
 from m4.train.batches import BatchShape
 from m4.train.multitask.grouped import DirectionGroups, direction_groups
 from m4.train.multitask.groups import Directions, by_direction
-from m4.train.state import TrainState, initialize, new_state, state_shardings
+from m4.train.state import TrainState, initialize, new_params, new_state, state_shardings
 from m4.train.step import make_train_step
 from m4.train.training import Training
 
@@ -66,6 +66,13 @@ class TrainProgram:
         """Makes the state before the first step, shard by shard where it belongs."""
         with self.axis_rules():
             return new_state(self.mesh, self.model, self.optimizer, self.seed, self.shardings)
+
+    def new_params(self, paths: Collection[str]) -> dict[str, Any]:
+        """Makes some parameters of the new state, "a/b/c" -> array, and no others."""
+        if not paths:
+            return {}
+        with self.axis_rules():
+            return new_params(self.mesh, self.model, self.seed, self.shardings.params, paths)
 
     def jit(self, step: Callable[..., Any] | None = None) -> Any:
         """Returns the step, or another one with its state, as jax.jit; call it in `axis_rules`."""

@@ -1,6 +1,6 @@
 """The training state: its shardings, and a new state made in its shards."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -103,3 +103,24 @@ def new_state(
             compiler_options=unoptimized(mesh),
         )
         return make()
+
+
+def new_params(
+    mesh: Mesh, model: Transformer, seed: int, shardings: Any, paths: Collection[str]
+) -> dict[str, jax.Array]:
+    """Makes the parameters of `new_state` that `paths` name ("a/b/c"), and no others."""
+    placed = {path: sharding for path, sharding in _flat(shardings).items() if path in paths}
+
+    def chosen() -> dict[str, jax.Array]:
+        made = _flat(initialize(model, optax.identity(), seed).params)
+        return {path: made[path] for path in placed}
+
+    with axis_rules_context(mesh):
+        make = jax.jit(
+            draw_together(chosen), out_shardings=placed, compiler_options=unoptimized(mesh)
+        )
+        return make()
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    return {"/".join(_names(path)): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

@@ -93,8 +93,7 @@ def _of_t5(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
     heads = _heads(names)
     for name, shape in names.items():
         if name in _OUTSIDE:
-            factor = width**-0.5 if name.startswith("token_embedder/") else 1.0
-            yield _OUTSIDE[name], T5xParameter(name, factor=factor)
+            yield _OUTSIDE[name], T5xParameter(name, factor=t5_factor(name, width, 1))
             continue
         # layers_3/..., or of a scanned stack encoder/encoder/..., with layers as axis 1
         match = re.fullmatch(r"(encoder|decoder)/(?:layers_(\d+)|\1)/(.*)", name)
@@ -104,12 +103,19 @@ def _of_t5(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
         if match is None or not _IN_LAYER.fullmatch(match[3]):
             raise InputError(f"its parameter {name} {list(shape)} is none that m4's model has")
         stack, number, inner = match.groups()
-        factor = math.sqrt(shape[-1] // heads) if inner.endswith("query/kernel") else 1.0
+        factor = t5_factor(inner, width, shape[-1] // heads)
         if number is not None:
             yield f"{stack}_{number}/{inner}", T5xParameter(name, factor=factor)
             continue
         for layer in range(shape[1]):
             yield f"{stack}_{layer}/{inner}", T5xParameter(name, layer, 1, factor)
+
+
+def t5_factor(path: str, width: int, head_width: int) -> float:
+    """Returns m4's numbers of a parameter, by its path, in units of T5's."""
+    if path.endswith("token_embedder/embedding"):
+        return width**-0.5
+    return math.sqrt(head_width) if path.endswith("query/kernel") else 1.0
 
 
 def _heads(names: Shapes) -> int:

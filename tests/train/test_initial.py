@@ -55,7 +55,15 @@ def begun(
     """Old parameters, the new ones, and the plan."""
     before, fresh = parameters(old, 0), parameters(new, 1)
     leaves = initial.plan(initial.shapes_of(before), initial.shapes_of(fresh), layers)
-    return before, initial.take_over(leaves, before, fresh, lambda _: rows, use or {}), leaves
+    return before, taken(leaves, before, fresh, rows, use or {}), leaves
+
+
+def taken(leaves: Any, before: Any, fresh: Any, rows: Rows, use: initial.Use) -> Any:
+    """The new parameters, on the first device."""
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), fresh)
+    old, start = initial.unscanned(before), initial.flat(fresh)
+    return initial.take_over(leaves, old, start, lambda _: rows, use, like)
 
 
 @pytest.mark.parametrize("scanned", [(False, False), (True, False), (False, True), (True, True)])
@@ -87,7 +95,7 @@ def test_merged_experts_that_are_equal_are_the_dense_layer_again() -> None:
     fresh = parameters(dense, 2)
     leaves = initial.plan(initial.shapes_of(params), initial.shapes_of(fresh), None)
     use = {layer: np.array([3, 0, 1, 4]) for layer in ("encoder_1", "decoder_1")}
-    merged = initial.take_over(leaves, params, fresh, lambda _: NO_ROWS, use)
+    merged = taken(leaves, params, fresh, NO_ROWS, use)
     for path, value in initial.flat(merged).items():
         np.testing.assert_allclose(value, initial.flat(before)[path], rtol=1e-6, atol=1e-7)
 

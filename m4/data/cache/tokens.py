@@ -45,6 +45,16 @@ def vocabulary_file(folder: Path, role: str | None) -> Path:
     return folder / (f"vocabulary.{role}.model" if role else "vocabulary.model")
 
 
+# Where Hugging Face's folders have the SentencePiece model.
+PRETRAINED_VOCABULARIES = ("spiece.model", "sentencepiece.model", "sentencepiece.bpe.model")
+
+
+def pretrained_vocabulary(folder: Path) -> Path | None:
+    """Returns the SentencePiece model in a folder of Hugging Face's layout; None: it has none."""
+    found = (folder / name for name in PRETRAINED_VOCABULARIES)
+    return next((path for path in found if path.is_file()), None)
+
+
 def array_name(side: str, role: str | None) -> str:
     """Returns the name of a split's array: 'english', or 'english.source' where roles differ."""
     return f"{STORED[side]}.{role}" if role else STORED[side]

@@ -30,8 +30,8 @@ def grow(
     Raises:
         InputError: `size` is too small for the old pieces and the new tags.
     """
-    model = Model.FromString(old.path.read_bytes())
-    tags = [tag for code in languages if (tag := SPACE + tag_symbol(code)) not in set(old.pieces)]
+    model, known_tags = old.model(), {*old.languages}
+    tags = [SPACE + tag_symbol(code) for code in languages if code not in known_tags]
     if size < old.size + len(tags):
         raise InputError(
             f"CorpusSpec.vocabulary_size = {size}: the vocabulary of {old.path} has {old.size} "

@@ -1,8 +1,9 @@
 """The SentencePiece vocabulary: trained on sampled text, used in batches.
 
-Ids as in T5: pad 0, eos 1, unk 2, no bos; then the target-language tags, the 256 byte pieces,
-the merges and the characters; and what has grown since. A tag's piece is '▁<2gl>', with the space
-that SentencePiece puts before every word, so that a tag costs one id and not two.
+Ids as in T5 (those of other files are changed, `Vocabulary.old_ids`): pad 0, eos 1, unk 2, no bos;
+then the target-language tags, the 256 byte pieces, the merges and the characters; and what has
+grown since. A tag's piece is '▁<2gl>', with the space that SentencePiece puts before every word, so
+that a tag costs one id and not two.
 
 m4's models have no normalisation of their own: text gets its normal form here
 (`m4.data.normalization`), whose name stands in the model, and comes back in it. T5's models, and
@@ -41,7 +42,7 @@ _MOST_LINE_BYTES, _MOST_LINE_CHARACTERS = 1 << 16, 1 << 14
 # protobuf makes its classes while it is imported.
 Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
 _BPE = 2  # TrainerSpec.ModelType
-_TAG = re.compile(SPACE + r"<2(\w+)>")
+_TAG = re.compile(SPACE + r"?<2(\w+)>")
 # With fewer pieces for merges and characters a vocabulary spells everything out.
 _LEAST_PIECES = 16
 
@@ -58,15 +59,49 @@ class Vocabulary:
             raise InputError(f"{self.path}: no such vocabulary file")
 
     @cached_property
-    def _proto(self) -> bytes:
+    def _file(self) -> bytes:
         return self.path.read_bytes()
 
     @cached_property
-    def _processor(self) -> SentencePieceProcessor:
+    def old_ids(self) -> list[int]:
+        """The file's id of each piece: 0, 1, 2, ... unless it has other ids than T5's.
+
+        A vocabulary without a pad, such as MADLAD-400's, has its <s>, which no text has, as pad.
+        """
         try:
-            return SentencePieceProcessor(model_proto=self._proto)
+            of = SentencePieceProcessor(model_proto=self._file)
         except RuntimeError as error:
             raise InputError(f"{self.path}: not a SentencePiece model") from error
+        pad = of.bos_id() if of.pad_id() < 0 else of.pad_id()
+        first = pad, of.eos_id(), of.unk_id()
+        if min(first) < 0 or len({*first}) < len(first):
+            raise InputError(
+                f"{self.path}: pad, eos and unk have the ids {first}: must have each one"
+            )
+        return [*first, *sorted({*range(of.get_piece_size())} - {*first})]
+
+    @property
+    def _has_own_ids(self) -> bool:
+        return self.old_ids[: UNK_ID + 1] != [PAD_ID, EOS_ID, UNK_ID]
+
+    @cached_property
+    def _proto(self) -> bytes:
+        return _in_order(self._file, self.old_ids) if self._has_own_ids else self._file
+
+    @cached_property
+    def _processor(self) -> SentencePieceProcessor:
+        return SentencePieceProcessor(model_proto=self._proto)
+
+    @property
+    def special_pieces(self) -> tuple[str, str, str]:
+        """Pad, eos and unk as the file has them."""
+        pieces = Model.FromString(self._file).pieces
+        pad, eos, unk = (pieces[i].piece for i in self.old_ids[: UNK_ID + 1])
+        return pad, eos, unk
+
+    def model(self) -> Any:
+        """Returns SentencePiece's model in T5's ids, to be changed and written."""
+        return Model.FromString(self._proto)
 
     @cached_property
     def _text_processor(self) -> SentencePieceProcessor:
@@ -75,7 +110,7 @@ class Vocabulary:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the file, in hexadecimal."""
-        return hashlib.sha256(self._proto).hexdigest()
+        return hashlib.sha256(self._file).hexdigest()
 
     @cached_property
     def normalization(self) -> Form | None:
@@ -118,8 +153,8 @@ class Vocabulary:
         parts = [text.partition(" ") for text in texts]
         if not self.languages:
             return self.encode([text for _, _, text in parts])
-        tags = [self._processor.piece_to_id(SPACE + first) for first, _, _ in parts]
-        known = [i in self._tag_ids for i in tags]
+        tags = [self._tags.get(first, UNK_ID) for first, _, _ in parts]
+        known = [i != UNK_ID for i in tags]
         plain = self.encode(
             [part[2] if at else text for at, part, text in zip(known, parts, texts, strict=True)]
         )
@@ -146,9 +181,8 @@ class Vocabulary:
 
     def check_special(self) -> None:
         """Raises InputError unless pad, eos and unk have the ids of T5's vocabularies."""
-        of = self._processor
-        found = of.pad_id(), of.eos_id(), of.unk_id()
-        if found != (PAD_ID, EOS_ID, UNK_ID):
+        if self._has_own_ids:
+            found = tuple(self.old_ids[: UNK_ID + 1])
             raise InputError(
                 f"{self.path}: pad, eos and unk have the ids {found}: must be "
                 f"{(PAD_ID, EOS_ID, UNK_ID)}, as in T5's vocabularies"
@@ -195,12 +229,9 @@ class Vocabulary:
 
     def tag_id(self, language: str) -> int:
         """Returns the id in front of a source that is to be translated into `language`."""
-        piece = self._processor.piece_to_id(SPACE + tag_symbol(language))
-        if piece == UNK_ID:
-            raise InputError(
-                f"{self.path}: no tag {tag_symbol(language)}; it knows {', '.join(self.languages)}"
-            )
-        return piece
+        if (tag := tag_symbol(language)) not in self._tags:
+            raise InputError(f"{self.path}: no tag {tag}; it knows {', '.join(self.languages)}")
+        return self._tags[tag]
 
     @cached_property
     def languages(self) -> list[str]:
@@ -208,17 +239,41 @@ class Vocabulary:
 
         Tags of a vocabulary that has grown (`m4.data.vocabulary.grow`) are behind its pieces.
         """
-        matches = (_TAG.fullmatch(piece) for piece in self.pieces)
-        return [match[1] for match in matches if match is not None]
+        return [tag.removeprefix("<2").removesuffix(">") for tag in self._tags]
 
     @cached_property
-    def _tag_ids(self) -> set[int]:
-        return {self.tag_id(language) for language in self.languages}
+    def _tags(self) -> dict[str, int]:
+        """Tag, "<2gl>" -> id; its piece may begin with a space (m4's) or not (MADLAD-400's)."""
+        return {
+            piece.removeprefix(SPACE): i
+            for i, piece in enumerate(self.pieces)
+            if _TAG.fullmatch(piece)
+        }
 
 
 def escaped(text: str) -> str:
     """Returns a text in which U+2581 is not taken for a space."""
     return text.replace(SPACE, _SPACE_SIGN)
+
+
+def with_pieces(model: bytes, ids: Sequence[int]) -> Any:
+    """Returns a SentencePiece model with these pieces only, in this order, to be written."""
+    changed = Model.FromString(model)
+    pieces = [*changed.pieces]
+    del changed.pieces[:]
+    changed.pieces.extend(pieces[i] for i in ids)
+    changed.trainer_spec.vocab_size = len(ids)
+    return changed
+
+
+def _in_order(model: bytes, old_ids: Sequence[int]) -> bytes:
+    """Returns a SentencePiece model with its pieces in another order, pad, eos and unk first."""
+    changed = with_pieces(model, old_ids)
+    spec = changed.trainer_spec
+    spec.pad_id, spec.eos_id, spec.unk_id, spec.bos_id = PAD_ID, EOS_ID, UNK_ID, -1
+    if changed.pieces[PAD_ID].piece != spec.pad_piece:  # it was <s>
+        changed.pieces[PAD_ID].piece = spec.pad_piece
+    return changed.SerializeToString(deterministic=True)
 
 
 def without_tags(model: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""`m4 export`: a run's model as a checkpoint of T5X, which trains m4's module on from it."""
+"""`m4 export`: a run's model as a checkpoint of T5X, or in Hugging Face's layout."""
 
 import contextlib
 import re
@@ -8,17 +8,60 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
+from m4.jobs.checkpoints.pretrained import write_config
+from m4.jobs.checkpoints.source_run import SourceRun
 from m4.settings import InputError
-from m4.storage import manifest, run_folder, t5x
+from m4.storage import manifest, run_folder, safetensors, t5x
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
 from m4.storage.local_copy import fetched
 from m4.storage.numbers import check_weights
 from m4.storage.steps import used_item, whole_step
-from m4.train import t5x_layout
+from m4.train import hf_layout, t5x_layout
+from m4.train.initial import InitialModel, unscanned
 
 _MOMENTS = re.compile(r"((?:.+/)?)moments/(.+?)(?:/(rows|columns))?")
+
+
+def export_hf(run: str, step: int | None, output: Path) -> str:
+    """Writes a folder that Hugging Face's code of T5 loads; returns what is to be said of it.
+
+    The parameters are those that the step is used with. A dense model is a T5 1.1 (with a table of
+    relative positions in each layer a umT5), one with the gate `switch` a Switch Transformer.
+
+    Args:
+        run: its folder. step: None: the last whole one. output: a folder that is not there yet.
+
+    Raises:
+        InputError: no such run or step; a model that Hugging Face's code has not.
+    """
+    jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
+    if output.exists():
+        raise InputError(f"--output={output}: is there already")
+    there = SourceRun(fetched(run), run, InitialModel(run), step, None)
+    try:
+        config = hf_layout.config_of(there.model)
+    except InputError as error:
+        raise InputError(f"{run}: {error}") from error
+    with contextlib.closing(Checkpoints(there.folder / "checkpoints", read_only=True)) as store:
+        params = store.read(
+            there.step, used_item(manifest.items_of(store.folder / str(there.step)))
+        )
+    check_weights(f"{run}, step {there.step}", params)
+    read, arrays = unscanned(unflatten_dict(params, sep="/")), {}
+    for path, shape in there.shapes.items():
+        place = hf_layout.place(path, shape, there.model)
+        assert place is not None, path
+        arrays |= place.written(np.asarray(read(path)))
+    with whole_folder(output) as unfinished:
+        vocabulary = there.vocabulary("target")
+        shutil.copyfile(vocabulary.path, unfinished / "spiece.model")
+        write_config(unfinished, config, vocabulary)
+        safetensors.write(unfinished / safetensors.SINGLE, arrays, {"format": "pt"})
+    kind = config["architectures"][0]
+    return f"{run}, step {there.step} -> {output}, {kind}"
 
 
 def export(run: str, step: int | None, output: Path) -> str:

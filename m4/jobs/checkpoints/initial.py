@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from m4.data.cache.cache import Cache
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.experiment import Training
+from m4.jobs.checkpoints.source_hf import is_hf, opened
 from m4.jobs.checkpoints.source_run import SourceRun
 from m4.jobs.checkpoints.source_t5x import SourceT5x, is_t5x
 from m4.model.transformer import Transformer, abstract_variables
@@ -25,7 +27,7 @@ from m4.train.state import TrainState
 
 
 class Source(Protocol):
-    """The model that a run begins from: a run of m4 (`SourceRun`) or of T5X (`SourceT5x`)."""
+    """The model that a run begins from: of m4, of T5X, or in Hugging Face's layout."""
 
     @property
     def folder(self) -> Path: ...
@@ -35,7 +37,7 @@ class Source(Protocol):
     def shapes(self) -> Shapes: ...
     def vocabulary(self, role: str) -> Vocabulary: ...
     def check(self, model: Transformer, left: list[str]) -> None: ...
-    def params(self, layout: Layout) -> tuple[Any, Use]: ...
+    def params(self, layout: Layout) -> tuple[initial.Old, Use]: ...
     def learned(self) -> dict[str, Any]: ...
     def with_optimizer(
         self, program: TrainProgram, leaves: Sequence[Leaf], rows: Callable[[str], Rows]
@@ -101,7 +103,7 @@ class Beginning:
 
     def _changes(self) -> Mapping[str, list[str]]:
         """Returns the settings of which this run has another value than the old one."""
-        if isinstance(self._source, SourceT5x):
+        if not isinstance(self._source, SourceRun):
             return {}
         here = run_folder.read(self._run)
         found = run_folder.changed(
@@ -153,18 +155,18 @@ class Beginning:
             if distributed.is_primary():
                 print(f"  the optimizer's state: {said}")
             return state, self._source.learned()
-        fresh = program.new_state()
         layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
         there, use = self._source.params(layout)
-
-        def make(there: Mapping[str, Any], start: Mapping[str, Any]) -> tuple[Any, Any]:
-            params = initial.take_over(self._leaves, there, start, self._rows.__getitem__, use)
-            return params, program.optimizer.init(params)
-
-        placed = (program.shardings.params, program.shardings.optimizer)
+        like = program.abstract_state().params
+        fresh = program.new_params(initial.fresh_paths(self._leaves, like))
         with program.axis_rules():
-            params, optimizer = jax.jit(make, out_shardings=placed)(there, fresh.params)
-        return TrainState(fresh.step, params, optimizer), {}
+            params = initial.take_over(
+                self._leaves, there, fresh, self._rows.__getitem__, use, like
+            )
+            begin = jax.jit(program.optimizer.init, out_shardings=program.shardings.optimizer)
+            optimizer = begin(params)
+        step = jax.device_put(np.asarray(0, np.int32), program.shardings.step)
+        return TrainState(step, params, optimizer), {}
 
 
 def check_beginning(
@@ -197,6 +199,8 @@ def _opened(rules: InitialModel, run: Path) -> Source:
     name, step = name_and_step(rules.run)
     folder = fetched(name)
     known = _known_step(rules, run) if step is None else None
+    if is_hf(folder):
+        return opened(folder, rules)
     if is_t5x(folder):
         return SourceT5x(folder, rules, step, known)
     return SourceRun(folder, name, rules, step, known)

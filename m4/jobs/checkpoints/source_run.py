@@ -1,6 +1,7 @@
 """A run of m4 that a new model begins from."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class SourceRun:
     """Its checkpoint of a step, its vocabularies and its model.
 
     Attributes:
+        model: The model, without parameters.
         shapes: of the parameters, by path among unscanned layers.
     """
 
@@ -69,8 +71,8 @@ class SourceRun:
             raise SettingError("InitialModel.run", rules.run, "a run that has a checkpoint")
         self.folder, self.step, self._rules = folder, found, rules
         self._cache: Cache = open_vocabulary(experiment)
-        self._model: Transformer = build(experiment, self._cache).model
-        self.shapes = initial.shapes_of(abstract_variables(self._model)["params"])
+        self.model: Transformer = build(experiment, self._cache).model
+        self.shapes = initial.shapes_of(abstract_variables(self.model)["params"])
 
     def vocabulary(self, role: str) -> Vocabulary:
         """Returns the vocabulary of sources or targets."""
@@ -79,20 +81,20 @@ class SourceRun:
     def check(self, model: Transformer, left: list[str]) -> None:
         """Checks nothing: what a model of m4 leaves behind is named by a rule."""
 
-    def params(self, layout: Layout, item: str | None = None) -> tuple[Any, Use]:
+    def params(self, layout: Layout, item: str | None = None) -> tuple[initial.Old, Use]:
         """Returns the parameters that the step is used with, and how often each expert was chosen.
 
         item: "params" or "average", those of the step in any case.
         """
         params, _, note = restore_params(
-            self._model,
+            self.model,
             self.folder / "checkpoints",
             self.step,
             self._cache.vocabulary,
             layout,
             item,
         )
-        return params, _use(note)
+        return initial.unscanned(params), _use(note)
 
     def learned(self) -> dict[str, Any]:
         """Returns what of the step's note a run continues with: rates that a sampler learned."""
@@ -111,7 +113,7 @@ class SourceRun:
         begun, placed = average.items(fresh), average.items(program.shardings)
         layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
         there, use = self.params(layout, "params")
-        found = {"params": there}
+        found, optimizer = {"params": there}, None
         grown = initial.grown_sizes(leaves, self.shapes, initial.shapes_of(begun["params"]))
         with contextlib.closing(Checkpoints(self.folder / "checkpoints", read_only=True)) as store:
             items = manifest.items_of(store.folder / str(self.step))
@@ -123,25 +125,21 @@ class SourceRun:
             )
             if kept:
                 wanted = _as_saved(begun["optimizer"], saved, program)
-                found |= store.restore(self.step, {"optimizer": wanted})
+                optimizer = store.restore(self.step, {"optimizer": wanted})["optimizer"]
         if kept and "average" in begun:
             found["average"], _ = self.params(layout, "average")
 
-        def make(found: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
-            made = {
-                name: initial.take_over(leaves, found[name], begun["params"], rows, use)
-                for name in found
-                if name != "optimizer"
-            }
-            if "optimizer" in found:
-                both = (found["optimizer"], begun["optimizer"])
-                made["optimizer"] = jax.tree.map(initial.padded, *both)
-            return made
-
+        start, like = initial.flat(begun["params"]), program.abstract_state().params
         step = jax.device_put(np.asarray(self.step, np.int32), program.shardings.step)
         with program.axis_rules():
-            made = jax.jit(make, out_shardings={name: placed[name] for name in found})(found, begun)
+            made = {
+                name: initial.take_over(leaves, old, start, rows, use, like)
+                for name, old in found.items()
+            }
             if kept:
+                pad = functools.partial(jax.tree.map, initial.padded)
+                grow = jax.jit(pad, out_shardings=placed["optimizer"])
+                made["optimizer"] = grow(optimizer, begun["optimizer"])
                 said = "kept, grown" if grown else "kept"
                 return average.from_items(step, made, fresh.optimizer), said
             begin = jax.jit(program.optimizer.init, out_shardings=program.shardings.optimizer)

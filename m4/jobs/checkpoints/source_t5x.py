@@ -1,13 +1,12 @@
 """A checkpoint of T5X that a new model begins from."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
 from m4.data.cache.tokens import vocabulary_file
 from m4.data.vocabulary.vocabulary import Vocabulary
@@ -21,11 +20,12 @@ from m4.train import t5x_layout
 from m4.train.initial import (
     InitialModel,
     Leaf,
+    Old,
     Rows,
     Use,
     check_adafactor,
-    flat,
-    restacked,
+    fresh_paths,
+    take_over,
     with_moments,
 )
 from m4.train.program import TrainProgram
@@ -127,15 +127,13 @@ class SourceT5x:
                     f"{self.folder}: {path} {list(self.shapes[path])} has no place in the model"
                 )
 
-    def params(self, layout: Layout) -> tuple[Any, Use]:
-        """Returns the parameters in this process's memory; T5X does not count experts' choices."""
+    def params(self, layout: Layout) -> tuple[Old, Use]:
+        """Returns what reads a parameter; T5X does not count experts' choices."""
         del layout
-        return self._params(), {}
+        return self._read, {}
 
-    def _params(self) -> dict[str, Any]:
-        read = self._there.read
-        found = {path: t5x_layout.parameter(one, read) for path, one in self._sources.items()}
-        return unflatten_dict(found, sep="/")
+    def _read(self, path: str) -> np.ndarray:
+        return t5x_layout.parameter(self._sources[path], self._there.read)
 
     def learned(self) -> dict[str, Any]:
         """Returns nothing: T5X learns no rates."""
@@ -145,9 +143,7 @@ class SourceT5x:
         self, program: TrainProgram, leaves: Sequence[Leaf], rows: Callable[[str], Rows]
     ) -> tuple[TrainState, str]:
         """Returns parameters, Adafactor's moments and the steps, for a model of equal shapes."""
-        del leaves, rows
         check_adafactor(program.optimizer)
-        fresh = program.new_state()
         try:
             given = {
                 path: t5x_layout.moments(source, self._there.shapes, self._there.read)
@@ -156,14 +152,16 @@ class SourceT5x:
         except InputError as error:
             said = str(error).removeprefix(f"{self.folder}: ")
             raise InputError(f"{self.folder}: {said}") from error
+        like = program.abstract_state().params
+        fresh = program.new_params(fresh_paths(leaves, like))
 
-        def make(params: Mapping[str, Any], given: Any) -> tuple[Any, Any]:
-            made = restacked(flat(params), fresh.params)
-            return made, with_moments(program.optimizer.init(made), self.step, given)
+        def make(params: Any, given: Any) -> Any:
+            return with_moments(program.optimizer.init(params), self.step, given)
 
-        placed = (program.shardings.params, program.shardings.optimizer)
         with program.axis_rules():
-            params, optimizer = jax.jit(make, out_shardings=placed)(self._params(), given)
+            params = take_over(leaves, self._read, fresh, rows, {}, like)
+            placed = program.shardings.optimizer
+            optimizer = jax.jit(make, out_shardings=placed)(params, given)
         step = jax.device_put(np.asarray(self.step, np.int32), program.shardings.step)
         return TrainState(step, params, optimizer), "kept"
 

@@ -1,0 +1,171 @@
+"""`m4 checkpoint inspect|trim` of a pretrained model in Hugging Face's layout."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from m4.data.vocabulary.trim import used_ids
+from m4.data.vocabulary.vocabulary import Vocabulary, with_pieces
+from m4.jobs.checkpoints.source_hf import CONFIG, SourceHf, is_hf
+from m4.settings import InputError
+from m4.storage import safetensors
+from m4.storage.files import check_tree, whole_folder
+from m4.storage.local_copy import fetched
+from m4.train import hf_layout
+
+# Ids behind a vocabulary's own, for tags and pieces of new languages.
+_ROOM = 128
+
+
+def look_or_trim(what: str, run: str, corpus: Path | None, output: Path | None) -> str | None:
+    """Returns what `inspect` or `trim` says; None: it is another command, or a run of m4."""
+    if what != "trim":
+        if corpus is not None:
+            raise InputError(f"--corpus={corpus}: only with trim, not {what}")
+        is_one = what == "inspect" and is_hf(fetched(run))
+        return "\n".join(inspect(fetched(run))) if is_one else None
+    for name, value in (("corpus", corpus), ("output", output)):
+        if value is None:
+            raise InputError(f"--{name}: must be given, to trim")
+    assert corpus is not None
+    assert output is not None
+    return trim(fetched(run), corpus, output)
+
+
+def inspect(folder: Path) -> Iterator[str]:
+    """Yields the lines of a gin file that begins from a folder; comments say what it is.
+
+    Raises:
+        InputError: It is no model that m4 can begin from, and why.
+    """
+    there = SourceHf(folder)
+    vocabulary, weights, settings = there.vocabulary(), there.weights, there.settings
+    numbers = sum(math.prod(shape) for shape in there.shapes.values())
+    files = {*weights.files.values()}
+    size = sum(path.stat().st_size for path in files)
+    pad, eos, start = there.ids
+    changed = "" if vocabulary.old_ids[:3] == [0, 1, 2] and pad == start else " -> 0, 1 and 0 in m4"
+    tags, pieces = vocabulary.languages, vocabulary.size
+    yield f"# {folder}: {there.family.architecture}, {numbers:,} parameters"
+    yield f"# {len(files)} file(s), {size / 1e6:,.1f} MB, {', '.join(sorted(weights.dtypes))}"
+    yield (
+        f"# {vocabulary.path.name}: {pieces:,} pieces for {settings['vocab_size']:,} rows, "
+        f"{'with' if vocabulary.byte_ids else 'no'} bytes"
+    )
+    yield f"# ids: pad {pad}, eos {eos}, start {start}{changed}"
+    yield f"# tags: {len(tags)}{' (' + ' '.join(tags) + ')' if tags else ''}; others come behind"
+    yield "# computed as there: m4 begins with the same logits of the old pieces"
+    imports = ["from m4 import experiment", "from m4.data import corpus"]
+    if there.experts is not None:
+        imports += ["from m4.model import moe", "from m4.model.gates import switch"]
+    imports += ["from m4.model import transformer", "from m4.train import initial"]
+    yield from [*imports, "from m4.train import optimizer", "from m4.train import schedules", ""]
+    for name, value in settings.items():
+        if name not in ("vocab_size", "source_vocab_size"):
+            yield f"transformer.Transformer.{name} = {value!r}"
+    if there.experts is None:
+        yield "transformer.Transformer.moe = None  # @moe.MoeLayer: experts are copies (upcycling)"
+    else:
+        yield "transformer.Transformer.moe = @moe.MoeLayer"
+        yield f"transformer.Transformer.moe_every = {there.experts['moe_every']}"
+        yield f"moe.MoeLayer.num_experts = {there.experts['num_experts']}"
+        yield "moe.MoeLayer.gate = @switch.switch"
+    yield f"corpus.CorpusSpec.vocabulary_from = {str(folder)!r}"
+    yield f"corpus.CorpusSpec.vocabulary_size = {max(settings['vocab_size'], pieces + _ROOM)}"
+    if not vocabulary.has_merges:
+        yield "corpus.CorpusSpec.segmentations = 1"
+    if not vocabulary.byte_ids:
+        yield "initial.InitialModel.new_pieces = 'pieces'"
+    yield "experiment.Training.optimizer = @optimizer.adafactor  # T5's own"
+    yield "optimizer.adafactor.schedule = @schedules.rsqrt"
+    yield f"INITIAL_CHECKPOINT_PATH = {str(folder)!r}"
+
+
+def trim(folder: Path, corpus: Path, output: Path) -> str:
+    """Writes a folder whose vocabulary has only the pieces that a corpus uses; says the sizes.
+
+    Specials, bytes and tags stay. The order of the pieces stays, so that logits are those of the
+    old model without the columns that are gone. Files are written one by one.
+
+    Args:
+        corpus: A text file, or a folder of such; lines may have tabs.
+
+    Raises:
+        InputError: No such model or text; pieces that are merges, which need each other.
+    """
+    there = SourceHf(folder)
+    if output.exists():
+        raise InputError(f"--output={output}: is there already")
+    old = there.vocabulary()
+    if old.has_merges:
+        raise InputError(
+            f"{old.path}: its pieces are merges of pieces (BPE), which need each other; trim takes "
+            "a unigram model, as T5's, mT5's and MADLAD-400's"
+        )
+    kept = sorted(old.old_ids[i] for i in used_ids(old, _lines(corpus)))
+    rows = there.settings["vocab_size"]
+    ids = dict(zip(hf_layout.IDS, (kept.index(i) for i in there.ids), strict=True))
+    with whole_folder(output) as unfinished:
+        model = with_pieces(old.path.read_bytes(), kept).SerializeToString(deterministic=True)
+        (unfinished / old.path.name).write_bytes(model)
+        config = {**there.config, **ids, "vocab_size": len(kept)}
+        write_config(unfinished, config, Vocabulary(unfinished / old.path.name))
+        files = sorted({*there.weights.files.values()})
+        for file in files:
+            arrays = {}
+            for name in (name for name, path in there.weights.files.items() if path == file):
+                array = there.weights.read(name)
+                cut = name in (*hf_layout.TABLES, "lm_head.weight")
+                arrays[name] = array[kept] if cut else array
+            safetensors.write(unfinished / file.name, arrays, {"format": "pt"})
+        if (folder / safetensors.INDEX).is_file():
+            shutil.copyfile(folder / safetensors.INDEX, unfinished / safetensors.INDEX)
+    before, after = (sum((at / f.name).stat().st_size for f in files) for at in (folder, output))
+    return (
+        f"{output}: {rows:,} -> {len(kept):,} rows, {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB "
+        f"({after / before:.0%})"
+    )
+
+
+def write_config(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:
+    """Writes config.json and what Hugging Face's tokenizer of a SentencePiece model reads.
+
+    config: With the ids of pad, eos and start in the vocabulary's file.
+    """
+    pad, eos, unk = vocabulary.special_pieces
+    tokenizer = {
+        "tokenizer_class": "T5Tokenizer",
+        "pad_token": pad,
+        "eos_token": eos,
+        "unk_token": unk,
+        "extra_ids": 0,
+        "legacy": False,
+    }
+    ids = {name: config[name] for name in hf_layout.IDS}
+    for name, content in (
+        (CONFIG, config),
+        ("generation_config.json", ids),
+        ("tokenizer_config.json", tokenizer),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _lines(corpus: Path) -> Iterator[str]:
+    """Yields the texts of all files, line by line and split at tabs."""
+    if corpus.is_dir():
+        check_tree(corpus)
+    files = sorted(path for path in corpus.rglob("*") if path.is_file())
+    if corpus.is_file():
+        files = [corpus]
+    if not files:
+        raise InputError(f"--corpus={corpus}: must be a text file, or a folder of such")
+    for path in files:
+        try:
+            with path.open(encoding="utf-8") as file:
+                for line in file:
+                    yield from line.rstrip("\n").split("\t")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: is no text in UTF-8") from error

@@ -238,7 +238,9 @@ def config_of(model: Transformer) -> dict[str, Any]:
     """
     experts = model.encoder_experts
     projections = {found: name for name, found in reversed(ACTIVATIONS.items())}
-    gate = None if experts is None else getattr(experts.gate, "func", experts.gate).__name__
+    gate = None
+    if experts is not None:
+        gate = getattr(getattr(experts.gate, "func", experts.gate), "__name__", "of its own")
     for wrong, why in (
         (model.absolute_positions, "absolute positions"),
         (model.source_vocab_size is not None, "separate vocabularies"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import unflatten_dict
 
+from m4.data.cache.cache import Cache
 from m4.eval.decoding.search import search
 from m4.jobs.checkpoints.source_hf import SourceHf
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
+from m4.settings import InputError
+from m4.storage import safetensors
+from m4.storage.safetensors import Weights
 from m4.train import initial
 from m4.train.initial import Rows
+from tests.command_line import m4
+from tests.jobs.checkpoints.test_initial import saved, train
 from tests.train.trainers import program_of
 
 HF = Path(__file__).parents[2] / "testdata" / "hf"
@@ -59,13 +69,19 @@ def begun(name: str, transformer: Transformer, **mesh: int) -> Any:
         return initial.take_over(leaves, there.read, fresh, lambda _: rows, {}, like)
 
 
+def logits(model: Transformer, params: Any, given: dict[str, np.ndarray]) -> np.ndarray:
+    """Those of real targets [N, V]: a position whose target is padding computes no experts."""
+    apply = jax.jit(functools.partial(model.apply, enable_dropout=False))
+    inputs = (jnp.asarray(given[key]) for key in ("inputs", "decoder_inputs", "targets"))
+    return np.asarray(apply({"params": params}, *inputs))[given["targets"] > 0]
+
+
 def check_logits(name: str, model: Transformer, params: Any) -> None:
     wanted = golden(name)
-    apply = jax.jit(functools.partial(model.apply, enable_dropout=False))
-    inputs = (jnp.asarray(wanted[key]) for key in ("inputs", "decoder_inputs", "targets"))
-    logits_BTV, real_BT = np.asarray(apply({"params": params}, *inputs)), wanted["targets"] > 0
-    # A position whose target is padding computes no experts.
-    np.testing.assert_allclose(logits_BTV[real_BT], wanted["logits"][real_BT], rtol=0, atol=1e-4)
+    got_NV, wanted_NV = logits(model, params, wanted), wanted["logits"][wanted["targets"] > 0]
+    # A vocabulary that has grown has more.
+    got_NV = got_NV[:, : wanted_NV.shape[1]]
+    np.testing.assert_allclose(got_NV, wanted_NV, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,3 +108,277 @@ def test_logits_scanned_with_experts_and_on_eight_devices(name: str) -> None:
     params = begun(name, scanned, expert=2, model=2)
     assert len(params["token_embedder"]["embedding"].sharding.device_set) == 8
     check_logits(name, scanned, jax.device_get(params))
+
+
+def config_of(folder: Path, place: Path) -> Path:
+    """The gin file that `m4 checkpoint inspect` writes."""
+    said = m4("checkpoint", "inspect", folder)
+    assert said.status == 0, said.err
+    place.write_text(said.out)
+    return place
+
+
+def test_a_run_begins_where_inspect_says_and_its_tags_are_used(tmp_path: Path) -> None:
+    """MADLAD's ids are others: start and unk 0, pad 1, eos 2; it has <2gl>, and no tag of es."""
+    there = HF / "madlad"
+    gin = config_of(there, tmp_path / "madlad.gin")
+    assert "# ids: pad 1, eos 2, start 0 -> 0, 1 and 0 in m4" in gin.read_text()
+    run = tmp_path / "run"
+    said = train(run, f"--gin_file={gin}", "--gin.TRAIN_STEPS=0")
+    assert said.status == 0, said.err
+    assert "52 of 52 arrays of parameters are taken over" in said.out
+    vocabulary, pieces = Cache(run / "data").source_vocabulary, source("madlad").vocabulary().pieces
+    assert vocabulary.pieces[:320] == pieces
+    assert pieces[:5] == ["<pad>", "</s>", "<unk>", "<2en>", "<2gl>"]
+    assert vocabulary.tag_id("gl") == 4
+    assert vocabulary.tag_id("es") >= 320
+    assert vocabulary.encode_tagged(["<2gl> three"])[0][0] == 4
+    params = saved(run)
+    grown = source("madlad").model.clone(vocab_size=params["token_embedder"]["embedding"].shape[0])
+    check_logits("madlad", grown, params)
+    # es and pt have no tags.
+    small = train(
+        tmp_path / "no", f"--gin_file={gin}", "--gin.corpus.CorpusSpec.vocabulary_size=320"
+    )
+    assert "has 320 pieces and needs 2 more tags: at least 322" in small.mistake
+    keeps = train(tmp_path / "no", f"--gin_file={gin}", "--keep_optimizer")
+    assert "has no state of an optimizer" in keeps.mistake
+    tied = "--gin.transformer.Transformer.tied_logits=True"
+    other = train(tmp_path / "no", f"--gin_file={gin}", tied)
+    assert "tied_logits = True: must be False, as in " in other.mistake
+
+
+def test_shards_of_bfloat16_are_read_one_by_one(tmp_path: Path) -> None:
+    there, folder = source("mt5"), copied("mt5", tmp_path)
+    (folder / "model.safetensors").unlink()
+    names = sorted(there.weights.files)
+    index = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in {*index.values()}:
+        mine = {n: there.weights.read(n).astype(jnp.bfloat16) for n in names if index[n] == file}
+        safetensors.write(folder / file, mine, {})
+    (folder / safetensors.INDEX).write_text(json.dumps({"weight_map": index}))
+    made = SourceHf(folder)
+    assert made.weights.dtypes == {"BF16"}
+    for path in made.shapes:
+        got = made.read(path)
+        assert got.dtype == np.float32
+        # bfloat16 keeps 8 bits of a number.
+        np.testing.assert_allclose(got, there.read(path), rtol=2**-8)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    missing = "names model-00002-of-00002.safetensors, which is not in the folder"
+    assert missing in m4("checkpoint", "inspect", folder).mistake
+
+
+def copied(name: str, into: Path) -> Path:
+    return Path(shutil.copytree(HF / name, into / name))
+
+
+def configured(**changes: Any) -> Callable[[Path], None]:
+    """Changes config.json."""
+
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def stored(**arrays: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Changes arrays; what becomes None is left out. A dot of a name is two underscores."""
+
+    def change(folder: Path) -> None:
+        weights = Weights(folder)
+        found = {name: weights.read(name) for name in weights.files}
+        for name, changed in arrays.items():
+            at = name.replace("__", ".")
+            found[at] = changed(found.get(at, found["shared.weight"]))
+        kept = {name: array for name, array in found.items() if array is not None}
+        safetensors.write(folder / "model.safetensors", kept, {})
+
+    return change
+
+
+def with_tokenizer_json(folder: Path) -> None:
+    (folder / "spiece.model").rename(folder / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "mistake"),
+    [
+        ("mt5", lambda f: (f / "spiece.model").unlink(), "has no SentencePiece model (spiece"),
+        ("mt5", with_tokenizer_json, "and tokenizer.json alone is none"),
+        ("mt5", configured(d_ff=65), "wi_0.weight is [64, 32], and config.json asks"),
+        ("mt5", configured(num_layers=3), "the files have no encoder.block.2."),
+        ("mt5", configured(num_layers=1), "SelfAttention.k.weight [32, 32] is none that"),
+        ("mt5", configured(vocab_size=319), "is [320, 32], and config.json asks for [319, 32]"),
+        ("mt5", configured(d_model="32"), "d_model = '32': must be a whole number"),
+        ("mt5", configured(eos_token_id=2), "pad and eos are 0, 2 in config.json and 0, 1 in"),
+        ("mt5", configured(feed_forward_proj="gelu"), "_proj = 'gelu': must be one of"),
+        ("mt5", configured(layer_norm_epsilon=1e-5), "must be 1e-06"),
+        ("mt5", configured(tie_word_embeddings=True), "lm_head.weight that is not shared.weight"),
+        ("mt5", stored(lm_head__weight=lambda x: None), "files have no lm_head.weight: must be"),
+        ("mt5", stored(shared__weight=lambda x: x.astype(np.int8)), "of type I8: must be F32"),
+        ("mt5", stored(more=lambda x: x), "more [320, 32] is none that m4's model has"),
+        ("switch", configured(decoder_sparse_step=1), "must be both 1, or both 2"),
+        ("mt5", configured(model_type="m2m_100"), "sinusoidal positions and no relative ones "),
+        ("mt5", configured(model_type="marian"), "(Marian, OPUS-MT), which m4's model has not"),
+        ("mt5", configured(model_type="bart"), "learned positions (BART)"),
+        ("mt5", configured(model_type="longt5"), "must be one of T5's family (t5, mt5, umt5"),
+        ("mt5", lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "is a pickle"),
+        ("mt5", lambda f: (f / "config.json").write_text("[]"), "is no JSON object"),
+        ("mt5", lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "read as safetensors"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_line(
+    name: str, damage: Callable[[Path], Any], mistake: str, tmp_path: Path
+) -> None:
+    folder = copied(name, tmp_path)
+    damage(folder)
+    assert mistake in (said := m4("checkpoint", "inspect", folder).mistake)
+    assert str(folder) in said
+
+
+def test_a_table_may_have_copies_and_names_that_nothing_reads(tmp_path: Path) -> None:
+    folder = copied("t5_1_0", tmp_path)
+    bias = "decoder__block__0__layer__1__EncDecAttention__relative_attention_bias__weight"
+    names = ("lm_head__weight", "encoder__embed_tokens__weight", bias)
+    stored(**dict.fromkeys(names, lambda x: x))(folder)
+    assert SourceHf(folder).shapes == source("t5_1_0").shapes
+    stored(shared__weight=lambda x: x * np.inf, lm_head__weight=lambda x: None)(folder)
+    with pytest.raises(InputError, match="has 10,240 values that are not finite"):
+        SourceHf(folder)  # compares copies
+
+
+# ------------------------------------------------------------------------------------ and back
+
+# Numbers are multiplied by √M = 4 and divided by √D = 2, so exactly.
+EXACT = ("--gin.transformer.Transformer.head_width=4", "--gin.TRAIN_STEPS=0")
+SWITCH = (
+    "--gin_bindings=from m4.model.gates import switch",
+    "--gin.moe.MoeLayer.gate=@switch.switch",
+)
+DENSE = "--gin.transformer.Transformer.moe=None"
+KINDS = {
+    "T5ForConditionalGeneration": (
+        DENSE, "--gin.transformer.Transformer.activations=('gelu', 'linear')",
+        "--gin.transformer.Transformer.tied_logits=False",
+    ),
+    "UMT5ForConditionalGeneration": (
+        DENSE, "--gin.transformer.Transformer.relative_bias='every_layer'"
+    ),
+    "SwitchTransformersForConditionalGeneration": SWITCH,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_and_back_is_bit_equal(kind: str, tmp_path: Path) -> None:
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    assert (said := train(run, *EXACT, *KINDS[kind])).status == 0, said.err
+    said = m4("export", run, "--format=hf", f"--output={exported}")
+    assert said.status == 0, said.err
+    assert kind in said.out
+    assert "is there already" in m4("export", run, "--format=hf", f"--output={exported}").mistake
+    there, params = SourceHf(exported), saved(run)
+    flat = initial.flat(params)
+    assert there.shapes == initial.shapes_of(params)
+    assert all(np.array_equal(there.read(path), flat[path]) for path in flat)
+
+    again = tmp_path / "again"
+    from_there = f"--gin.corpus.CorpusSpec.vocabulary_from={str(exported)!r}"
+    said = train(again, *EXACT, *KINDS[kind], f"--init_from={exported}", from_there)
+    assert said.status == 0, said.err
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, saved(again)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_computes_the_same(kind: str, tmp_path: Path) -> None:
+    torch, transformers = (pytest.importorskip(name) for name in ("torch", "transformers"))
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    assert (said := train(run, *EXACT, *KINDS[kind])).status == 0, said.err
+    assert m4("export", run, "--format=hf", f"--output={exported}").status == 0
+    there, theirs = SourceHf(exported), getattr(transformers, kind).from_pretrained(exported).eval()
+    given = {key: value for key, value in golden("mt5").items() if key != "logits"}
+    mask = given["inputs"] > 0
+    with torch.no_grad():
+        found = theirs(
+            input_ids=torch.tensor(given["inputs"]).long(),
+            attention_mask=torch.tensor(mask).long(),
+            decoder_input_ids=torch.tensor(given["decoder_inputs"]).long(),
+        ).logits.numpy()
+    got = logits(there.model, unflattened(there), given)
+    np.testing.assert_allclose(got, found[given["targets"] > 0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ((), "experts with the gate top2_gshard"),
+        ((DENSE, "--gin.transformer.Transformer.absolute_positions=True"), "absolute positions"),
+        ((DENSE, "--gin.transformer.Transformer.activations=('silu',)"), "the activations"),
+        ((DENSE, "--gin.corpus.CorpusSpec.target_vocabulary_size=300"), "separate vocabularies"),
+        ((*SWITCH, "--gin.moe.MoeLayer.shared_width=8"), "a shared expert"),
+    ],
+)  # fmt: skip
+def test_what_hugging_face_has_not_is_not_exported(
+    more: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    assert (said := train(run, "--gin.TRAIN_STEPS=0", *more)).status == 0, said.err
+    said = m4("export", run, "--format=hf", f"--output={exported}")
+    assert f"{run}: it has {why}" in said.mistake
+    assert "which Hugging Face's T5 has not" in said.mistake
+    assert not exported.exists()
+
+
+# ---------------------------------------------------------------------------------------- trim
+
+
+@pytest.mark.parametrize("name", ["mt5", "madlad", "t5_1_0"])
+def test_trim_keeps_logits_and_segmentations(name: str, tmp_path: Path) -> None:
+    corpus, output = tmp_path / "corpus", tmp_path / "trimmed"
+    lines = ["Montag\tMonday", "three weeks ago", "Galicia\tGaliza"]
+    corpus.mkdir()
+    (corpus / "gl.train.tsv").write_text("\n".join(lines))
+    said = m4("checkpoint", "trim", HF / name, f"--corpus={corpus}", f"--output={output}")
+    assert said.status == 0, said.err
+    small, large = SourceHf(output), source(name)
+    old, new = large.vocabulary(), small.vocabulary()
+    assert f"{output}: 320 -> {new.size} rows, 0." in said.out
+    assert new.size < 100
+    assert new.languages == old.languages  # tags stay
+    assert {"<pad>", "</s>", "<unk>"} <= {*new.pieces}
+    kept = [old.pieces.index(piece) for piece in new.pieces]
+    for text in "\t".join(lines).split("\t"):
+        assert [kept[i] for i in new.encode([text])[0]] == old.encode([text])[0]
+    given = {key: value for key, value in golden(name).items() if key != "logits"}
+    ids = np.asarray(sorted(set(range(new.size)) - {2}))  # of kept pieces
+    short = {key: ids[value % len(ids)].astype(np.int32) for key, value in given.items()}
+    for key, value in given.items():
+        short[key] = np.where(value > 0, short[key], 0)
+    long = {key: np.asarray(kept, np.int32)[value] for key, value in short.items()}
+    one, all_of = (
+        logits(each.model, unflattened(each), given)
+        for each, given in ((small, short), (large, long))
+    )
+    # Products over fewer columns may add in another order.
+    np.testing.assert_allclose(one, all_of[:, kept], rtol=0, atol=1e-5)
+    again = m4("checkpoint", "trim", HF / name, f"--corpus={corpus}", f"--output={output}")
+    assert "is there already" in again.mistake
+
+
+def unflattened(there: SourceHf) -> Any:
+    return unflatten_dict({path: there.read(path) for path in there.shapes}, sep="/")
+
+
+def test_trim_asks_for_what_it_needs(tmp_path: Path) -> None:
+    there, output = HF / "mt5", f"--output={tmp_path / 'it'}"
+    assert "--corpus: must be given" in m4("checkpoint", "trim", there, output).mistake
+    nothing = m4("checkpoint", "trim", there, f"--corpus={tmp_path}", output)
+    assert "must be a text file, or a folder of such" in nothing.mistake
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    assert (
+        "is no text in UTF-8"
+        in m4("checkpoint", "trim", there, f"--corpus={tmp_path}", output).mistake
+    )
+    only = m4("checkpoint", "inspect", there, f"--corpus={tmp_path}")
+    assert "only with trim, not inspect" in only.mistake

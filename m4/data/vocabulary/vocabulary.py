@@ -288,6 +288,15 @@ def without_tags(model: bytes) -> bytes:
     return changed.SerializeToString(deterministic=True)
 
 
+def with_plain_tags(model: bytes) -> bytes:
+    """Returns the SentencePiece model with "<2gl>" for "▁<2gl>", as other tokenizers write tags."""
+    changed = Model.FromString(model)
+    for piece in changed.pieces:
+        if _TAG.fullmatch(piece.piece):
+            piece.piece = piece.piece.removeprefix(SPACE)
+    return changed.SerializeToString(deterministic=True)
+
+
 class SourceAndTarget:
     """A vocabulary for sources, which has the tags, and another one for targets.
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from m4.data.vocabulary.vocabulary import with_plain_tags
 from m4.jobs.checkpoints.pretrained import write_config
 from m4.jobs.checkpoints.source_run import SourceRun
 from m4.settings import InputError
@@ -57,7 +58,8 @@ def export_hf(run: str, step: int | None, output: Path) -> str:
         arrays |= place.written(np.asarray(read(path)))
     with whole_folder(output) as unfinished:
         vocabulary = there.vocabulary("target")
-        shutil.copyfile(vocabulary.path, unfinished / "spiece.model")
+        model = with_plain_tags(vocabulary.path.read_bytes())
+        (unfinished / "spiece.model").write_bytes(model)
         write_config(unfinished, config, vocabulary)
         safetensors.write(unfinished / safetensors.SINGLE, arrays, {"format": "pt"})
     kind = config["architectures"][0]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from m4.data.preprocess import tag_symbol
 from m4.data.vocabulary.trim import used_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, with_pieces
 from m4.jobs.checkpoints.source_hf import CONFIG, SourceHf, is_hf
@@ -141,6 +142,7 @@ def write_config(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -
         "pad_token": pad,
         "eos_token": eos,
         "unk_token": unk,
+        "additional_special_tokens": [tag_symbol(language) for language in vocabulary.languages],
         "extra_ids": 0,
         "legacy": False,
     }

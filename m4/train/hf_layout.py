@@ -191,7 +191,9 @@ class HfParameter(NamedTuple):
         if self.transposed:
             found = [np.ascontiguousarray(one.T) for one in found]
         made = np.stack(found) if self.experts else found[0]
-        return made if self.factor == 1.0 else made * np.float32(self.factor)
+        if self.factor != 1.0:
+            made *= np.float32(self.factor)
+        return made
 
     def written(self, array: np.ndarray) -> Iterable[tuple[str, np.ndarray]]:
         """Yields the arrays of m4's parameter by their names."""

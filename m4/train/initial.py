@@ -194,7 +194,7 @@ def unused(leaves: Sequence[Leaf], old: Shapes) -> list[str]:
 def take_over(
     leaves: Sequence[Leaf],
     old: Old,
-    fresh: Mapping[str, Any],
+    fresh: dict[str, Any],
     rows: Callable[[str], Rows],
     use: Use,
     like: Any,
@@ -206,7 +206,7 @@ def take_over(
     Args:
         old: Path of an old parameter among unscanned layers -> its array, read when it is called.
         fresh: Path in the tree -> array of a parameter that begins without the old model, of those
-            that `fresh_paths` names.
+            that `fresh_paths` names. It is emptied.
         rows: path of an embedding -> its `Rows`. use: of the old model's experts.
         like: The tree, of shapes with shardings.
 
@@ -215,34 +215,65 @@ def take_over(
     """
     known = {leaf.path: leaf for leaf in leaves}
     wanted, parts = flat(like), _parts(like)
-    made = {
-        path: _array(
-            [known[part] for part in parts[path]], wanted[path], old, fresh, path, rows, use
-        )
-        for path in sorted(wanted, key=lambda path: -math.prod(wanted[path].shape))
-    }
+    made = {}
+    for path in sorted(wanted, key=lambda path: -math.prod(wanted[path].shape)):
+        mine, start = [known[part] for part in parts[path]], fresh.pop(path, None)
+        array = _array(mine, wanted[path], old, start, parts[path] != [path], rows, use)
+        # Else the next ones would be read while this one waits to be computed.
+        made[path] = jax.block_until_ready(array)
     return jax.tree_util.tree_map_with_path(lambda path, _: made[_name(path)], like)
 
 
-def fresh_paths(leaves: Sequence[Leaf], like: Any) -> list[str]:
+def fresh_paths(
+    leaves: Sequence[Leaf], old: Shapes, rows: Callable[[str], Rows], like: Any
+) -> list[str]:
     """Returns the arrays of a tree that need their values of a model without an old one."""
-    needed = {leaf.path for leaf in leaves if leaf.rule in ("new", "pieces")}
+    new = flat(like)
+
+    def needs(leaf: Leaf) -> bool:
+        if leaf.rule != "pieces":
+            return leaf.rule == "new"
+        places = _places(leaf, old[leaf.source or ""], new[leaf.path].shape, rows)
+        return bool({*np.flatnonzero(places < 0)} - {*rows(leaf.path).spelled})
+
+    needed = {leaf.path for leaf in leaves if needs(leaf)}
     return [path for path, parts in _parts(like).items() if needed.intersection(parts)]
+
+
+def _places(
+    leaf: Leaf, old: Sequence[int], new: Sequence[int], rows: Callable[[str], Rows]
+) -> npt.NDArray[np.int32]:
+    """Returns the old row of each row of a new table, -1 for none, of tables of these shapes.
+
+    Rows that no piece has (the table is rounded up) are as before.
+    """
+    axis, old_V = int(leaf.path.startswith("logits_dense")), rows(leaf.path).old_V
+    found = np.arange(new[axis], dtype=np.int32)
+    found[: len(old_V)] = old_V
+    found[found >= old[axis]] = -1
+    return found
+
+
+def _is_taken(leaf: Leaf, old: Any, shape: tuple[int, ...], rows: Callable[[str], Rows]) -> bool:
+    if leaf.rule != "pieces":
+        return leaf.rule == "taken"
+    places_V = _places(leaf, old.shape, shape, rows)
+    return old.shape == shape and np.array_equal(places_V, np.arange(len(places_V)))
 
 
 def _array(
     leaves: Sequence[Leaf],
     like: Any,
     old: Old,
-    fresh: Mapping[str, Array],
-    path: str,
+    fresh: Array | None,
+    scanned: bool,
     rows: Callable[[str], Rows],
     use: Use,
 ) -> Array:
     """Makes one array of the tree: a parameter, or those of a scanned stack's layers."""
-    scanned = re.match(r"\w+_blocks/", path) is not None
-    if all(leaf.rule == "taken" for leaf in leaves):
-        found = old(leaves[0].source or "")
+    shape = like.shape[scanned:]
+    found = None if leaves[0].source is None else old(leaves[0].source)
+    if all(_is_taken(leaf, found, shape, rows) for leaf in leaves):
         if isinstance(found, np.ndarray):
             if scanned:
                 whole = np.empty(like.shape, found.dtype)
@@ -252,7 +283,6 @@ def _array(
             return jax.make_array_from_callback(like.shape, like.sharding, lambda at: found[at])
         if not scanned:
             return jax.device_put(found, like.sharding)
-    shape = like.shape[scanned:]
 
     def make(given: Sequence[Array | None], start: Array | None) -> Array:
         starts = [
@@ -264,8 +294,9 @@ def _array(
         ]
         return jnp.stack(made) if scanned else made[0]
 
-    given = [None if leaf.source is None else old(leaf.source) for leaf in leaves]
-    return jax.jit(make, out_shardings=like.sharding)(given, fresh.get(path))
+    rest = [None if leaf.source is None else old(leaf.source) for leaf in leaves[1:]]
+    given = [found, *rest]
+    return jax.jit(make, out_shardings=like.sharding)(given, fresh)
 
 
 def unscanned(params: Mapping[str, Any]) -> Old:
@@ -298,9 +329,11 @@ def _made(
         case "taken":
             return x
         case "pieces":
+            places_V = _places(leaf, x.shape, shape, rows)
             if leaf.path.startswith("logits_dense"):
-                return _grown(x.T, start.T, rows(leaf.path)).T
-            return _grown(x, start, rows(leaf.path))
+                start = None if start is None else start.T
+                return _grown(x.T, start, places_V, rows(leaf.path)).T
+            return _grown(x, start, places_V, rows(leaf.path))
         case "upcycled":
             return jnp.broadcast_to(x, shape)
         case "copied experts":
@@ -318,16 +351,16 @@ def _made(
     raise AssertionError(leaf.rule)
 
 
-def _grown(old_VM: Array, fresh_VM: Array, rows: Rows) -> Array:
+def _grown(
+    old_VM: Array, fresh_VM: Array | None, places_V: npt.NDArray[np.int32], rows: Rows
+) -> Array:
     """Returns the new table: old rows, bit-equal, where their pieces are now.
 
-    New pieces are as `rows` spells them, and rows that no piece has (the table is rounded up) as
-    before, else as they start.
+    New pieces are as `rows` spells them, and what has no place in the old table as it starts.
     """
-    source = np.arange(len(fresh_VM), dtype=np.int32)
-    source[: len(rows.old_V)] = rows.old_V
-    source[source >= len(old_VM)] = -1
-    table = jnp.where((source >= 0)[:, None], old_VM[np.maximum(source, 0)], fresh_VM)
+    table = old_VM[np.maximum(places_V, 0)]
+    if fresh_VM is not None:
+        table = jnp.where((places_V >= 0)[:, None], table, fresh_VM)
     if not rows.spelled:
         return table
     longest = max(map(len, rows.spelled.values()))

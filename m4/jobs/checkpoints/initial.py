@@ -155,18 +155,23 @@ class Beginning:
             if distributed.is_primary():
                 print(f"  the optimizer's state: {said}")
             return state, self._source.learned()
-        layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
-        there, use = self._source.params(layout)
-        like = program.abstract_state().params
-        fresh = program.new_params(initial.fresh_paths(self._leaves, like))
-        with program.axis_rules():
-            params = initial.take_over(
-                self._leaves, there, fresh, self._rows.__getitem__, use, like
-            )
-            begin = jax.jit(program.optimizer.init, out_shardings=program.shardings.optimizer)
-            optimizer = begin(params)
-        step = jax.device_put(np.asarray(0, np.int32), program.shardings.step)
-        return TrainState(step, params, optimizer), {}
+        return begin(self._source, self._leaves, self._rows.__getitem__, program), {}
+
+
+def begin(
+    source: Source, leaves: Sequence[Leaf], rows: Callable[[str], Rows], program: TrainProgram
+) -> TrainState:
+    """Returns the state before the first step, with parameters that are taken over."""
+    layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
+    there, use = source.params(layout)
+    like = program.abstract_state().params
+    fresh = program.new_params(initial.fresh_paths(leaves, source.shapes, rows, like))
+    with program.axis_rules():
+        params = initial.take_over(leaves, there, fresh, rows, use, like)
+        make = jax.jit(program.optimizer.init, out_shardings=program.shardings.optimizer)
+        optimizer = make(params)
+    step = jax.device_put(np.asarray(0, np.int32), program.shardings.step)
+    return TrainState(step, params, optimizer)
 
 
 def check_beginning(

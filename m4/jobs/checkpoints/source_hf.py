@@ -160,14 +160,15 @@ class SourceHf:
         made = self._places[path].read(self.weights.read)
         if path not in (hf_layout.EMBEDDING, hf_layout.LOGITS):
             return made
+        # Only the first pieces are in another order: the table itself is not copied.
+        old_ids = np.asarray(self._vocabulary.old_ids)
+        moved = 1 + max(np.flatnonzero(old_ids != np.arange(len(old_ids))), default=-1)
+        rows_VM = made.T if path == hf_layout.LOGITS else made
         pad, _, start = self.ids
-        old_ids, axis = self._vocabulary.old_ids, int(path == hf_layout.LOGITS)
-        if old_ids != sorted(old_ids):
-            rows = np.arange(made.shape[axis])
-            rows[: len(old_ids)] = old_ids
-            made = np.take(made, rows, axis)
+        start_M = rows_VM[start].copy()
+        rows_VM[:moved] = rows_VM[old_ids[:moved]]
         if path == hf_layout.EMBEDDING and start != pad:
-            made[0] = made[old_ids.index(start)]
+            rows_VM[0] = start_M
         return made
 
     def learned(self) -> dict[str, Any]:

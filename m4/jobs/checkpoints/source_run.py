@@ -133,7 +133,7 @@ class SourceRun:
         step = jax.device_put(np.asarray(self.step, np.int32), program.shardings.step)
         with program.axis_rules():
             made = {
-                name: initial.take_over(leaves, old, start, rows, use, like)
+                name: initial.take_over(leaves, old, {**start}, rows, use, like)
                 for name, old in found.items()
             }
             if kept:

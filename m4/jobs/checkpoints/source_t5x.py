@@ -153,7 +153,7 @@ class SourceT5x:
             said = str(error).removeprefix(f"{self.folder}: ")
             raise InputError(f"{self.folder}: {said}") from error
         like = program.abstract_state().params
-        fresh = program.new_params(fresh_paths(leaves, like))
+        fresh = program.new_params(fresh_paths(leaves, self.shapes, rows, like))
 
         def make(params: Any, given: Any) -> Any:
             return with_moments(program.optimizer.init(params), self.step, given)

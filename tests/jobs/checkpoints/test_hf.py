@@ -18,6 +18,7 @@ from flax.traverse_util import unflatten_dict
 
 from m4.data.cache.cache import Cache
 from m4.eval.decoding.search import search
+from m4.jobs.checkpoints.initial import begin
 from m4.jobs.checkpoints.source_hf import SourceHf
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
@@ -63,10 +64,8 @@ def begun(name: str, transformer: Transformer, **mesh: int) -> Any:
     like = program.abstract_state().params
     leaves = initial.plan(there.shapes, initial.shapes_of(like), None)
     there.check(transformer, initial.unused(leaves, there.shapes))
-    fresh = program.new_params(initial.fresh_paths(leaves, like))
     rows = Rows(np.arange(there.vocabulary().size, dtype=np.int32), {})
-    with program.axis_rules():
-        return initial.take_over(leaves, there.read, fresh, lambda _: rows, {}, like)
+    return begin(there, leaves, lambda _: rows, program).params
 
 
 def logits(model: Transformer, params: Any, given: dict[str, np.ndarray]) -> np.ndarray:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step", type=int, help="(default: all; to inspect and convert the last whole one)"
     )
-    group = parser.add_argument_group("convert and trim")
+    group = parser.add_argument_group("convert, trim and inspect")
     group.add_argument(
         "--dtype",
         choices=["bfloat16", "float16", "float32"],
@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output",
         type=Path,
-        help="FILE.safetensors, or a folder: a run that translates, the trimmed model",
+        help="FILE.safetensors, or a folder: a run that translates, the trimmed model; of inspect "
+        "the gin file",
     )
     group.add_argument(
         "--corpus", type=Path, metavar="PATH", help="text file or folder whose pieces trim keeps"

@@ -39,8 +39,8 @@ def add_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--init_from",
         metavar="RUN[@STEP]",
-        help="begin from the model of another run's folder, or from a checkpoint of T5X "
-        "(INITIAL_CHECKPOINT_PATH)",
+        help="begin from the model of another run's folder, a checkpoint of T5X, or a pretrained "
+        "model in Hugging Face's layout (INITIAL_CHECKPOINT_PATH)",
     )
     parser.add_argument(
         "--keep_optimizer",

@@ -45,7 +45,8 @@ class InitialModel:
 
     Attributes:
         run: its folder or address; RUN@STEP: a step that is kept, else the latest. Of T5X its
-            MODEL_DIR, or a checkpoint_<step> in it.
+            MODEL_DIR, or a checkpoint_<step> in it. Or a pretrained model of T5's family in
+            Hugging Face's layout.
         optimizer: Takes the optimizer's state and the step too, so that the schedule and the stream
             continue there. Arrays that grew keep what they have; an optimizer with other arrays
             begins from zero at that step.

@@ -12,7 +12,7 @@ from pathlib import Path
 from m4.data.sources.cldr import Cldr
 from tests.command_line import Said
 from tests.command_line import m4 as command
-from tests.documents.blocks import Block
+from tests.documents.blocks import ROOT, Block
 from tests.documents.commands import made_by, words_of, write_program
 from tests.shared import DEMO
 
@@ -20,7 +20,7 @@ CORPUS = {"es": 150, "gl": 100, "fy": 60}
 
 
 class World:
-    """gin_configs/ with tiny.gin's sizes, my_corpus/ of TSV files, and what commands leave there.
+    """gin_configs/ with tiny.gin's sizes, my_corpus/ of TSV files, a tiny mt5/, and what is made.
 
     A command that has run is not run again: what it printed is remembered.
     """
@@ -33,6 +33,7 @@ class World:
         shutil.copytree(made, folder, dirs_exist_ok=True)
         self._said["\0".join(DEMO)] = said
         write_corpus(folder / "my_corpus")
+        shutil.copytree(ROOT / "tests" / "testdata" / "hf" / "mt5", folder / "mt5")
 
     def run(self, block: Block) -> list[Said]:
         """Runs a block's commands in this process; the working folder is this one."""

@@ -205,7 +205,7 @@ def _opened(rules: InitialModel, run: Path) -> Source:
     folder = fetched(name)
     known = _known_step(rules, run) if step is None else None
     if is_hf(folder):
-        return opened(folder, rules)
+        return opened(folder, rules, step)
     if is_t5x(folder):
         return SourceT5x(folder, rules, step, known)
     return SourceRun(folder, name, rules, step, known)

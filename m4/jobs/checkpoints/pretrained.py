@@ -13,7 +13,7 @@ from m4.data.vocabulary.vocabulary import Vocabulary, with_pieces
 from m4.jobs.checkpoints.source_hf import CONFIG, SourceHf, is_hf
 from m4.settings import InputError
 from m4.storage import safetensors
-from m4.storage.files import check_tree, whole_folder
+from m4.storage.files import check_tree, whole, whole_folder
 from m4.storage.local_copy import fetched
 from m4.train import hf_layout
 
@@ -26,8 +26,15 @@ def look_or_trim(what: str, run: str, corpus: Path | None, output: Path | None) 
     if what != "trim":
         if corpus is not None:
             raise InputError(f"--corpus={corpus}: only with trim, not {what}")
-        is_one = what == "inspect" and is_hf(fetched(run))
-        return "\n".join(inspect(fetched(run))) if is_one else None
+        if what != "inspect" or not is_hf(folder := fetched(run)):
+            return None
+        lines = "\n".join(inspect(folder))
+        if output is None:
+            return lines
+        _check_new(output)
+        with whole(output) as unfinished:
+            unfinished.write_text(lines + "\n", encoding="utf-8")
+        return "\n".join(line for line in lines.splitlines() if line.startswith("#"))
     for name, value in (("corpus", corpus), ("output", output)):
         if value is None:
             raise InputError(f"--{name}: must be given, to trim")
@@ -98,8 +105,7 @@ def trim(folder: Path, corpus: Path, output: Path) -> str:
         InputError: No such model or text; pieces that are merges, which need each other.
     """
     there = SourceHf(folder)
-    if output.exists():
-        raise InputError(f"--output={output}: is there already")
+    _check_new(output)
     old = there.vocabulary()
     if old.has_merges:
         raise InputError(
@@ -129,6 +135,11 @@ def trim(folder: Path, corpus: Path, output: Path) -> str:
         f"{output}: {rows:,} -> {len(kept):,} rows, {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB "
         f"({after / before:.0%})"
     )
+
+
+def _check_new(output: Path) -> None:
+    if output.exists():
+        raise InputError(f"--output={output}: is there already")
 
 
 def write_config(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:

@@ -186,11 +186,15 @@ class SourceHf:
         return None
 
 
-def opened(folder: Path, rules: InitialModel) -> SourceHf:
+def opened(folder: Path, rules: InitialModel, step: int | None) -> SourceHf:
     """Opens a folder for a run. SettingError: the run asks for something that it has not."""
-    if rules.optimizer:
-        allowed = f"False: {folder} has no state of an optimizer"
-        raise SettingError("InitialModel.optimizer", True, allowed)
+    for name, given, allowed in (
+        ("optimizer", rules.optimizer, f"False: {folder} has no state of an optimizer"),
+        ("vocabulary", rules.vocabulary, f"None: {folder} has its own"),
+        ("run", None if step is None else rules.run, f"{folder}, which has no steps"),
+    ):
+        if given:
+            raise SettingError(f"InitialModel.{name}", given, allowed)
     return SourceHf(folder)
 
 

@@ -96,6 +96,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str) -> None:
 EXPERTS = functools.partial(MoeLayer, num_experts=4)  # GShard's gates, which sum to 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_scanned_with_experts_and_on_eight_devices(name: str) -> None:
     """A Switch Transformer has experts of its own."""
@@ -111,9 +112,10 @@ def test_logits_scanned_with_experts_and_on_eight_devices(name: str) -> None:
 
 def config_of(folder: Path, place: Path) -> Path:
     """The gin file that `m4 checkpoint inspect` writes."""
-    said = m4("checkpoint", "inspect", folder)
+    said = m4("checkpoint", "inspect", folder, f"--output={place}")
     assert said.status == 0, said.err
-    place.write_text(said.out)
+    assert m4("checkpoint", "inspect", folder).out == place.read_text()
+    assert "is there already" in m4("checkpoint", "inspect", folder, f"--output={place}").mistake
     return place
 
 
@@ -140,8 +142,12 @@ def test_a_run_begins_where_inspect_says_and_its_tags_are_used(tmp_path: Path) -
         tmp_path / "no", f"--gin_file={gin}", "--gin.corpus.CorpusSpec.vocabulary_size=320"
     )
     assert "has 320 pieces and needs 2 more tags: at least 322" in small.mistake
-    keeps = train(tmp_path / "no", f"--gin_file={gin}", "--keep_optimizer")
-    assert "has no state of an optimizer" in keeps.mistake
+    for more, mistake in (
+        ("--keep_optimizer", "has no state of an optimizer"),
+        ("--gin.initial.InitialModel.vocabulary='mine.model'", "has its own"),
+        (f"--init_from={there}@4", "which has no steps"),
+    ):
+        assert mistake in train(tmp_path / "no", f"--gin_file={gin}", more).mistake
     tied = "--gin.transformer.Transformer.tied_logits=True"
     other = train(tmp_path / "no", f"--gin_file={gin}", tied)
     assert "tied_logits = True: must be False, as in " in other.mistake

@@ -18,14 +18,17 @@ from m4.data.preprocess import language_of
 from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
-from m4.experiment import Data, Experiment, Training, identity
+from m4.eval.decoding.decode import decode
+from m4.eval.scoring.dev_chrf import dev_chrf
+from m4.experiment import Data, Decoding, Experiment, Training, identity
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.layout import Layout
 from m4.settings import SettingError, first_line
 from m4.train import program
 from m4.train.batches import BatchShape
+from m4.train.early_stopping import EarlyStopping
 from m4.train.loop import Evaluator
-from m4.train.measuring.dev import dev_loss
+from m4.train.measuring.dev import dev_directions, dev_loss
 from m4.train.multitask.cosines import gradient_cosines
 from m4.train.multitask.groups import Directions, check_groups
 from m4.train.program import TrainProgram
@@ -70,7 +73,9 @@ def build(
         of = {name: task for task, group in enumerate(groups.values()) for name in group}
         tasks["tasks"] = [of[name] for name in directions.names]
     model = experiment.build_model(sizes, len(names), **tasks)
-    return Parts(training, data, model, directions, corpus, make_mesh or training.mesh)
+    return Parts(
+        training, data, experiment.decoding, model, directions, corpus, make_mesh or training.mesh
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +84,7 @@ class Parts:
 
     training: Training
     data: Data
+    decoding: Decoding
     model: Transformer  # the model, without parameters
     # Directions in the order of the corpus, with their sizes and resource levels.
     directions: Directions
@@ -140,10 +146,34 @@ class Parts:
             print(f"{job}: on the first device alone: {why}", file=sys.stderr)
             return None
 
+    def translate(self) -> Callable[..., list[str]]:
+        """Returns `decode` of the model; sources that are too long are cut without a word."""
+        return functools.partial(
+            decode,
+            self.model,
+            vocabulary=self.corpus.vocabulary,
+            on_cut=lambda *_: None,
+            layout=self.layout(),
+            factors=self.corpus.length_factors,
+        )
+
+    def dev_chrf(self, limit: int | None = None) -> Evaluator:
+        """Returns the evaluation by chrF of at most `limit` dev sentences a direction."""
+        directions = dev_directions(self.corpus, self.stream)
+        run = dev_chrf(self.corpus, self.translate(), self.decoding, directions, limit)
+        return Evaluator(self.training.dev_period, run)
+
     def evaluators(self) -> list[Evaluator]:
-        """Returns dev losses and, where they are asked for, cosines of gradients."""
+        """Returns dev losses and, where they are asked for, dev chrF and cosines of gradients.
+
+        Raises:
+            SettingError: Early stopping by a direction that has no dev sentences.
+        """
         training, given = self.training, (self.corpus, self.stream, self.model, self.mesh)
         made = [Evaluator(training.dev_period, dev_loss(*given, training.dev_pairs))]
+        if (rule := training.early_stopping) is not None:
+            _check_stopping(rule, dev_directions(self.corpus, self.stream))
+            made += [self.dev_chrf(training.dev_pairs)] if rule.by_chrf else []
         if (cosines := training.cosines) is not None:
             made.append(Evaluator(cosines.period, gradient_cosines(*given, cosines, self.trained)))
         return made
@@ -161,11 +191,10 @@ class Parts:
         """
         training, sampler = self.training, self.data.sampler
         _ = self.mesh
+        if (rule := training.early_stopping) is not None and rule.direction is not None:
+            _check_stopping(rule, self.directions.names)
         if isinstance(sampler, Learned):
             _check_learned(training, sampler)
-        if training.early_stopping is not None:
-            allowed = "None: a multilingual training does not measure dev/chrf, bilingual ones do"
-            raise SettingError("Training.early_stopping", training.early_stopping, allowed)
         if training.cosines is not None:
             training.cosines.of(self.directions)
         _ = self.program.shardings
@@ -241,7 +270,9 @@ def _expected_languages(experiment: Experiment) -> Sequence[str]:
     The source is asked where a setting may name them; else no checked size depends on their number.
     """
     training, spec = experiment.training, experiment.data.corpus
-    if any(getattr(training, name) is not None for name in BY_DIRECTION):
+    by_name = [*(getattr(training, name) for name in BY_DIRECTION)]
+    by_name += [training.early_stopping and training.early_stopping.direction]
+    if any(one is not None for one in by_name):
         return spec.settings()["languages"]
     return spec.languages or ["gl"]
 
@@ -261,6 +292,15 @@ def _check_learned(training: Training, sampler: Learned) -> None:
             f"less than total_steps = {training.total_steps}: a learned sampler learns from the "
             "evaluations within training",
         )
+
+
+def _check_stopping(rule: EarlyStopping, directions: Sequence[str]) -> None:
+    """SettingError: training is to stop by dev sentences that are not there."""
+    if not directions:
+        raise SettingError("Training.early_stopping", rule, "None: no language has dev sentences")
+    if rule.direction not in (None, *directions):
+        allowed = f"of a direction that has dev sentences: {', '.join(directions)}"
+        raise SettingError("EarlyStopping.metric", rule.metric, allowed)
 
 
 def _measured(training: Training, sampler: Learned) -> Mapping[str, Any]:

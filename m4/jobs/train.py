@@ -131,16 +131,19 @@ def train(start: Start, corpus: Cache) -> Path:
     from m4.jobs.checkpoints.initial import Beginning
     from m4.parallel import distributed
     from m4.progress import ProgressBar
+    from m4.storage.checkpoints import read_note
     from m4.train import loop
 
     experiment, folder = start.experiment, start.folder
     training, run = experiment.training, experiment.folder
-    if start.step is not None and start.step >= training.total_steps:
+    rule, step, ended = training.early_stopping, start.step, None
+    if step is not None and step >= training.total_steps:
+        ended = f"nothing to train to {training.total_steps} (TRAIN_STEPS)"
+    elif step is not None and rule is not None:
+        ended = rule.stopped(read_note(folder, step))
+    if ended is not None:
         if distributed.is_primary():
-            print(
-                f"already at step {start.step}, nothing to train to {training.total_steps} "
-                f"(TRAIN_STEPS): {folder}"
-            )
+            print(f"already at step {step}, {ended}: {folder}")
         return folder
     parts, begin = build(experiment, corpus), None
     if start.source is not None and training.initial is not None:
@@ -149,7 +152,7 @@ def train(start: Start, corpus: Cache) -> Path:
         begin = beginning.state
     name = "train" if folder == run else "train dense"
     with ProgressBar(name, training.total_steps) as bar:
-        loop.train(
+        trained = loop.train(
             parts.program,
             training,
             folder,
@@ -166,6 +169,8 @@ def train(start: Start, corpus: Cache) -> Path:
             begin=begin,
             progress=bar,
         )
+    if rule is not None and distributed.is_primary() and (said := rule.stopped(trained.note)):
+        print(said)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Early stopping: keeps the best parameters, and stops when an evaluation no longer rises."""
+"""Early stopping: keeps the best parameters, and stops when evaluations no longer improve."""
 
 import dataclasses
 import math
@@ -8,28 +8,51 @@ from typing import Annotated, Any
 
 import jax
 
-from m4.settings import Between, Factor, SettingError, checked
+from m4.settings import MUTABLE, Between, Factor, SettingError, checked
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class EarlyStopping:
-    """Stops when `metric` (higher is better) has not risen for `patience` evaluations.
+    """Stops when `metric` has not improved for `patience` evaluations (`Training.dev_period`).
 
     Attributes:
-        metric: dev/chrf, the mean over directions, or dev/chrf/en-gl of one direction.
-        patience: Number of evaluations without a rise after which training stops.
-        min_delta: Smallest rise that counts for `patience`; the best parameters are kept anyway.
+        metric: "dev/nll", nats a token, or "dev/chrf", the mean over directions of greedy
+            translations of the first `Training.dev_pairs` dev sentences. Either may be of one
+            direction: "dev/nll/en-gl". Bilingual baselines stop by dev/chrf, on all dev sentences.
+        patience: Number of evaluations without an improvement after which training stops.
+        min_delta: Smallest improvement that counts for `patience`; the best parameters are kept
+            anyway.
     """
 
     metric: str = "dev/chrf"
-    patience: Annotated[int, Between(1, 10**6)] = 1
-    min_delta: Factor = 0.0
+    patience: Annotated[int, Between(1, 10**6), MUTABLE] = 1
+    min_delta: Annotated[Factor, MUTABLE] = 0.0
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"dev/chrf(/\S+-\S+)?", self.metric):
-            allowed = "dev/chrf or dev/chrf/<direction>: no other is better when it is higher"
+        if not re.fullmatch(r"dev/(chrf|nll)(/\S+-\S+)?", self.metric):
+            allowed = "dev/nll or dev/chrf, of all directions, or of one: dev/nll/en-gl"
             raise SettingError("EarlyStopping.metric", self.metric, allowed)
+
+    @property
+    def by_chrf(self) -> bool:
+        """True if translations are scored, not losses."""
+        return self.metric.startswith("dev/chrf")
+
+    @property
+    def direction(self) -> str | None:
+        """The direction that counts; None: all of them."""
+        return next(iter(self.metric.split("/")[2:]), None)
+
+    def stopped(self, note: Mapping[str, Any]) -> str | None:
+        """Says why a training with this note of a checkpoint has stopped; None: it has not."""
+        if note.get("since_best", 0) < self.patience:
+            return None
+        return (
+            f"stopped early: {self.metric} was best, {abs(note['best']):.4g}, at step "
+            f"{note['best_step']}, whose parameters are used "
+            f"(EarlyStopping.patience = {self.patience})"
+        )
 
 
 class EarlyStopper:
@@ -51,7 +74,8 @@ class EarlyStopper:
         """Takes the values measured with the parameters after `step`."""
         if self.rule is None or self.rule.metric not in values:
             return
-        value = values[self.rule.metric]
+        # The higher the better: a loss counts as its negative.
+        value = values[self.rule.metric] * (1 if self.rule.by_chrf else -1)
         if value > self.best_value:
             self.best_step, self.best_value = step, value
             # A copy, because the next step reuses the memory of its argument.

@@ -19,6 +19,7 @@ from m4.settings import SettingError, nearest_valid
 from m4.train.batches import BatchShape
 from m4.train.multitask.grouped import DirectionGroups, direction_groups
 from m4.train.multitask.groups import Directions, by_direction
+from m4.train.parameter_rates import with_rates
 from m4.train.state import TrainState, initialize, new_params, new_state, state_shardings
 from m4.train.step import make_train_step
 from m4.train.training import Training
@@ -116,6 +117,8 @@ def train_program(
     )
     groups = direction_groups(training.gradients, rates, directions)
     optimizer = training.optimizer(training.total_steps)
+    if training.parameter_rates is not None:
+        optimizer = with_rates(optimizer, training.parameter_rates)
     step = make_train_step(
         model,
         optimizer,
@@ -129,6 +132,7 @@ def train_program(
         rng=training.rng,
         loss_weights=weights,
         groups=groups,
+        rates=training.parameter_rates,
     )
     return TrainProgram(
         step,

@@ -21,6 +21,7 @@ from m4.model.transformer import Transformer
 from m4.parallel.mesh import rows_over
 from m4.train.loss import cross_entropy
 from m4.train.multitask.grouped import DirectionGroups, gradients_of
+from m4.train.parameter_rates import ParameterRates, with_frozen, without_frozen_gradients
 from m4.train.state import TrainState
 
 Array = jax.Array
@@ -75,6 +76,7 @@ def make_train_step(
     rng: str,
     loss_weights: np.ndarray | None = None,
     groups: DirectionGroups | None = None,
+    rates: ParameterRates | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
     """Returns the step function, which is pure and to be jitted.
 
@@ -104,11 +106,13 @@ def make_train_step(
             is divided by the number of tokens in any case, and the metrics' nll are not weighted.
         groups: Groups of directions whose gradients are altered or that have separate rates. A
             group has the share of the MoE layers' losses that it has of the batch's target tokens.
+        rates: Rates by group of parameters, which `optimizer` has already; those with 0 get no
+            gradient.
     """
     smoothed = functools.partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
     factors = {"auxiliary_loss": aux_loss_factor, "router_z_loss": router_z_loss_factor}
-    parts = grad_accum_steps
-    loss_fn = _make_loss(model, smoothed, factors, directions, parts, loss_weights, groups)
+    parts, rates = grad_accum_steps, rates or {}
+    loss_fn = _make_loss(model, smoothed, factors, directions, parts, loss_weights, groups, rates)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
@@ -122,6 +126,7 @@ def make_train_step(
         )
         params = optax.apply_updates(state.params, updates)
         params = move_biases(params, metrics.pop("bias_loads"), parts)
+        params = with_frozen(state.params, params, rates)
         metrics |= {**more, "gradient_norm": optax.tree.norm(gradients)}
         return TrainState(state.step + 1, params, new_optimizer), metrics
 
@@ -152,6 +157,7 @@ def _make_loss(
     parts: int,
     loss_weights: np.ndarray | None,
     groups: DirectionGroups | None,
+    rates: ParameterRates,
 ) -> Callable[..., tuple[Array, dict[str, Any]]]:
     """Returns the loss function of some of the batch's rows.
 
@@ -161,6 +167,7 @@ def _make_loss(
     """
 
     def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array, *, share_G: Any):
+        params = without_frozen_gradients(params, rates)
         logits_BTV, sown = apply_model(model, params, batch, key, step)
         targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
         loss = smoothed(logits_BTV, targets_BT)

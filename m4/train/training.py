@@ -27,6 +27,7 @@ from m4.train.initial import InitialModel
 from m4.train.multitask.cosines import GradientCosines
 from m4.train.multitask.grouped import Surgery
 from m4.train.multitask.groups import Factors
+from m4.train.parameter_rates import ParameterRates
 from m4.train.step import RNGS
 
 # The settings that name directions, or group them.
@@ -52,6 +53,9 @@ class Training:
             give none. So they lengthen steps and do not turn them: what one direction alone uses,
             such as its tag's embedding, has that direction's rate, and so has a batch of one
             direction (Jean et al. 2019, arXiv 1909.06434, implicit schedules).
+        parameter_rates: factors of the learning rate by group of parameters, {"encoder": 0.1,
+            "embeddings": 0}: embeddings, encoder, decoder, and of both stacks experts and router,
+            which count before their stack. 0 freezes a group: its gradients are not computed.
         gradients: alters the gradients of groups of directions to reduce conflicts between
             them, `PCGrad` or `GradientVaccine` of `m4.train.multitask.surgery`. Defaults to none.
         cosines: how often the gradients of groups of directions are compared
@@ -67,7 +71,8 @@ class Training:
             `m4.parallel.axes`, for what these leave whole: ("embed", "model"), ("length", "model").
         log_period: steps between rows of metrics.jsonl. tensorboard: writes TensorBoard files too.
         dev_period: steps between dev losses. dev_pairs: at most so many pairs a direction.
-        early_stopping: ends training before total_steps, and keeps the best parameters.
+        early_stopping: ends training before total_steps where dev no longer improves, and keeps
+            the best parameters.
         initial: the trained model that this one begins from. Defaults to random numbers.
         on_bad_step: what is done about a step whose loss or gradient is not finite or a spike:
             "stop" ends training; "skip" leaves parameters and optimizer as they are.
@@ -85,6 +90,7 @@ class Training:
     z_loss: Factor = 1e-4
     loss_weights: Factors | None = None
     learning_rates: Factors | None = None
+    parameter_rates: ParameterRates | None = None
     gradients: Surgery | None = None
     aux_loss_factor: Factor = 0.01
     router_z_loss_factor: Factor = 0.0

@@ -1,6 +1,6 @@
-"""chrF of greedy translations of dev sentences, to stop a small model's training by."""
+"""chrF of greedy translations of dev sentences, to stop training by."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,23 @@ from m4.eval.metrics.chrf import chrf
 
 
 def dev_chrf(
-    cache: Cache, translate: Callable[..., list[str]], decoding: Decoding
+    cache: Cache,
+    translate: Callable[..., list[str]],
+    decoding: Decoding,
+    directions: Sequence[str],
+    limit: int | None = None,
 ) -> Callable[[Any], dict[str, float]]:
     """Returns a function of params: {"dev/chrf": mean chrF of greedy translations, percent}.
 
     chrF and not the loss picks a model trained on few sentences: its loss rises from overconfidence
     long before its translations stop improving.
+
+    Args:
+        directions: Directions that have dev sentences.
+        limit: Takes the first sentences of each direction. Defaults to all.
     """
-    pairs = split_pairs(cache, cache.directions, "dev")
-    numbers = [i for i, name in enumerate(cache.directions) for _ in pairs[name]]
+    pairs = {d: found[:limit] for d, found in split_pairs(cache, directions, "dev").items()}
+    numbers = [cache.directions.index(name) for name in pairs for _ in pairs[name]]
     sources = [
         tag(source, split_direction(direction)[1])
         for direction, sentences in pairs.items()

@@ -39,7 +39,7 @@ _VOCABULARIES = ("vocabulary_size", "target_vocabulary_size", "segmentations", "
 # Settings of training that do not change the model, and so are no part of its hash.
 _OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard")
 _OPERATIONAL += ("keep_period", "keep_best", "profile", "initial", "mesh", *BY_DIRECTION)
-_OPERATIONAL += ("on_bad_step", "bad_steps")
+_OPERATIONAL += ("on_bad_step", "bad_steps", "parameter_rates")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +101,15 @@ def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Finished]:
 
 
 def check_baselines(levels: Baselines) -> None:
-    """SettingError: a bilingual model or its optimizer that cannot be made."""
+    """SettingError: a bilingual model that cannot be made, or stops by what is not measured."""
     for one in map(levels.of, LEVELS):
+        rule = one.training.early_stopping
+        if rule is None:
+            allowed = "@early_stopping.EarlyStopping(): dev ends the training of bilingual models"
+            raise SettingError("Training.early_stopping", None, allowed)
+        if not rule.by_chrf:
+            allowed = "dev/chrf for bilingual models: bilingual/early_stopping.EarlyStopping.metric"
+            raise SettingError("EarlyStopping.metric", rule.metric, f"{allowed} = 'dev/chrf'")
         abstract_variables(build(one, None).model)
         one.training.optimizer(one.training.total_steps)
 
@@ -147,7 +154,11 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
                 stream=Stream,
             ),
             training=dataclasses.replace(
-                base.training, profile=None, initial=None, **dict.fromkeys(BY_DIRECTION)
+                base.training,
+                profile=None,
+                initial=None,
+                parameter_rates=None,
+                **dict.fromkeys(BY_DIRECTION),
             ),
             decoding=experiment.decoding,
             baselines=None,

@@ -8,7 +8,6 @@ process trains them one after the other.
 
 import contextlib
 import dataclasses
-import functools
 import multiprocessing
 import os
 import queue
@@ -23,10 +22,8 @@ import jax
 from jax.sharding import Mesh
 
 from m4.build import build
-from m4.eval.decoding.decode import decode
 from m4.eval.decoding.hypotheses import decode_to_files, hypotheses_path
 from m4.eval.decoding.testsets import Portion
-from m4.eval.scoring.dev_chrf import dev_chrf
 from m4.experiment import Experiment
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform import signals
@@ -289,23 +286,13 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
     training = experiment.training
     cache = experiment.data.corpus.build(folder / "data")
     parts = build(experiment, cache, make_mesh=lambda: mesh_for(training, devices))
-    # The decoding of the multilingual model reports sources that are too long.
-    translate = functools.partial(
-        decode,
-        parts.model,
-        vocabulary=cache.vocabulary,
-        on_cut=lambda *_: None,
-        layout=parts.layout(),
-        factors=cache.length_factors,
-    )
-    decoding = experiment.decoding
-    dev = dev_chrf(cache, translate, decoding)
+    translate, decoding = parts.translate(), experiment.decoding
     trained = loop.train(
         parts.program,
         training,
         folder,
         parts.stream,
-        evaluators=[loop.Evaluator(training.dev_period, dev)],
+        evaluators=[parts.dev_chrf()],
         note={"language": language, "vocabulary": cache.vocabulary.fingerprint},
         progress=_Reported(language, training.total_steps, report),
     )
@@ -347,7 +334,7 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
 def _stopped_early(training: Training, trained: Trained) -> bool:
     """Returns whether dev ended the training. The last step's evaluation closes no whole period."""
     rule, note = training.early_stopping, trained.note
-    stopped = rule is not None and note["since_best"] >= rule.patience
+    stopped = rule is not None and rule.stopped(note) is not None
     return stopped and note["step"] % training.dev_period == 0
 
 

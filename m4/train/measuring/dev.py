@@ -25,7 +25,7 @@ def dev_loss(
 
     Packed rows of the training batch's shape; at most `limit` pairs a direction.
     """
-    directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
+    directions = dev_directions(cache, stream)
     jitted = jax.jit(
         make_eval_step(model, directions=len(stream.directions)),
         out_shardings=NamedSharding(mesh, PartitionSpec()),  # every process reads the sums
@@ -49,6 +49,11 @@ def dev_loss(
     return run
 
 
+def dev_directions(cache: Cache, stream: Stream) -> list[str]:
+    """Returns the directions of training that have dev sentences."""
+    return [d for d in stream.directions if cache.size(language_of(d), "dev")]
+
+
 def dev_batches(
     cache: Cache, stream: Stream, mesh: Mesh, limit: int | None
 ) -> Iterator[dict[str, jax.Array]]:
@@ -56,7 +61,7 @@ def dev_batches(
 
     They are in packed rows of the training batch's shape, at most `limit` pairs a direction.
     """
-    directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
+    directions = dev_directions(cache, stream)
     # A gate may know directions by number: here they are those of training.
     number = np.array([stream.directions.index(d) for d in directions], np.int32)
     for batch in evaluation_batches(

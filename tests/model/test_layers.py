@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from m4.model.layers import Embed, SinusoidalPositions
+from m4.model.layers import Embed, SinusoidalPositions, dropout
 
 
 def test_positions_are_the_papers() -> None:
@@ -32,3 +32,12 @@ def test_an_embedding_and_its_logits_have_unit_variance_at_first() -> None:
     logits = np.asarray(layer.apply(params, x_BTM, method="attend"))
     np.testing.assert_allclose(logits.std(), 1.0, rtol=0.2)
     np.testing.assert_allclose(logits[0], x_BTM[0] @ (rows.T / 8), rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_has_one_mask_for_all_positions_of_a_row() -> None:
+    ones = jnp.ones((3, 5, 64))
+    apply = jax.jit(lambda key: dropout(0.5).apply({}, ones, deterministic=False, rngs=key))
+    found = np.asarray(apply({"dropout": jax.random.key(0)}))
+    assert {*found.ravel().tolist()} == {0.0, 2.0}
+    np.testing.assert_array_equal(found, np.broadcast_to(found[:, :1], found.shape))
+    assert len({row.tobytes() for row in found}) == 3

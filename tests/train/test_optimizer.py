@@ -61,6 +61,13 @@ def test_warmup_hold_decay_and_cooldown():
         np.testing.assert_allclose(schedule(jnp.asarray(step)), rate, rtol=1e-6)
 
 
+def test_a_warmup_that_is_longer_than_the_hold_ends_at_the_peak():
+    schedule = rsqrt(100, peak=1.0, warmup_steps=20, hold_steps=5)
+    # The 10th of 20 steps, the last of them, and sqrt(20 / 80).
+    for step, rate in {9: 0.5, 19: 1.0, 79: 0.5}.items():
+        np.testing.assert_allclose(schedule(jnp.asarray(step)), rate, rtol=1e-6)
+
+
 def test_statistics_are_rows_and_columns_of_each_expert():
     state: Any = adafactor(10, smallest_factored=4).init(
         {"wi": jnp.ones((300, 8, 16)), "small": jnp.ones((3, 5)), "scale": jnp.ones(7)}

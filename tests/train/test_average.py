@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from m4.settings import SettingError
-from m4.train.average import Averaged, averaged, from_items, items, used
+from m4.train.average import Averaged, averaged, from_items, items, updated, used
 from m4.train.state import TrainState
 
 START = {"a": {"kernel": np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)}}
@@ -70,6 +70,18 @@ def test_a_checkpoint_has_the_average_once_and_gives_the_state_back():
     assert isinstance(back.optimizer, Averaged)
     assert jax.tree.structure(back) == jax.tree.structure(state)
     jax.tree.map(np.testing.assert_array_equal, back, state)
+
+
+def test_the_average_is_of_the_steps_as_they_are_taken():
+    """Updates that are scaled behind the optimizer (rates by direction) are scaled in it too."""
+    optimizer = averaged(5, optimizer=lambda total: optax.sgd(0.1))
+    state = optimizer.init(START)
+    updates, after = updated(
+        optimizer, START, state, START, lambda tree: jax.tree.map(lambda x: 3 * x, tree)
+    )
+    # The first step's share is 1: the average is the parameters, 0.7 times the start.
+    for found in (optax.apply_updates(START, updates), after.average):
+        np.testing.assert_allclose(found["a"]["kernel"], 0.7 * START["a"]["kernel"], rtol=1e-6)
 
 
 def test_without_an_average_the_parameters_are_used():

@@ -123,8 +123,15 @@ def two_best(start, stop):
             [[[B, A, A, A, A], [A] * 5], [[A, B, B, B, B], [B] * 5]],
             [two_best(0, 5)] * 2,
         ),
+        # The same with a cache that grows: the last stage goes to the end.
+        (
+            [[0] * 5] * 2,
+            {"stages": (2, 5)},
+            [[[B, A, A, A, A], [A] * 5], [[A, B, B, B, B], [B] * 5]],
+            [two_best(0, 5)] * 2,
+        ),
     ],
-    ids=["prefix", "no prefix"],
+    ids=["prefix", "no prefix", "stages"],
 )
 def test_unfinished_rows(prefix, options, sequences, scores):
     got, got_scores = at_once(np.asarray(prefix), {}, static(NEVER_ENDING), 2, **options)

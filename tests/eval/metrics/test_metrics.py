@@ -76,6 +76,14 @@ def test_the_difference_changes_sign_when_systems_are_swapped(metric, _):
 
 
 @pytest.mark.parametrize(("metric", "_"), METRICS)
+def test_a_system_does_not_differ_from_itself(metric, _):
+    """Their p is 1, where sacreBLEU's formula gives its smallest value."""
+    statistics = metric(*corpus(0.3), "en")
+    same = bootstrap.paired_difference(statistics, statistics)
+    assert (same.delta, same.low, same.high, same.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("metric", "_"), METRICS)
 def test_subset_is_scored_as_if_alone(metric, _):
     hypotheses, references = corpus(0.3)
     keep = [i % 3 == 0 for i in range(60)]

@@ -7,21 +7,25 @@
     run.translate(["3 weeks ago"], to="gl")
 
 The names below are imported on first use (PEP 562): `import m4` is quick. `m4.train` is the room of
-the training code, too: a package that can be called.
+the training code, too: a function with the attributes of a package.
 """
 
+from __future__ import annotations
+
 import importlib
-import types
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from pathlib import Path
+
     from m4.api import Corpus as Corpus
     from m4.api import Run as Run
     from m4.api import delta as delta
     from m4.api import load as load
     from m4.api import plot_delta as plot_delta
     from m4.api import prepare_corpus as prepare_corpus
-    from m4.api import train as train
     from m4.data.corpus import CorpusSpec as CorpusSpec
     from m4.experiment import Baselines as Baselines
     from m4.experiment import Data as Data
@@ -60,11 +64,54 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-class _CallablePackage(types.ModuleType):
-    """`m4.train` is a package; importing a module of it would hide a function of that name."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return importlib.import_module("m4.api").train(*args, **kwargs)
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 
-importlib.import_module("m4.train").__class__ = _CallablePackage
+def _as_package(function: _Function) -> _Function:
+    """Puts a function in the place of its namesake, whose modules' imports would hide it."""
+    package = importlib.import_module(f"m4.{function.__name__}")
+    function.__name__ = package.__name__
+    for name in ("__file__", "__loader__", "__package__", "__path__", "__spec__"):
+        setattr(function, name, getattr(package, name))
+    sys.modules[package.__name__] = function  # type: ignore[assignment]
+    return function
+
+
+@_as_package
+def train(
+    experiment: Experiment | str | Path,
+    *,
+    model_dir: str | Path | None = None,
+    bindings: Collection[str] = (),
+    init_from: str | Path | None = None,
+    fresh: bool = False,
+    log: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Trains an experiment, or the one of a gin file, from its latest checkpoint.
+
+    Args:
+        experiment: An experiment, or the name of a gin file.
+        model_dir: The run's folder. Defaults to the experiment's own.
+        bindings: Bindings on top of a gin file, as "TRAIN_STEPS = 100".
+        init_from: Another run, RUN or RUN@STEP, or a checkpoint of T5X, from whose parameters a new
+            run begins. Defaults to random ones.
+        fresh: Whether to remove what is in the run's folder and start over.
+        log: Called with each row of metrics.jsonl, {"step": ..., name: number or None}, when it is
+            written; of several processes in the first.
+
+    Raises:
+        InputError: A setting is wrong, or the folder belongs to another config.
+    """
+    from m4 import api
+    from m4.jobs.open_run import open_run
+    from m4.jobs.train import check_and_train
+    from m4.settings import InputError, SettingError
+
+    config = api.config_of(experiment, model_dir, bindings, init_from)
+    found = config.experiment()
+    with open_run(found, config, "train", fresh=fresh) as run:
+        try:
+            check_and_train(run.experiment, log=log)
+        except SettingError as error:
+            raise InputError(config.explain(error)) from error
+    return api.Run(run.folder, found, config)

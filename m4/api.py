@@ -1,11 +1,13 @@
 """The Python interface of m4, as `import m4` offers it. The command line calls the same jobs."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -20,11 +22,16 @@ from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.decode import Translations
+from m4.eval.decoding.translate import Translator
 from m4.experiment import Experiment
-from m4.settings import InputError, SettingError
+from m4.settings import InputError
 from m4.storage import files
 from m4.storage.files import read_jsonl
 from m4.storage.metrics_log import read_metrics
+from m4.train.initial import InitialModel
+
+if TYPE_CHECKING:
+    from m4.eval.decoding.explain import Explanation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,10 +175,30 @@ class Run:
         if isinstance(lines, str):
             raise InputError(f"lines = {lines!r}: must be a list of lines, [{lines!r}]")
         given = decoding if n_best is None else {**decoding, "n_best": n_best}
-        settings = dataclasses.replace(self._translator.decoding, **given)
-        ready = dataclasses.replace(self._translator, decoding=settings, source=source)
-        found = ready.candidates(list(lines), to, prefix=prefix)
+        found = self._ready(source, given).candidates(list(lines), to, prefix=prefix)
         return found if n_best is not None else [each.texts[0] for each in found]
+
+    def explain(
+        self, line: str, to: str, *, source: str | None = None, **decoding: Any
+    ) -> Explanation:
+        """Translates a line, and returns its pieces, the experts of each and the attention.
+
+        Args:
+            line: A sentence.
+            to: Target language.
+            source: See `translate`.
+            decoding: Settings of `m4.Decoding`, as `translate` takes them.
+
+        Raises:
+            InputError: The model does not translate into `to`, or the line is empty.
+        """
+        from m4.eval.decoding.explain import explain
+
+        return explain(self._ready(source, decoding), line, to)
+
+    def _ready(self, source: str | None, decoding: Mapping[str, Any]) -> Translator:
+        settings = dataclasses.replace(self._translator.decoding, **decoding)
+        return dataclasses.replace(self._translator, decoding=settings, source=source)
 
     def decode(self, split: str = "test", step: int | None = None) -> dict[str, list[str]]:
         """Translates a split, "test" or "dev"; returns the translations by direction.
@@ -216,7 +243,7 @@ class Run:
         return jax.tree.map(np.asarray, self._translator.params)
 
     @functools.cached_property
-    def _translator(self) -> Any:
+    def _translator(self) -> Translator:
         from m4.jobs.decoding.ready_model import translator
         from m4.jobs.open_run import open_run
 
@@ -244,37 +271,6 @@ def prepare_corpus(folder: str | Path, source: Source | str | Path, **settings: 
     cache = corpus.build_corpus(spec, place)
     corpus.fetched(place, cache.fingerprint, corpus.everything)
     return Corpus(spec, cache)
-
-
-def train(
-    experiment: Experiment | str | Path,
-    *,
-    model_dir: str | Path | None = None,
-    bindings: Collection[str] = (),
-    fresh: bool = False,
-) -> Run:
-    """Trains an experiment, or the one of a gin file, from its latest checkpoint.
-
-    Args:
-        experiment: An experiment, or the name of a gin file.
-        model_dir: The run's folder. Defaults to the experiment's own.
-        bindings: Bindings on top of a gin file, as "TRAIN_STEPS = 100".
-        fresh: Whether to remove what is in the run's folder and start over.
-
-    Raises:
-        InputError: A setting is wrong, or the folder belongs to another config.
-    """
-    from m4.jobs.open_run import open_run
-    from m4.jobs.train import check_and_train as job
-
-    config = _config(experiment, model_dir, bindings)
-    found = config.experiment()
-    with open_run(found, config, "train", fresh=fresh) as run:
-        try:
-            job(run.experiment)
-        except SettingError as error:
-            raise InputError(config.explain(error)) from error
-    return Run(run.folder, found, config)
 
 
 def load(
@@ -345,9 +341,13 @@ def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     return Path(path)
 
 
-def _config(
-    experiment: Experiment | str | Path, model_dir: str | Path | None, bindings: Collection[str]
+def config_of(
+    experiment: Experiment | str | Path,
+    model_dir: str | Path | None,
+    bindings: Collection[str],
+    init_from: str | Path | None,
 ) -> Config:
+    """Returns the config of an experiment, or of a gin file and further bindings."""
     _refuse_text("bindings", bindings)
     given = [*bindings]
     if isinstance(experiment, Experiment):
@@ -355,7 +355,12 @@ def _config(
             raise InputError(f"bindings = {given}: an Experiment has its settings already")
         if model_dir is not None:
             experiment = dataclasses.replace(experiment, model_dir=str(model_dir))
+        if init_from is not None:
+            begun = dataclasses.replace(experiment.training, initial=InitialModel(str(init_from)))
+            experiment = dataclasses.replace(experiment, training=begun)
         return configs.of_experiment(experiment)
+    if init_from is not None:
+        given.append(f"INITIAL_CHECKPOINT_PATH = {str(init_from)!r}")
     return configs.load([experiment], given, model_dir=model_dir)
 
 

@@ -57,7 +57,7 @@ def behaves(value: Any, kind: type) -> bool:
 def called(annotation: Any) -> str:
     """Describes the reference that a Callable or Protocol asks for."""
     if is_protocol(annotation):
-        return f"a reference such as @module.name to {named(annotation)}"
+        return f"a reference to {named(annotation)}: @module.name, or in Python the function itself"
     returns = (typing.get_args(annotation) or (..., Any))[1]
     of = f" to what makes {named(returns)}" if isinstance(returns, type) else ""
     return f"a reference such as @module.name{of}"

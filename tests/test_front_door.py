@@ -37,8 +37,12 @@ def test_importing_loads_nothing_heavy() -> None:
         "import sys, m4\n"
         "assert {'train', 'load', 'Transformer', 'MoeLayer'} <= set(dir(m4))\n"
         "print({'jax', 'numpy', 'gin', 'flax', 'tensorflow', 'matplotlib'} & set(sys.modules))\n"
-        "import m4.train.loop\n"
-        "assert callable(m4.train) and callable(m4.train.loop.train)\n"
+        "import inspect, pydoc, m4.train.loop\n"
+        "from m4.train import optimizer\n"
+        "assert m4.train is sys.modules['m4.train'] and callable(m4.train.loop.train)\n"
+        "asked = ['experiment', 'model_dir', 'bindings', 'init_from', 'fresh', 'log']\n"
+        "assert [*inspect.signature(m4.train).parameters] == asked\n"
+        "assert '  Trains an experiment' in pydoc.render_doc(m4.train)\n"
     )
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
@@ -88,6 +92,35 @@ def test_a_run_trains_loads_and_translates(run: m4.Run) -> None:
     jax.tree.map(np.testing.assert_array_equal, run.params, again.params)
     with pytest.raises(ValueError, match="does not translate into"):
         run.translate(["a"], to="fr")
+
+
+@pytest.mark.slow
+def test_a_run_explains_a_sentence(run: m4.Run) -> None:
+    found = run.explain("tres días", to="en")
+    assert found.text == run.translate(["tres días"], to="en")[0]
+    assert (found.source[0], found.source[-1]) == ("▁<2en>", "</s>")
+    assert "".join(found.source[1:-1]) == "▁tres▁días"
+    (layer,) = [name for name in found.experts if name.startswith("encoder")]
+    assert len(found.experts[layer]) == len(found.source)
+    with pytest.raises(InputError, match="does not translate into"):
+        run.explain("tres días", to="fr")
+
+
+@pytest.mark.slow
+def test_a_run_begins_from_another_and_says_its_metrics(run: m4.Run, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    data = next(line for line in run.config.text().splitlines() if "Data.data_dir" in line)
+    settings = {"bindings": [data], "init_from": run.folder, "log": rows.append}
+    begun = m4.train(TINY, model_dir=tmp_path / "begun", **settings)
+    assert rows == begun.metrics
+    # With another's experiment, too; before the first step it is as good as that one at its end.
+    experiment = dataclasses.replace(run.experiment, model_dir=str(tmp_path / "other"))
+    again = m4.train(experiment, init_from=f"{run.folder}@4", log=rows.append)
+    name = "dev/nll"
+    (last,) = [row[name] for row in run.metrics if row["step"] == 4 and name in row]
+    for one in (begun, again):
+        first = next(row for row in one.metrics if name in row)
+        assert (first["step"], first[name]) == (0, pytest.approx(last, rel=1e-6))
 
 
 @pytest.mark.slow
@@ -219,6 +252,17 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     (readme,) = [b for b in blocks_of(ROOT / "README.md") if b.language == "python"]
     said(python, "-c", readme.text)
     assert (tmp_path / "delta_bleu.png").stat().st_size > 1000
+
+
+def test_mistakes_of_a_layer_are_one_line() -> None:
+    sizes = {"num_experts": 4, "mlp_width": 8, "activations": ("relu",), "dropout_rate": 0.0}
+    with pytest.raises(
+        InputError, match=r"^MoeLayer\.gate = 'switch': must be a reference to a Gate"
+    ):
+        m4.MoeLayer(**sizes, gate="switch")  # type: ignore[arg-type]
+    layer, x, ones = m4.MoeLayer(**sizes), np.zeros((2, 3, 4), "f4"), np.ones((2, 3), "f4")
+    with pytest.raises(TypeError, match=r"^mask_BL: must be bool, True for real .* is float32"):
+        layer.init(jax.random.key(0), x, ones, deterministic=True)
 
 
 def test_mistakes_from_python_are_named(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from m4.jobs import command, train
 from m4.settings import InputError
 
 if TYPE_CHECKING:
-    from m4.eval.report.results import Results
     from m4.experiment import Experiment
 
 EXAMPLE = "m4 demo --gin_file=gin_configs/demo.gin --model_dir=runs/mine"
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def demo(experiment: "Experiment", *, dense: bool = False) -> "Results":
+def demo(experiment: "Experiment", *, dense: bool = False) -> None:
     """Runs all steps; what is there already is kept.
 
     Args:
@@ -48,7 +47,7 @@ def demo(experiment: "Experiment", *, dense: bool = False) -> "Results":
     from m4.eval.decoding.testsets import check_held_out
     from m4.jobs.bilingual.baselines import baselines, baselines_of, check_baselines
     from m4.jobs.corpus import keep_vocabulary, open_corpus
-    from m4.jobs.decoding.report import report
+    from m4.jobs.decoding.report import report, show
     from m4.jobs.decoding.testsets import decode
 
     # What later steps need is checked before the training.
@@ -63,4 +62,4 @@ def demo(experiment: "Experiment", *, dense: bool = False) -> "Results":
     baselines(experiment)
     for which in models:
         decode(experiment, dense=which)
-    return report(experiment, dense=dense)
+    show(report(experiment, dense=dense), experiment.data.levels)

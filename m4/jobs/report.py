@@ -50,9 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     dense = arguments.compare == "dense"
     with command.opened(arguments, "eval") as run:
-        from m4.jobs.decoding.report import report
+        from m4.jobs.decoding.report import report, show
 
-        command.on_primary("report", lambda: report(run.experiment, dense=dense))
+        levels = run.experiment.data.levels
+        command.on_primary("report", lambda: show(report(run.experiment, dense=dense), levels))
     return 0
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from m4.jobs import command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from m4.build import Parts
@@ -69,10 +70,18 @@ class Start(NamedTuple):
     source: Source | None  # The model that it begins from. Defaults to none.
 
 
-def check_and_train(experiment: Experiment, *, dense: bool = False) -> Path:
-    """Checks, opens or builds the corpus, and trains; returns the model's folder."""
+def check_and_train(
+    experiment: Experiment,
+    *,
+    dense: bool = False,
+    log: Callable[[dict[str, Any]], None] | None = None,
+) -> Path:
+    """Checks, opens or builds the corpus, and trains; returns the model's folder.
+
+    `log` is called with each row of metrics.
+    """
     start = check(experiment, dense=dense)
-    return train(start, training_corpus(experiment))
+    return train(start, training_corpus(experiment), log)
 
 
 def check(experiment: Experiment, *, dense: bool = False, writes: bool = True) -> Start:
@@ -118,8 +127,8 @@ def training_corpus(experiment: Experiment) -> Cache:
     return corpus
 
 
-def train(start: Start, corpus: Cache) -> Path:
-    """Trains a model; returns its folder.
+def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | None = None) -> Path:
+    """Trains a model; returns its folder. `log` is called with each row of metrics.
 
     A folder that has as many steps already is left as it is, and a line is printed.
 
@@ -168,6 +177,7 @@ def train(start: Start, corpus: Cache) -> Path:
             flops=_flops(parts),
             begin=begin,
             progress=bar,
+            log=log,
         )
     if rule is not None and distributed.is_primary() and (said := rule.stopped(trained.note)):
         print(said)

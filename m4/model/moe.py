@@ -125,6 +125,8 @@ class MoeLayer(nn.Module):
             decode: One step of a search, with `decode_capacity_factor`.
         """
         B, L, _ = x_BLM.shape
+        if mask_BL.dtype != bool:
+            raise TypeError(f"mask_BL: must be bool, True for real tokens; it is {mask_BL.dtype}")
         train = not deterministic
         factor = self.train_capacity_factor if train else self.eval_capacity_factor
         if decode:

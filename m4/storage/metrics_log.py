@@ -41,6 +41,7 @@ class Metrics:
         resume_step: int = 0,
         saved: Mapping[str, Any] | None = None,
         tensorboard: bool = True,
+        log: Callable[[dict[str, Any]], None] | None = None,
     ):
         """Opens the log.
 
@@ -49,8 +50,9 @@ class Metrics:
             saved: The note of that step's checkpoint; rows that are not those that it names are a
                 line on stderr.
             tensorboard: Whether TensorBoard's files are written.
+            log: Called with each row, after it is written.
         """
-        self._file = self._board = None
+        self._file, self._board, self._log = None, None, log
         self._written = hashlib.sha256()
         if folder is None:
             return
@@ -86,6 +88,8 @@ class Metrics:
         self._written.update(line.encode())
         self._file.write(line)
         self._file.flush()
+        if self._log is not None:
+            self._log(row)
 
     def note(self) -> dict[str, str]:
         """For the checkpoint of this step: the SHA-256 of all rows."""

@@ -89,6 +89,7 @@ def train(
     flops: Flops | None = None,
     begin: Begin | None = None,
     progress: ProgressBar | None = None,
+    log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Trained:
     """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
 
@@ -106,6 +107,7 @@ def train(
         note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
         flops: FLOPs of a step and of the devices, for the share that is used (MFU).
         begin: Makes the state before the first step. Defaults to random numbers.
+        log: Called with each row of metrics, in the primary process.
 
     Raises:
         InputError: A checkpoint of another stream or vocabulary. BadStep: a step whose numbers are
@@ -149,6 +151,7 @@ def train(
                 resume_step=rows_to,
                 saved=saved,
                 tensorboard=training.tensorboard,
+                log=log,
             ) as metrics,
             contextlib.closing(device_batches(program.mesh, stream, start)) as batches,
             StepProfile(training.profile, folder, start, end) as profile,

@@ -62,13 +62,7 @@ class RoutingCounter:
         # Rows that only fill the batch up have no direction: D is not counted.
         number_B = np.full(len(best_BT), len(self._directions), np.int32)
         number_B[: len(batch.rows)] = self._number_of_source[batch.rows]
-        arrays = {
-            "encoder_input_tokens": batch.tokens_BL,
-            "decoder_input_tokens": np.pad(best_BT[:, :-1], ((0, 0), (1, 0))),
-            "decoder_target_tokens": best_BT,
-            "encoder_direction_ids": np.repeat(number_B[:, None], batch.tokens_BL.shape[1], axis=1),
-            "direction_ids": np.repeat(number_B[:, None], best_BT.shape[1], axis=1),
-        }
+        arrays = forced(batch.tokens_BL, best_BT, number_B)
         if self._layout is None:
             found = _counted(self._model, self._params, arrays)
         else:
@@ -85,6 +79,19 @@ class RoutingCounter:
         self._counts.replace(self.current)
         if self._counts.layers:
             routing_counts.write(self._path, self._counts, self._about)
+
+
+def forced(
+    tokens_BL: np.ndarray, best_BT: np.ndarray, number_B: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns the batch of one pass over sources and their translations, of these directions."""
+    return {
+        "encoder_input_tokens": tokens_BL,
+        "decoder_input_tokens": np.pad(best_BT[:, :-1], ((0, 0), (1, 0))),
+        "decoder_target_tokens": best_BT,
+        "encoder_direction_ids": np.repeat(number_B[:, None], tokens_BL.shape[1], axis=1),
+        "direction_ids": np.repeat(number_B[:, None], best_BT.shape[1], axis=1),
+    }
 
 
 def routing_counter(

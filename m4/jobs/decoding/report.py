@@ -38,7 +38,7 @@ from m4.storage.metrics_log import read_metrics, warn_if_changed
 
 
 def report(experiment: Experiment, *, dense: bool = False) -> Results:
-    """Scores everything that is decoded against the bilingual baselines; writes and prints it.
+    """Scores everything that is decoded against the bilingual baselines; writes the report.
 
     An experiment that names no baselines has no ΔBLEU.
 
@@ -62,7 +62,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
     systems += _bilingual(experiment, cache, found) if compared else []
     shares, epochs = _seen(experiment, cache)
     folder, data = scores_folder(experiment), experiment.data
-    written = write_results(
+    return write_results(
         folder=folder,
         systems=systems,
         train_pairs=train_pairs(cache),
@@ -81,8 +81,6 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         levels=data.levels,
         baseline=BILINGUAL if compared else None,
     )
-    show(written, data.levels)
-    return written
 
 
 def show(written: Results, levels: ResourceLevels) -> None:

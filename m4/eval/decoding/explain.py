@@ -1,0 +1,128 @@
+"""Looks at one sentence in a model: its pieces, the experts that they chose, and attention."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from m4.data.cache.tokens import ROLES
+from m4.data.preprocess import tag
+from m4.eval.decoding.decode import Batch, translations
+from m4.eval.decoding.routing_counter import forced
+from m4.eval.decoding.search import jit_over, run_over, unstacked
+from m4.eval.decoding.translate import Translator, check_language
+from m4.model.attention import Attention
+from m4.model.moe import MoeLayer
+from m4.model.transformer import Transformer
+from m4.settings import InputError
+from m4.train.step import apply_model
+
+
+class Explanation(NamedTuple):
+    """A sentence and its translation in a model.
+
+    In the decoder, token t is the one that writes piece t of the translation: it reads the piece
+    before.
+
+    Attributes:
+        text: The translation.
+        source: N pieces of the source, with tag and EOS.
+        target: T pieces of the translation, with EOS.
+        experts: MoE layer ("encoder_1") -> the experts of each token, {expert: weight}, the first
+            choice first.
+        attention: Attention layer -> weights [heads, queries, keys]: "encoder_0/attention"
+            [heads, N, N], "decoder_0/self_attention" [heads, T, T],
+            "decoder_0/encoder_decoder_attention" [heads, T, N].
+    """
+
+    text: str
+    source: list[str]
+    target: list[str]
+    experts: dict[str, list[dict[int, float]]]
+    attention: dict[str, np.ndarray]
+
+
+def explain(translator: Translator, line: str, to: str) -> Explanation:
+    """Translates a line, and looks at the model in one pass over it and its translation.
+
+    A line that is longer than the model's sources is cut, with a warning.
+
+    Raises:
+        InputError: The line is empty, or the model does not translate into `to`.
+    """
+    check_language(to, translator.languages)
+    if not (text := translator.normalise(line)).strip():
+        raise InputError(f"{line!r}: an empty sentence has nothing to explain")
+    model, directions = translator.model, translator.directions(to, 1)
+    assert isinstance(model, Transformer)
+    batches: list[tuple[Batch, np.ndarray]] = []
+    (found,) = translations(
+        model, translator.params, translator.vocabulary, [tag(text, to)],
+        replace(translator.decoding, batch_rows=1), directions=directions,
+        on_batch=lambda *batch: batches.append(batch),
+        layout=translator.layout, factors=translator.factors,
+    )  # fmt: skip
+    (((_, tokens_BL, _), best_BT),), (number,) = batches, directions or [0]
+    arrays = forced(tokens_BL, best_BT, np.full(len(best_BT), number, np.int32))
+    if translator.layout is None:
+        looked = _looked(model, translator.params, arrays)
+    else:
+        what = "the program that looks at a sentence"
+        made = (translator.layout, what, _look_over, (model,))
+        looked = run_over(*made, translator.params, arrays)
+    choices, weights = jax.device_get(looked)
+    source, target = (ids[0][ids[0] > 0] for ids in (tokens_BL, best_BT))
+    experts: dict[str, list[dict[int, float]]] = {}
+    for layer, (expert_BLK, weight_BLK, position_BLK) in choices.items():
+        tokens = zip(expert_BLK[0], weight_BLK[0], position_BLK[0], strict=True)
+        shown = [
+            {int(e): float(w) for e, w, slot in zip(*token, strict=True) if slot >= 0}
+            for token in tokens
+        ]
+        experts[layer] = shown[: len(source) if layer.startswith("encoder") else len(target)]
+    attention: dict[str, np.ndarray] = {}
+    for layer, weights_BNQR in weights.items():
+        queries = len(source) if layer.startswith("encoder") else len(target)
+        keys = len(target) if layer.endswith("self_attention") else len(source)
+        attention[layer] = weights_BNQR[0, :, :queries, :keys].astype(np.float32)
+    both: Any = translator.vocabulary
+    pieces = []
+    for role, numbers in zip(ROLES, (source, target), strict=True):
+        names = getattr(both, role, both).pieces
+        pieces.append([names[number] for number in numbers])
+    return Explanation(found.texts[0], pieces[0], pieces[1], experts, attention)
+
+
+def _look(model: Transformer, params: Any, batch: Mapping[str, jax.Array]) -> Any:
+    """Returns (MoE layer -> experts, weights and slots [B, L, K], attention -> [B, N, Q, R])."""
+    choices: dict[str, tuple[jax.Array, ...]] = {}
+    weights: dict[str, jax.Array] = {}
+
+    def keep(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        module = context.module
+        if isinstance(module, MoeLayer) and context.method_name == "_sow":
+            routing, tokens = args[0], batch["encoder_input_tokens"]
+            if module.path[0].startswith("decoder"):
+                tokens = batch["decoder_input_tokens"]
+            of = (routing.expert_GSK, routing.weight_GSK, routing.position_GSK)
+            choices["/".join(module.path[:-1])] = tuple(x.reshape(*tokens.shape, -1) for x in of)
+        if isinstance(module, nn.Dropout) and isinstance(module.parent, Attention):
+            weights["/".join(module.path[:-1])] = args[0]
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(keep):
+        apply_model(*unstacked(model.clone(remat="none"), params), batch, None)
+    return choices, weights
+
+
+_looked = jax.jit(_look, static_argnames="model")
+
+
+def _look_over(layout: Any, model: Transformer) -> Any:
+    return jit_over(layout, functools.partial(_look, model))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from m4.api import delta
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.jobs import streams
@@ -226,6 +227,16 @@ def test_a_converted_run_translates_and_does_not_resume(
     assert said.status == 0, said.err
     said = m4("train", f"--model_dir={new}", *LONGER)
     assert "has no optimizer: a run cannot resume" in said.mistake
+
+
+@pytest.mark.slow
+def test_delta_returns_its_rows_and_prints_nothing(
+    first: tuple[Path, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = read_jsonl(first[0] / "deltas.jsonl")
+    assert delta(first[0]) == rows
+    assert {row["system"] for row in rows} == {"moe"}
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 import sys
 from collections.abc import Sequence
 
@@ -22,8 +23,31 @@ _REFUSALS = (
     errno.ESTALE,
     errno.ELOOP,
     errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENXIO,
+    errno.ENOMEM,
 )
+# Of Python and of the loader of shared libraries.
+_WORDS = ("failed to map segment from shared object", "can't start new thread", "std::bad_alloc")
+# Open files that a job needs at most, with all its libraries; systems allow 256 and more.
+_LEAST_FILES = 256
 STATUS = 1
+
+
+def check_files() -> None:
+    """Allows as many open files as the system does.
+
+    Raises:
+        OSError: It allows too few: libraries would fail at any place, in their threads too.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY not in (soft, hard) and soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    if 0 <= soft < _LEAST_FILES:
+        said = f"{soft} are allowed (ulimit -n), m4 needs {_LEAST_FILES}"
+        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {said}")
 
 
 def refused(error: BaseException | None) -> str | None:
@@ -34,7 +58,11 @@ def refused(error: BaseException | None) -> str | None:
     while error is not None:
         if isinstance(error, OSError) and error.errno in _REFUSALS:
             where = f"{error.filename}: " if error.filename else ""
-            return f"{where}{os.strerror(error.errno)}"
+            return f"{where}{os.strerror(error.errno) if where else error.strerror}"
+        if isinstance(error, MemoryError):
+            return os.strerror(errno.ENOMEM)
+        if found := next((one for one in _WORDS if one in str(error)), None):
+            return f"{found} ({type(error).__name__}): too little memory, or too many processes"
         for number in _REFUSALS:
             if not isinstance(error, OSError) and os.strerror(number) in str(error):
                 return f"{os.strerror(number)} ({type(error).__name__})"

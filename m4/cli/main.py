@@ -5,9 +5,11 @@ import atexit
 import contextlib
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from m4.cli import environment
 from m4.cli.arguments import parse
@@ -15,7 +17,7 @@ from m4.jobs import streams
 from m4.parallel.platform import signals
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.settings import InputError, first_line
-from m4.storage.files import follow_links
+from m4.storage.files import check_output, follow_links
 from m4.storage.objects import Unreachable
 
 _AGAIN = "what was written before is whole: the same command resumes (--debug: where it was)"
@@ -94,6 +96,8 @@ def run_alone(parsed: argparse.Namespace) -> int:
     try:
         if getattr(parsed, "follow_links", False):
             follow_links()
+        _check_outputs(parsed)
+        environment.check_files()
         return parsed.do(parsed)
     except InputError as error:
         if parsed.debug:
@@ -116,3 +120,13 @@ def run_alone(parsed: argparse.Namespace) -> int:
             raise
         print(f"m4 {parsed.command}: {signals.message(error)}", file=sys.stderr)
         return status
+
+
+def _check_outputs(parsed: argparse.Namespace) -> None:
+    """Raises InputError where a command could not write the file or folder of its result."""
+    for flag in ("output", "out"):
+        value = getattr(parsed, flag, None)
+        for one in map(str, value if isinstance(value, list) else [value]):
+            # Addresses, and standard output by its names (`m4.eval.text`).
+            if value is not None and not re.match(r"-$|\w+://|/dev/(std|fd/)|/proc/self/fd/", one):
+                check_output(Path(one), f"--{flag}={one}")

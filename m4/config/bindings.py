@@ -18,6 +18,7 @@ from gin import config_parser
 from m4 import experiment as experiment_module
 from m4 import settings
 from m4.settings import InputError, is_checked
+from m4.storage.files import check_input
 from m4.train import initial
 
 REQUIRED = "gin.REQUIRED"
@@ -122,6 +123,7 @@ class Bindings:
         found = find_file(name, folders)
         if found is None:
             raise ConfigError(f"{name}: no such file in {', '.join(folders)}")
+        check_input(found)
         if found.resolve() in _within:
             raise ConfigError(f"{found}: includes itself")
         places = [str(found.parent.resolve())]  # a user's own gin file, with modules next to it

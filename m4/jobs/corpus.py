@@ -24,7 +24,7 @@ from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError, SavedText
 from m4.storage.checkpoints import latest_step
-from m4.storage.files import confined, remove, whole
+from m4.storage.files import check_output, confined, remove, whole
 from m4.storage.local_copy import copy_of
 from m4.storage.objects import Objects, is_address
 from m4.storage.run_folder import VOCABULARY
@@ -150,6 +150,8 @@ def build_corpus(
             "write to; give it on the command line (--gin.experiment.Data.data_dir=...)"
         )
     if not is_address(place):
+        if found is None:
+            check_output(data_dir / fingerprint, f"data_dir = {place}")
         return spec.build(data_dir, identity=identity, progress=progress, built=built)
     if found is not None:
         return Cache(found, spec.mixture)

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, TypeVar
 
-from m4.settings import InputError
+from m4.settings import InputError, check_name
 from m4.storage.records import Kind, anything
 
 _LOCK = ".unfinished"
@@ -130,6 +131,32 @@ def check_tree(folder: Path) -> None:
                 )
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise InputError(f"{path}: not a file but a pipe, a socket or a device")
+
+
+def check_output(path: Path, said: str) -> None:
+    """Checks that a file or folder can be written, before the work whose result it gets.
+
+    Raises:
+        InputError: It cannot, or something is there that is no file and no folder; begins with
+            `said`.
+    """
+    check_name(str(path))
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{said}: not a file but a pipe, a socket or a device")
+    parent = next(one for one in path.absolute().parents if one.exists())
+    probe = parent / f".m4-{uuid.uuid4().hex[:8]}"
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"{said}: cannot be written ({parent}: {error.strerror})") from error
+
+
+def check_input(path: Path) -> None:
+    """Raises InputError for a path that is there and no file: reading it might never end."""
+    if path.exists() and (not path.is_file() or re.match("/(proc|sys)/", str(path.resolve()))):
+        what = "a folder" if path.is_dir() else "a pipe, a socket, a device or one of the system's"
+        raise InputError(f"{path}: not a file but {what}")
 
 
 def confined(folder: Path, name: str) -> Path:

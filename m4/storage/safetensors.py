@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from m4.settings import InputError
-from m4.storage.files import whole
+from m4.storage.files import check_input, whole
 from m4.storage.numbers import check_weights
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -32,6 +32,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     Raises:
         InputError: It is no such file, or cut off.
     """
+    check_input(path)
     with _errors(path):
         return {name.replace(".", "/"): array for name, array in load_file(path).items()}
 

@@ -10,8 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from etils import epath
 
+from m4.data.sources.reading.files import chunks
 from m4.jobs import train
+from m4.settings import InputError
+from m4.storage.files import check_input
 from tests.command_line import m4
 
 
@@ -114,3 +118,38 @@ def test_a_job_knows_that_its_output_is_closed() -> None:
     )
     said = "m4 watch: standard output is closed: what the command prints would be lost\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("place", ["FILE/x", "/proc/x", "PIPE"])
+def test_an_output_that_cannot_be_written_is_one_line_before_any_work(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    place = place.replace("FILE", f"{tmp_path}/file").replace("PIPE", f"{tmp_path}/pipe")
+    for words in (
+        ("decode", "--input=x", "--to=gl"), ("export", "--format=t5x"), ("atlas",),
+        ("checkpoint", "convert"), ("average", "--last=2"),
+    ):  # fmt: skip
+        said = m4(*words, "--model_dir=none", f"--output={place}").mistake
+        assert f"--output={place}: " in said, words
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/proc/self/mem"])
+def test_an_input_that_is_no_file_is_one_line(name: str, tmp_path: Path) -> None:
+    """Reading it would never end, or fail in the middle."""
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / name
+    with pytest.raises(InputError, match=f"^{path}: not a file but a pipe"):
+        check_input(path)
+    with pytest.raises(InputError, match="not a file but a pipe"):
+        next(chunks(epath.Path(path)))
+
+
+def test_too_few_open_files_are_one_line() -> None:
+    command = f"ulimit -n 32; exec {sys.executable} -m m4 watch none"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "m4 watch: Too many open files: 32 are allowed (ulimit -n), m4 needs 256" in done.stderr
+    assert done.stderr.count("\n") == 1

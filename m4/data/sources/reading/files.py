@@ -18,13 +18,14 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 from etils import epath
 
 from m4.settings import InputError, SettingError
-from m4.storage.files import write_text
+from m4.storage.files import check_input, write_text
 from m4.storage.local_copy import cache_folder
 from m4.storage.objects import check_readable
 
@@ -74,6 +75,8 @@ def packing(name: object) -> str:
 @contextmanager
 def _opened(path: epath.Path) -> Iterator[Any]:
     """Opens a file for reading; InputError for a folder, and for a file that may not be read."""
+    if "://" not in os.fspath(path):
+        check_input(Path(path))
     with ExitStack() as stack:
         with _readable(path):
             file = stack.enter_context(path.open("rb"))

@@ -49,8 +49,8 @@ def _do(parsed: argparse.Namespace) -> list[object]:
         from scripts.results.keep import keep
 
         asked = kept.asked(folder)
-        lines = curves.keep(folder, asked.curves, parsed.base) if asked.curves else []
-        lines += keep(asked, parsed.base) if asked.runs else []
+        lines = keep(asked, parsed.base) if asked.runs else []
+        lines += curves.keep(folder, asked, parsed.base) if asked.curves else []
         return [*lines, *draw.draw(folder), draw.table(parsed.results)]
     from m4.config import load
     from scripts.results.restore import restore

@@ -1,12 +1,13 @@
 """Curves of dev losses: what a loss costs in tokens, FLOPs and hours, and which lead is real.
 
-`keep` thins the rows of `scripts.seeds`; `sections` and `draw` read nothing else:
+`keep` thins the rows of `scripts.seeds`, or of kept runs; `sections` and `draw` read nothing else:
 
   curves/<run>.jsonl   first line: run, width, experts (0: dense), every (n-th feed-forward layer is
                        routed), parameters, flops (model FLOPs of a step), seeds, directions; then
                        rows of an evaluation: step, nll [seed], tokens (of a step: source and
                        target), and at some steps by_direction [seed][direction]
-  seconds.json         run -> CPU seconds of a step on one core (benchmarks/frontier_steps.py)
+  seconds.json         run -> seconds of a step on one core, of benchmarks/frontier_steps.py or
+                       the median of the run
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from scipy import stats
 from m4.data.inspection.preview import short
 from m4.eval.report.figures import LIGHT, SIZE, blank, legend, save, style
 from m4.settings import InputError
-from m4.storage.files import read_json, read_jsonl, write_jsonl
+from m4.storage.files import read_json, read_jsonl, write_json, write_jsonl
+from scripts.results.kept import Asked
 from scripts.results.tables import signed, table
 
 Values = Sequence[float] | np.ndarray
@@ -88,40 +90,85 @@ COSTS: dict[str, Callable[[Curve], float | None]] = {
 }
 
 
-def keep(folder: Path, asked: Mapping[str, Any], base: Path) -> list[str]:
+def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
     """Keeps the curves of runs that came to the step of the comparison; returns a line on each."""
-    from m4 import config
-    from m4.build import build
-    from m4.plan.flops import forward_flops, model_flops
-
-    found, lines = {}, []
-    for run in tomllib.loads((folder / "runs.toml").read_text("utf-8"))["run"]:
-        path = base / asked["folder"] / f"{run['name']}.jsonl"
-        head, *rows = read_jsonl(path) if path.is_file() else [{}]
-        last = rows[-1]["step"] if rows else 0
-        if last >= asked["step"]:
-            experiment = config.load(run["gin"], run.get("bindings", [])).experiment()
-            model, lengths = build(experiment, None).model, experiment.data.corpus.lengths
-            one = forward_flops(
-                model, experiment.training.batch_size, lengths["inputs"], lengths["targets"]
-            )
-            experts = model.encoder_experts
-            about = {"width": model.width, "experts": experts.num_experts if experts else 0,
-                     "every": model.moe_every, "flops": model_flops(one)}  # fmt: skip
-            found[run["name"]] = (head | about, rows)
-        if rows:
-            lines.append(f"{run['name']}: step {last:,}" + " (left out)" * (last < asked["step"]))
-    apart = {1000, asked["step"], *(rows[-1]["step"] for _, rows in found.values())}
-    for name, (head, rows) in found.items():
+    given, step = asked.curves, asked.curves["step"]
+    if "folder" in given:
+        found = _of_seeds(folder, base / given["folder"])
+    else:
+        found = _of_runs(folder, list(asked.runs))
+    lines = [f"{head['run']}: step {rows[-1]['step']:,}" for _, head, rows in found]
+    found = [one for one in found if one[2][-1]["step"] >= step]
+    apart = {1000, step, *(rows[-1]["step"] for *_, rows in found)}
+    for made, head, rows in found:
         thinned = [
-            {"step": row["step"], "nll": np.round(row["nll"], 5).tolist(),
-             "tokens": round(float(np.mean(np.add(*(row["train"][f"{side}_tokens"]
-                                                    for side in ("source", "target"))))))}
+            {"step": row["step"], "nll": np.round(row["nll"], 5).tolist(), "tokens": row["tokens"]}
             | ({"by_direction": row["by_direction"]} if row["step"] in apart else {})
             for row in rows
-        ]  # fmt: skip
-        write_jsonl(folder / "curves" / f"{name}.jsonl", [head, *thinned])
+        ]
+        path = folder / "curves" / f"{head['run']}.jsonl"
+        write_jsonl(path, [head | _sizes(*made), *thinned])
     return lines
+
+
+# What made a run (gin files, bindings), its first line and its rows.
+_Made = tuple[tuple[list[str], list[str]], dict[str, Any], list[dict[str, Any]]]
+
+
+def _of_seeds(folder: Path, written: Path) -> list[_Made]:
+    """Returns what `scripts.seeds` wrote of the runs of runs.toml."""
+    found = []
+    for run in tomllib.loads((folder / "runs.toml").read_text("utf-8"))["run"]:
+        path = written / f"{run['name']}.jsonl"
+        head, *rows = read_jsonl(path) if path.is_file() else [{}]
+        for row in rows:
+            sides = [np.mean(row["train"][f"{side}_tokens"]) for side in ("source", "target")]
+            row["tokens"] = round(float(sum(sides)))
+        if rows:
+            found.append(((run["gin"], run.get("bindings", [])), head, rows))
+    return found
+
+
+def _of_runs(folder: Path, runs: Sequence[str]) -> list[_Made]:
+    """Returns dev losses of kept runs of `m4 train`; writes the seconds of their steps."""
+    found, seconds = [], {}
+    for run in runs:
+        place = folder / "systems" / run
+        kept = read_jsonl(place / "metrics.jsonl")
+        timed = [row for row in kept if "step_seconds" in row]
+        seconds[run] = round(float(np.median([row["step_seconds"] for row in timed])), 4)
+        tokens = [row["tokens_per_second"] * row["step_seconds"] for row in timed]
+        rows = [row for row in kept if "dev/nll" in row]
+        head = "dev/nll/"
+        names = [key.removeprefix(head) for key in rows[0] if "-" in key.removeprefix(head)]
+        made = [
+            {"step": row["step"], "nll": [row["dev/nll"]], "tokens": round(np.mean(tokens)),
+             "by_direction": [[round(row[head + name], 4) for name in names]]}
+            for row in rows
+        ]  # fmt: skip
+        gin = [str(place / "config.gin")]
+        found.append(((gin, []), {"run": run, "seeds": [0], "directions": names}, made))
+    write_json(folder / "seconds.json", seconds, indent=1)
+    return found
+
+
+def _sizes(gin: list[str], bindings: list[str]) -> dict[str, Any]:
+    """Returns sizes of a config's model, and the model FLOPs of a training step."""
+    import jax
+
+    from m4 import config
+    from m4.build import build
+    from m4.model.transformer import abstract_variables
+    from m4.plan.flops import forward_flops, model_flops
+
+    experiment = config.load(gin, bindings).experiment()
+    model, lengths = build(experiment, None).model, experiment.data.corpus.lengths
+    rows = experiment.training.batch_size
+    forward = forward_flops(model, rows, lengths["inputs"], lengths["targets"])
+    experts, shapes = model.encoder_experts, jax.tree.leaves(abstract_variables(model)["params"])
+    return {"width": model.width, "experts": experts.num_experts if experts else 0,
+            "every": model.moe_every, "flops": model_flops(forward),
+            "parameters": sum(int(np.prod(leaf.shape)) for leaf in shapes)}  # fmt: skip
 
 
 def read(folder: Path) -> list[Curve]:
@@ -204,9 +251,17 @@ def differences(curve: Curve, dense: Curve, step: int) -> list[tuple[float, floa
 
     One pair for each seed: the same seed has the same batches in both.
     """
-    lead = curve.by_direction[step] - dense.by_direction[step]
-    errors = lead.std(1, ddof=1) / np.sqrt(lead.shape[1])
-    return list(zip(lead.mean(1).tolist(), errors.tolist(), strict=True))
+    return _over_directions(curve.by_direction[step] - dense.by_direction[step])
+
+
+def between_seeds(curve: Curve, step: int) -> list[tuple[float, float]]:
+    """Returns the same of each other seed of a config less its first."""
+    return _over_directions(curve.by_direction[step][1:] - curve.by_direction[step][:1])
+
+
+def _over_directions(lead_SD: np.ndarray) -> list[tuple[float, float]]:
+    errors = lead_SD.std(1, ddof=1) / np.sqrt(lead_SD.shape[1])
+    return list(zip(lead_SD.mean(1).tolist(), errors.tolist(), strict=True))
 
 
 def last_common(curve: Curve, dense: Curve) -> int:
@@ -224,7 +279,7 @@ def here(curves: Sequence[Curve], asked: Mapping[str, Any]) -> str:
     text = (
         f"Dev nll less dense of the same width after {step:,} steps, over widths and seeds: "
         f"{'; '.join(leads)}."
-    )
+    ) * bool(leads)
     found = {cost: best(curves, loss, cost) for cost in COSTS}
     cheaper = [
         f"{cost} "
@@ -234,10 +289,8 @@ def here(curves: Sequence[Curve], asked: Mapping[str, Any]) -> str:
         for cost, each in found.items()
         if len(each) > 1 and "dense" in each
     ]
-    return text + (
-        f" To nll {loss:.2f}, times fewer than the best dense model of any width: "
-        f"{'; '.join(cheaper)}."
-    ) * bool(cheaper)
+    said = f"To nll {loss:.2f}, times fewer than the best dense model of any width: "
+    return " ".join(filter(None, [text, f"{said}{'; '.join(cheaper)}." * bool(cheaper)]))
 
 
 def by_kind(curves: Sequence[Curve], step: int) -> dict[str, tuple[int, float, float]]:
@@ -265,26 +318,33 @@ def by_kind(curves: Sequence[Curve], step: int) -> dict[str, tuple[int, float, f
 
 def sections(curves: Sequence[Curve], asked: Mapping[str, Any]) -> list[str]:
     """Returns the paragraphs of the page."""
-    every, step = asked["losses"], asked["step"]
-    return [
+    losses, step = asked["losses"], asked["step"]
+    parts = [
+        "## What a loss costs",
         "![Dev loss over tokens, FLOPs and core-hours: single configs and the best of each family]"
         "(frontier.svg)",
         "Pale: a config, mean over seeds (dashed: every other layer is routed). Strong: the best "
         "of all widths.",
-        "## What a loss costs",
         "Steps, which are tokens, to a dev nll; in brackets how many times fewer than the dense "
-        "model of the same width. Empty: not reached.\n\n" + _steps(curves, every),
-        "The same over widths: the cheapest config of each family for each loss, and in brackets "
+        f"model of the same width. Empty: not reached.\n\n{_steps(curves, losses)}",
+        "The cheapest config of each family for each loss, whatever its width, and in brackets "
         "how many times cheaper than the cheapest dense model. FLOPs are model FLOPs of training "
-        "steps; core-hours are CPU seconds of a step on one core times the steps.\n\n"
-        + _families(curves, every),
-        "## At equal steps",
-        f"Dev nll less that of the dense model of the same width, seed and batches: mean over "
-        f"directions ± half the 95% interval, z. Last row of a width: the dense model's second "
-        f"seed less its first.\n\n{_differences(curves, step)}",
-        "Over widths and seeds together, where a seed's luck counts as noise (Student's t):\n\n"
-        + _kinds(curves, step),
+        "steps; core-hours are seconds of a step on one core times the steps.\n\n"
+        + _families(curves, losses),
+        "## Losses at equal steps",
+        "Dev nll less that of the dense model of the same width, seed and batches: mean over "
+        f'directions ± half the 95% interval, z; "seeds": the dense model\'s second seed less its '
+        f"first.\n\n{_differences(curves, step)}",
     ]
+    if kinds := by_kind(curves, step):
+        lines = [[kind, str(pairs), f"{signed(mean, 3)} ± {half:.3f}"]
+                 for kind, (pairs, mean, half) in kinds.items()]  # fmt: skip
+        head = ["", "pairs", f"nll against dense, {step:,} steps"]
+        parts.append(
+            "Over widths and seeds, where a seed's luck counts as noise (Student's t):\n\n"
+            + table(head, lines)
+        )
+    return parts
 
 
 def _steps(curves: Sequence[Curve], losses: Sequence[float]) -> str:
@@ -329,38 +389,26 @@ def _cell(lead: float, error: float) -> str:
 
 
 def _differences(curves: Sequence[Curve], step: int) -> str:
-    lines = []
-    for width in dict.fromkeys(curve.width for curve in curves):
-        mine = [curve for curve in curves if curve.width == width]
-        dense = dense_of(mine[0], curves)
+    """Returns a line a run, also at its last step where a run has gone on after `step`."""
+    rows = []
+    for curve in curves:
+        dense = dense_of(curve, curves)
         assert dense is not None
-        for curve in mine:
-            if curve.experts:
-                last = last_common(curve, dense)
-                cells = [_cell(*pair) for at in (step, last)
-                         for pair in differences(curve, dense, at)]  # fmt: skip
-                half = len(cells) // 2
-                lines.append([curve.run, *cells[:half], f"{last:,}", *cells[half:]])
-        last = max(dense.by_direction)
-        noise = []
-        for at in (step, last):
-            between = dense.by_direction[at][1:] - dense.by_direction[at][:1]
-            for one in between[:1]:
-                noise.append(_cell(one.mean(), one.std(ddof=1) / np.sqrt(len(one))))
-        if noise:
-            gap = [""] * (len(dense.seeds) - 1)
-            lines.append([f"{dense.run}, seeds", noise[0], *gap, f"{last:,}", noise[1], *gap])
+        last = last_common(curve, dense)
+        if curve.experts:
+            cells = [[_cell(*pair) for pair in differences(curve, dense, at)]
+                     for at in (step, last)]  # fmt: skip
+            rows.append((curve.run, last, cells))
+        elif len(curve.seeds) > 1:
+            cells = [["", *(_cell(*pair) for pair in between_seeds(curve, at))]
+                     for at in (step, last)]  # fmt: skip
+            rows.append((f"{curve.run}, seeds", last, cells))
     seeds = [f"seed {seed}" for seed in curves[0].seeds]
-    head = ["config", *(f"{step:,} steps, {seed}" for seed in seeds), "last step", *seeds]
-    return table(head, lines)
-
-
-def _kinds(curves: Sequence[Curve], step: int) -> str:
-    lines = [
-        [kind, str(pairs), f"{signed(mean, 3)} ± {half:.3f}"]
-        for kind, (pairs, mean, half) in by_kind(curves, step).items()
-    ]
-    return table(["", "pairs", f"nll against dense, {step:,} steps"], lines)
+    head = ["config", *(f"{step:,} steps, {seed}" for seed in seeds)]
+    if all(last == step for _, last, _ in rows):
+        return table(head, [[name, *cells[0]] for name, _, cells in rows])
+    lines = [[name, *cells[0], f"{last:,}", *cells[1]] for name, last, cells in rows]
+    return table([*head, "last step", *seeds], lines)
 
 
 def draw(curves: Sequence[Curve], folder: Path) -> list[Path]:
@@ -371,14 +419,16 @@ def draw(curves: Sequence[Curve], folder: Path) -> list[Path]:
     }
     if all(curve.seconds is not None for curve in curves):
         axes["hours of one core"] = lambda curve: curve.steps * (curve.seconds or 0.0) / 3600
-    figure = blank(3.7 * len(axes), 4.4, layout="constrained")
+    width = 2.4 + 2.5 * len(axes)
+    size = SIZE * width / 7.4  # letters grow with the figure, which readers see at one width
+    figure = blank(width, 0.6 * width, layout="constrained")
     panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
     families = dict.fromkeys(
         curve.family for curve in sorted(curves, key=lambda curve: curve.experts)
     )
     colours = dict(zip(families, LIGHT.series, strict=False))
     for panel, (label, x_of) in zip(panels, axes.items(), strict=True):
-        style(panel)
+        style(panel, size)
         for curve in curves:
             dashes = "--" if curve.experts and curve.every > 1 else "-"
             panel.plot(x_of(curve), curve.mean, color=colours[curve.family], alpha=0.35,
@@ -387,34 +437,34 @@ def draw(curves: Sequence[Curve], folder: Path) -> list[Path]:
             mine = [(x_of(curve), curve.mean) for curve in curves if curve.family == family]
             panel.plot(*envelope(mine), color=colour, linewidth=2.4)
         for curve in curves:
-            if not curve.experts:
+            if not curve.experts and panel is panels[0]:
                 end = (x_of(curve)[-1], curve.mean[-1])
                 panel.annotate(f"width {curve.width}", end, (4, 0), va="center", color=LIGHT.ink,
-                               textcoords="offset points", fontsize=0.8 * SIZE)  # fmt: skip
-        _axis(panel, label, [x_of(curve) for curve in curves])
-    panels[0].set_ylabel("dev nll, nats", fontsize=SIZE, color=LIGHT.ink)
+                               textcoords="offset points", fontsize=0.8 * size)  # fmt: skip
+        _axis(panel, label, [x_of(curve) for curve in curves], size)
+    panels[0].set_ylabel("dev nll, nats", fontsize=size, color=LIGHT.ink)
     low = min(curve.mean.min() for curve in curves)
     panels[0].set_ylim(low - 0.03, low + 0.95)
     handles = [Line2D([], [], color=colour, linewidth=2.4, label=family)
                for family, colour in colours.items()]  # fmt: skip
-    legend(figure, handles, SIZE)
+    legend(figure, handles, size)
     paths = [folder / "frontier.svg", folder / "frontier.png"]
     save(figure, paths)
     return paths
 
 
-def _axis(panel: Axes, label: str, xs: Sequence[np.ndarray]) -> None:
+def _axis(panel: Axes, label: str, xs: Sequence[np.ndarray], size: float) -> None:
     """Makes the axis logarithmic, over what the first evaluations leave of it."""
     low, high = min(x[1] for x in xs), max(x[-1] for x in xs)
     panel.set_xscale("log")
-    panel.set_xlim(low, high * 1.6)
+    panel.set_xlim(low, high * (1.8 if label == "tokens" else 1.1))  # tokens: widths' labels
     ends = np.log10([low, high])
     ticks = [mantissa * 10.0**n for n in range(int(ends[0]) - 1, int(ends[1]) + 2)
              for mantissa in (1, 2, 5) if low <= mantissa * 10.0**n <= high]  # fmt: skip
     panel.set_xticks(ticks)
     panel.minorticks_off()
     panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x)))
-    panel.set_xlabel(label, fontsize=SIZE, color=LIGHT.ink)
+    panel.set_xlabel(label, fontsize=size, color=LIGHT.ink)
 
 
 def _tick(x: float) -> str:

@@ -61,8 +61,8 @@ class Asked:
         command: Command that made a run; "{}" stands for its name.
         baselines: Folder of bilingual models.
         notes: Paragraphs for the end of the page.
-        curves: Of runs by `scripts.seeds`: `folder` of their rows, `losses` whose cost is shown,
-            and the `step` of the comparison.
+        curves: `losses` whose cost is shown, the `step` of the comparison, and the `folder` with
+            rows of `scripts.seeds`. Without a folder the curves are those of the runs.
     """
 
     folder: Path

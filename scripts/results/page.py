@@ -38,8 +38,9 @@ def text(found: Found) -> str:
         f"- **Verdict: {asked.verdict}.** {asked.why}\n"
         f"- **State.** {state(found)}",
     ]
-    if found.curves:
-        parts += curves.sections(found.curves, asked.curves)
+    losses = curves.sections(found.curves, asked.curves) if found.curves else []
+    if first := "folder" in asked.curves:
+        parts += losses
     bilingual = [one for one in found.compared if one.baseline == BILINGUAL]
     if bilingual:
         parts += [
@@ -49,6 +50,7 @@ def text(found: Found) -> str:
         ]
     for one in found.compared:
         parts += [f"## Δ{METRIC_NAMES[one.metric]} against {one.baseline}", _means(found, one)]
+    parts += [] if first else losses
     if found.rates:
         parts += ["## How translations fail", _rates(found)]
     parts += ["## How it was made", _made(found)]
@@ -73,7 +75,9 @@ def here(found: Found) -> str:
     ]
     first = f"Mean ΔBLEU against bilingual models: {', '.join(said)}." if said else ""
     second = f" BLEU: {', '.join(against)}." if against else ""
-    return f"{losses} {first}{second}".strip() or f"{NOT_YET.capitalize()}."
+    parts = [losses, first + second]
+    said = " ".join(parts if "folder" in found.asked.curves else parts[::-1])
+    return said.strip() or f"{NOT_YET.capitalize()}."
 
 
 def _all(one: Compared) -> list[Average]:
@@ -88,7 +92,8 @@ def difference(mean: Average) -> str:
 
 def state(found: Found) -> str:
     """Returns what there is and what is missing."""
-    trained = [f"{len(found.curves)} configs trained"] * bool(found.curves)
+    many = len(found.curves) if "folder" in found.asked.curves else 0
+    trained = [f"{many} configs trained"] * bool(many)
     if not found.sizes:
         return f"{trained[0]}." if trained else "Nothing is trained yet."
     have = found.of(BILINGUAL)

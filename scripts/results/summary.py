@@ -36,8 +36,7 @@ def _here(folder: Path) -> str:
     path = folder / "means.jsonl"
     rows = read_jsonl(path) if path.is_file() else []
     rows = [row for row in rows if row["metric"] == "bleu" and row["level"] == "all"]
-    found = curves.read(folder)
-    said = [curves.here(found, kept.asked(folder).curves)] if found else []
+    said = []
     for row in rows:
         baseline, metric = row.pop("baseline"), row.pop("metric")
         mean = Average(**row)
@@ -48,4 +47,6 @@ def _here(folder: Path) -> str:
         said.append(
             f"{mean.system}: Δ{METRIC_NAMES[metric]} {page.difference(mean)} against {against}"
         )
-    return "; ".join(said) or page.NOT_YET
+    found, asked = curves.read(folder), kept.asked(folder).curves
+    parts = ["; ".join(said), curves.here(found, asked) if found else ""]
+    return " ".join(filter(None, parts[::-1] if "folder" in asked else parts)) or page.NOT_YET

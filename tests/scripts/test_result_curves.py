@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from m4.settings import InputError
 from m4.storage.files import read_jsonl, write_json, write_jsonl
-from scripts.results import curves, draw, summary
+from scripts.results import curves, draw, kept, summary
 from scripts.results.__main__ import main
 
 ASKED = """
@@ -175,3 +176,30 @@ def test_rows_of_runs_are_kept_with_their_sizes(folder: Path) -> None:
     rows = read_jsonl(folder / "curves" / "dense.jsonl")[1:]
     assert rows[0] == {"step": 50, "nll": [2.12346], "tokens": 50}
     assert [row["step"] for row in rows if "by_direction" in row] == [200]
+
+
+def test_runs_of_m4_have_curves_too(folder: Path) -> None:
+    """Without a folder of rows curves are those of the kept runs."""
+    for path in (folder / "curves").iterdir():
+        path.unlink()
+    toml = folder / "experiment.toml"
+    asked = ASKED.replace('folder = "rows"\n', "").replace("[runs]", "[runs]\ndense = 'x'")
+    toml.write_text(asked, encoding="utf-8")
+    place = folder / "systems" / "dense"
+    place.mkdir(parents=True)
+    shutil.copy("gin_configs/tatoeba_102/dense.gin", place / "config.gin")
+    rows = [
+        # 25 tokens/s of 2 s are 50 tokens a step; the last step is a slow one.
+        *({"step": step, "step_seconds": seconds, "tokens_per_second": 50 / seconds}
+          for step, seconds in ((50, 2.0), (100, 2.0), (200, 5.0))),
+        *({"step": step, "dev/nll": nll, "dev/nll/a-en": nll - 0.1, "dev/nll/b-en": nll + 0.1,
+           "dev/nll/high": nll} for step, nll in ((100, 3.0), (200, 2.0))),
+    ]  # fmt: skip
+    write_jsonl(place / "metrics.jsonl", rows)
+    curves.keep(folder, kept.asked(folder), folder)
+    (one,) = curves.read(folder)
+    assert (one.width, one.experts, one.seconds) == (128, 0, 2.0)
+    assert one.tokens.tolist() == [5000, 10000]
+    assert one.by_direction[200].tolist() == [[1.9, 2.1]]
+    # 2.5 is half way: step 150, of 2 s.
+    assert curves.best([one], 2.5, "core-hours")["dense"].cost == pytest.approx(300 / 3600)

@@ -129,7 +129,7 @@ def test_users_mistakes(tmp_path: Path) -> None:
     assert "missing: not a run folder" in m4("atlas", "--model_dir=missing").mistake
     folder = folder_of(tmp_path / "model", {"encoder_1": np.zeros((4, 8), int)})
     said = m4("atlas", f"--model_dir={folder}", "--split=test")
-    assert "decodes/atlas.test.json: no such file; `m4 decode`" in said.mistake
+    assert "decodes/atlas.test.json: no such file; `m4 decode --model_dir=" in said.mistake
     assert "atlas.train.json: nothing is counted" in m4("atlas", f"--model_dir={folder}").mistake
     (folder / "atlas.train.json").write_text("{")
     assert "atlas.train.json: damaged (not JSON" in m4("atlas", f"--model_dir={folder}").mistake

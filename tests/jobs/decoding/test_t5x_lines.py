@@ -37,11 +37,12 @@ def test_test_sets_become_files_of_tasks(trained: Path, tmp_path: Path, n_best: 
     said = m4("decode", f"--model_dir={run}", "--format=t5x", "--split=dev", best)
     assert said.status == 0, said.err
     mode = "predict" if n_best == 1 else "predict_with_aux"
-    folder = run / "decodes" / "t5x"
+    decodes = run / "decodes" / ("" if n_best == 1 else "n_best=2")  # a trial's are its own
+    folder = decodes / "t5x"
     name = f"{tasks.task_name('en-gl')}_dev-{mode}.jsonl-00000-of-00001"
     assert (folder / f"{name}.COMPLETED").read_bytes() == b""
     rows = read_jsonl(folder / name)
-    kept = read_jsonl(run / "decodes" / "dev.en-gl.jsonl")
+    kept = read_jsonl(decodes / "dev.en-gl.jsonl")
     assert len(rows) == len(kept) > 0
     for row, own in zip(rows, kept, strict=True):
         assert row["inputs"] == {

@@ -32,21 +32,14 @@ def _line(folder: Path) -> list[str]:
 
 
 def _here(folder: Path) -> str:
-    """What curves say, and each system's mean difference over all languages, by BLEU."""
+    """What curves say, and each system's mean ΔBLEU over all languages; the page has the rest."""
     path = folder / "means.jsonl"
     rows = read_jsonl(path) if path.is_file() else []
-    rows = [row for row in rows if row["metric"] == "bleu" and row["level"] == "all"]
-    said = []
-    for row in rows:
-        baseline, metric = row.pop("baseline"), row.pop("metric")
-        mean = Average(**row)
-        if baseline == BILINGUAL:
-            against = f"{baseline} ({mean.languages})"
-        else:
-            against = baseline
-        said.append(
-            f"{mean.system}: Δ{METRIC_NAMES[metric]} {page.difference(mean)} against {against}"
-        )
+    wanted = {"metric": "bleu", "level": "all", "baseline": BILINGUAL}
+    means = [Average(**{key: row[key] for key in row.keys() - {"metric", "baseline"}})
+             for row in rows if wanted.items() <= row.items()]  # fmt: skip
+    deltas = [f"{mean.system} {page.difference(mean)}" for mean in means]
+    said = f"Mean Δ{METRIC_NAMES['bleu']} against {BILINGUAL} models: {', '.join(deltas)}."
     found, asked = curves.read(folder), kept.asked(folder).curves
-    parts = ["; ".join(said), curves.here(found, asked) if found else ""]
+    parts = [said if deltas else "", curves.here(found, asked) if found else ""]
     return " ".join(filter(None, parts[::-1] if "folder" in asked else parts)) or page.NOT_YET

@@ -6,6 +6,7 @@ Every parameter of the new model has a source in the old one and a rule, or star
 | --- | --- |
 | of the same shape | taken, bit-equal |
 | rows of an embedding | by piece; a piece that the old vocabulary lacks has the mean of its bytes' rows |
+| rows of a gate's tasks | by the names of the directions; a task whose directions had no common row starts new |
 | experts where there was one feed-forward layer | copies of it, a new router: sparse upcycling (Komatsuzaki et al. 2023, arXiv 2212.05055) |
 | more experts | copies of expert j mod E, and of the router's columns |
 | fewer experts | those that training used most, and their columns of the router |
@@ -16,7 +17,7 @@ Every parameter of the new model has a source in the old one and a rule, or star
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ import optax
 
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.model.stack import unstack
+from m4.model.transformer import Transformer
 from m4.settings import InputError, OneOf, SettingError, checked
 from m4.train.optimizer import FactoredState, Moments
 
@@ -67,6 +69,10 @@ class InitialModel:
     layers: Annotated[str | None, OneOf(("stack", "zeros", "spaced"))] = None
     allow_modules: Sequence[str] = ()
     vocabulary: str | None = None
+
+
+# Rules of tables whose rows are paired by name.
+BY_ROW = ("pieces", "directions")
 
 
 class Rows(NamedTuple):
@@ -114,6 +120,45 @@ def rows_of(old: Vocabulary, new: Vocabulary, new_pieces: str) -> Rows:
         elif new_pieces == "pieces":
             spelled[int(i)] = old.encode([text])[0]
     return Rows(old_V, spelled)
+
+
+# What a model computes with the same parameters; gates, capacities and dropout may differ.
+_COMPUTATION = (
+    "activations", "tied_logits", "absolute_positions", "relative_bias", "relative_distance",
+    "head_width",
+)  # fmt: skip
+
+
+def check_computation(model: Transformer, wanted: Mapping[str, Any], folder: object) -> None:
+    """Raises SettingError for a model that computes something else with another's parameters.
+
+    Args:
+        wanted: The other model's settings, of which all are compared; see `computation`.
+        folder: Where it is, for messages.
+    """
+    here = computation(model)
+    for name, value in wanted.items():
+        if (given := here[name] if name in here else getattr(model, name)) != value:
+            setting = name if "." in name else f"Transformer.{name}"
+            raise SettingError(setting, given, f"{value!r}, as in {folder}")
+
+
+def computation(model: Transformer) -> dict[str, Any]:
+    """Returns the settings of a model that decide what it computes, by name."""
+    found = {name: getattr(model, name) for name in _COMPUTATION}
+    experts = model.encoder_experts, model.decoder_experts
+    inside = [one.activations or model.activations for one in experts if one is not None]
+    return {**found, "MoeLayer.activations": [*dict.fromkeys(inside or [model.activations])]}
+
+
+def task_rows(old: Sequence[Set[str]], new: Sequence[Set[str]]) -> Rows:
+    """Pairs the tasks of a gate by the names of their directions, a set for each task.
+
+    A new task has the row of the old one that has all of its directions which were there.
+    """
+    of = {name: number for number, names in enumerate(old) for name in names}
+    known = [{of[name] for name in names if name in of} for names in new]
+    return Rows(np.array([one.pop() if len(one) == 1 else -1 for one in known], np.int32), {})
 
 
 def plan(old: Shapes, new: Shapes, layers: str | None) -> list[Leaf]:
@@ -169,6 +214,8 @@ def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[
         axis = 1 if path.startswith("logits_dense") else 0
         width = 1 - axis
         return (source, "pieces") if len(there) == 2 and there[width] == shape[width] else None
+    if path.endswith("/tasks/kernel") and there is not None and there[1:] == shape[1:]:
+        return source, "directions"
     if there == shape:
         return source, "taken"
     single = source.replace("/moe/experts/", "/mlp/")
@@ -232,7 +279,7 @@ def fresh_paths(
     new = flat(like)
 
     def needs(leaf: Leaf) -> bool:
-        if leaf.rule != "pieces":
+        if leaf.rule not in BY_ROW:
             return leaf.rule == "new"
         places = _places(leaf, old[leaf.source or ""], new[leaf.path].shape, rows)
         return bool({*np.flatnonzero(places < 0)} - {*rows(leaf.path).spelled})
@@ -256,7 +303,7 @@ def _places(
 
 
 def _is_taken(leaf: Leaf, old: Any, shape: tuple[int, ...], rows: Callable[[str], Rows]) -> bool:
-    if leaf.rule != "pieces":
+    if leaf.rule not in BY_ROW:
         return leaf.rule == "taken"
     places_V = _places(leaf, old.shape, shape, rows)
     return old.shape == shape and np.array_equal(places_V, np.arange(len(places_V)))
@@ -329,7 +376,7 @@ def _made(
             return start
         case "taken":
             return x
-        case "pieces":
+        case "pieces" | "directions":
             places_V = _places(leaf, x.shape, shape, rows)
             if leaf.path.startswith("logits_dense"):
                 start = None if start is None else start.T

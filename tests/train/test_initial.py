@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from m4.model.gates.by_direction import by_direction
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
-from m4.settings import InputError
+from m4.settings import InputError, SettingError
 from m4.train import initial
 from m4.train.initial import Rows
 
@@ -22,6 +23,7 @@ SIZES: dict[str, Any] = {
     "head_width": 8,
 }
 TOKENS = jnp.array([[5, 6, 7, 1, 0], [8, 9, 1, 0, 0]])
+TASKS = functools.partial(MoeLayer, num_experts=4, gate=by_direction)
 NO_ROWS = Rows(np.arange(20, dtype=np.int32), {})
 
 
@@ -152,6 +154,51 @@ def test_new_pieces_are_the_mean_of_what_spells_them() -> None:
     np.testing.assert_allclose(now[20], (was[4] + was[6]) / 2, rtol=1e-6)
     np.testing.assert_allclose(now[21], was[7], rtol=1e-6)
     assert np.array_equal(now[22:24], was[22:24])  # rows that no piece has
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"activations": ("gelu",)}, "Transformer.activations = .*gelu.*: must be .*relu"),
+        ({"absolute_positions": True}, "Transformer.absolute_positions = True: must be False, as"),
+        ({"relative_distance": 64}, "Transformer.relative_distance = 64: must be 128"),
+        ({"tied_logits": False}, "Transformer.tied_logits"),
+        ({"heads": 1, "head_width": 16}, "Transformer.head_width = 16: must be 8"),
+        ({"moe": functools.partial(MoeLayer, num_experts=4, activations=("gelu",))},
+         "MoeLayer.activations = .*gelu.*: must be .*relu"),
+    ],
+)  # fmt: skip
+def test_a_model_that_computes_something_else_is_refused(change: Any, said: str) -> None:
+    """Their parameters may have the same shapes; experts compared with the dense layer, too."""
+    for wanted in (model(4), model()):
+        with pytest.raises(SettingError, match=said):
+            initial.check_computation(model(4, **change), initial.computation(wanted), "runs/old")
+    free = {"dropout_rate": 0.5, "scan_layers": True, "dtype": jnp.bfloat16}
+    initial.check_computation(model(4, **free), initial.computation(model()), "runs/old")
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        # A task of each direction; a language came between, and the order is another one.
+        ([{"gl-en"}, {"en-fo"}, {"en-gl"}, {"es-en"}, {"en-es"}], [3, -1, 0, 2, 1]),
+        # Tasks of several directions: of one old task, of a new direction too, and of two.
+        ([{"gl-en", "fo-en"}, {"en-gl", "en-es"}], [3, -1]),
+    ],
+)
+def test_rows_of_tasks_belong_to_directions_by_name(names: Any, wanted: list[int]) -> None:
+    old_names = [{"en-gl"}, {"en-es"}, {"es-en"}, {"gl-en"}]
+    rows = initial.task_rows(old_names, names)
+    assert rows.old_V.tolist() == wanted
+    old, new = (model(4, directions=len(each), moe=TASKS) for each in (old_names, names))
+    before, params, leaves = begun(old, new, rows=rows)
+    path = "encoder_1/moe/tasks/kernel"
+    assert {leaf.path for leaf in leaves if leaf.rule == "directions"} == {
+        path, path.replace("encoder", "decoder")
+    }  # fmt: skip
+    was, fresh, now = (initial.flat(tree)[path] for tree in (before, parameters(new, 1), params))
+    for at, row in enumerate(wanted):
+        assert np.array_equal(now[at], was[row] if row >= 0 else fresh[at])
 
 
 def test_what_no_rule_takes_over_is_one_line_with_both_values() -> None:

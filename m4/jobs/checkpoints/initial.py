@@ -12,7 +12,7 @@ from m4.data.cache.cache import Cache
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.experiment import Training
 from m4.jobs.checkpoints.source_hf import is_hf, opened
-from m4.jobs.checkpoints.source_run import SourceRun
+from m4.jobs.checkpoints.source_run import SourceRun, tasks_of
 from m4.jobs.checkpoints.source_t5x import SourceT5x, is_t5x
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
@@ -67,9 +67,15 @@ class Beginning:
         after = initial.shapes_of(abstract_variables(model)["params"])
         self._leaves = initial.plan(before, after, rules.layers)
         self._rows: dict[str, Rows] = {}
-        for leaf in self._leaves:
+        for at, leaf in enumerate(self._leaves):
             if leaf.rule == "pieces":
                 self._rows[leaf.path] = self._rows_of(leaf)
+            elif leaf.rule == "directions":
+                assert isinstance(source, SourceRun)
+                tasks = initial.task_rows(source.tasks(), tasks_of(model, cache))
+                self._rows[leaf.path] = tasks
+                if np.array_equal(tasks.old_V, np.arange(before[leaf.source or ""][0])):
+                    self._leaves[at] = leaf._replace(rule="taken")
         unchanged = before == after and not any(rows.spelled for rows in self._rows.values())
         if rules.optimizer and not unchanged and isinstance(self._source, SourceT5x):
             allowed = "False where a model of T5X or its vocabulary has grown"

@@ -139,12 +139,8 @@ class SourceHf:
             SettingError: A setting decides something else.
             InputError: An array has no place.
         """
-        for name in (
-            "activations", "tied_logits", "absolute_positions", "relative_bias",
-            "relative_distance", "head_width", "source_vocab_size",
-        ):  # fmt: skip
-            if (given := getattr(model, name)) != (wanted := self.settings[name]):
-                raise SettingError(f"Transformer.{name}", given, f"{wanted!r}, as in {self.folder}")
+        wanted = {**initial.computation(self.model), "source_vocab_size": None}
+        initial.check_computation(model, wanted, self.folder)
         for path in left:
             # Experts and layers are left by the rules that the config names.
             if "/moe/" not in path and not path.startswith(("encoder_", "decoder_")):

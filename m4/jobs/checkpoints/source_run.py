@@ -79,7 +79,12 @@ class SourceRun:
         return getattr(self._cache, f"{role}_vocabulary")
 
     def check(self, model: Transformer, left: list[str]) -> None:
-        """Checks nothing: what a model of m4 leaves behind is named by a rule."""
+        """Checks that a model computes what this one does; what it leaves is named by a rule."""
+        initial.check_computation(model, initial.computation(self.model), self.folder)
+
+    def tasks(self) -> list[set[str]]:
+        """Returns the directions of each task of a gate by task."""
+        return tasks_of(self.model, self._cache)
 
     def params(self, layout: Layout, item: str | None = None) -> tuple[initial.Old, Use]:
         """Returns the parameters that the step is used with, and how often each expert was chosen.
@@ -155,6 +160,15 @@ class SourceRun:
         if last is None:
             return None
         return f"its dev/nll at step {last['step']} was {last['dev/nll']:.4f}"
+
+
+def tasks_of(model: Transformer, cache: Cache) -> list[set[str]]:
+    """Returns the directions of each task of a gate by task."""
+    tasks = model.tasks or range(len(cache.directions))
+    found: list[set[str]] = [set() for _ in range(max(tasks, default=-1) + 1)]
+    for task, name in zip(tasks, cache.directions, strict=True):
+        found[task].add(name)
+    return found
 
 
 def _use(note: Mapping[str, Any]) -> Use:

@@ -230,6 +230,9 @@ def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> No
     )
     assert "[4, 16, 48] here and [4, 16, 32]" in wider.mistake
     assert not (tmp_path / "w" / "data").exists()  # known before the corpus is built
+    positions = "transformer.Transformer.absolute_positions"
+    else_ = train(tmp_path / "p", f"--init_from={first}", f"--gin.{positions}=True")
+    assert f"{positions} = True: must be False, as in {first}" in else_.mistake
     other = train(
         tmp_path / "o", f"--init_from={first}", "--gin.cldr.Cldr.sizes={'es': 150, 'el': 80}"
     )

@@ -13,7 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from m4.data.cleaning.clean import DEFAULT, Cleaner
-from m4.data.inspection.cleaning_report import EnglishSides
+from m4.data.cleaning.english_side import NEITHER, SAID, EnglishSides
 from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.detect import EXPECTED, Detected, detect
@@ -181,6 +181,8 @@ def _check_out(path: Path, folder: str) -> None:
 def _with_english(layout: Detected, folder: str, ask: _Questions) -> tuple[Detected, Corpus]:
     """Reads the corpus with English on the right side, and asks where nothing tells the side."""
     corpus, swapped = _read(layout, folder), layout.swapped()
+    if none := sorted({code for (code, _), side in corpus.sides.items() if side == NEITHER}):
+        raise InputError(f"{folder}: {named(none)}: {SAID[NEITHER]}")
     right = {code for (code, _), side in corpus.sides.items() if side == "english"}
     wrong = {code for (code, _), side in corpus.sides.items() if side != "english"}
     if wrong and (swapped is None or right or 2 * len(wrong) < len(corpus.sizes)):

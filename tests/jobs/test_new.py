@@ -88,6 +88,13 @@ def wrong_column(here: Path) -> None:
     folders.tsv(here / "corpus", swapped="gl")
 
 
+def without_english(here: Path) -> None:
+    folders.tsv(here / "corpus")
+    for split in ("train", "dev", "test"):
+        lines = [f"der Hund und das Haus {n}\tle chien et la maison {n}\n" for n in range(30)]
+        write(here / "corpus" / f"de-fr.{split}.tsv", "".join(lines))
+
+
 def no_partner(here: Path) -> None:
     (folders.moses(here / "corpus") / "test.en-gl.gl").unlink()
 
@@ -123,6 +130,7 @@ BAD: dict[Callable[[Path], None], str] = {
     no_partner: r"test.en-gl.en: its gl side is missing",
     unequal: "test.en-gl.en has 10 lines and .*test.en-gl.gl 1",
     wrong_column: "saw it on the other side of gl",
+    without_english: "corpus: de_fr: pairs without English: m4 translates between English and",
     other_fields: "gl.train.jsonl line 1: expected an object",
     two_test_sets: "'gl.devtest.tsv': its name says devtest, and it would not be read; call all",
     other_encoding: r"gl.train.tsv: no pairs in it; 1 lines skipped: not UTF-8 .line 1.",

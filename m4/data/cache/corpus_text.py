@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from m4.data.cache.origins import Recorded
 from m4.data.cleaning.clean import Cleaner, Cleaning, lines_of
+from m4.data.cleaning.english_side import EnglishSides
 from m4.data.cleaning.ledger import Count, Ledger
 from m4.data.sources import SPLITS, Pair, Source
 from m4.settings import InputError
@@ -35,12 +36,14 @@ def write_text(
         {language: {split: {"pairs": number}}}, and the ledger.
 
     Raises:
-        InputError: A language has no training pairs.
+        InputError: A language has no training pairs, or pairs without English.
     """
     counts: dict[str, dict[str, dict[str, Any]]] = {code: {} for code in languages}
     done, subsets = 0, getattr(source, "subsets", None)
-    recorded = Recorded(source)
-    cleaner = Cleaner(cleaning, cast(Source, recorded), languages, folder / "text")
+    recorded, sides = Recorded(source), EnglishSides()
+    cleaner = Cleaner(
+        cleaning, cast(Source, recorded), languages, folder / "text", on_read=sides.add
+    )
     for split in reversed(SPLITS):  # test and dev first: train must know them
         for code in languages:
             progress("text", done, len(SPLITS) * len(languages))
@@ -53,6 +56,7 @@ def write_text(
                     file.write(lines_of(chunk, code, split))
                     recorded.keep(chunk.numbers)
                     kept += len(chunk)
+            sides.check(code, split)
             counts[code][split] = {"pairs": kept, **recorded.end()}
             if split == "train" and not kept:
                 raise InputError(

@@ -16,69 +16,27 @@ from rich.table import Table
 from m4.data.cache.cache import Cache
 from m4.data.cache.identity import fingerprint_of, identity_of
 from m4.data.cleaning import clean
-from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.clean import Cleaner, Cleaning, OnDrop
+from m4.data.cleaning.english_side import NEITHER, SAID, EnglishSides
 from m4.data.cleaning.ledger import ANY, Count, Ledger
 from m4.data.corpus import CorpusSpec
-from m4.data.directions import SIDES
 from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS, Pair
 from m4.storage.files import whole, write_text
 
 REPORT = "data_report"
 PIECES = "pieces: too long"
-REVERSED = "columns: reversed"
+REVERSED, NO_ENGLISH = "columns: reversed", "columns: no English"
 _TEMPLATE = Path(__file__).with_name("cleaning_report.html.j2")
 # A language that loses a larger share of its training pairs is named in a warning.
 _LARGE_LOSS = 0.2
 _MOST_EXAMPLES = 40
-
-# Frequent English words that are rare in other languages.
-_WORDS = """
-the and you that she they what this with are was were your his her not which when would there from
-it's i'm don't can could my has had been their will him who how why
-"""
-_ENGLISH_WORDS = frozenset(_WORDS.split())
-_WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
-# A side is English if its share of such words is at least this one, and twice that of the other.
-_LEAST_SHARE, _LEAST_WORDS, _MOST_WORDS = 0.04, 50, 20_000
 
 # Characters that show nothing: controls, direction marks, joiners, halves of surrogate pairs.
 _INVISIBLE = re.compile(
     "[\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f"
     "\u3000\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff]"
 )
-
-
-class EnglishSides:
-    """Finds which side of a corpus is English, by frequent English words."""
-
-    def __init__(self) -> None:
-        self._words: Counter[tuple[str, str, str]] = Counter()
-        self._english: Counter[tuple[str, str, str]] = Counter()
-
-    def add(self, language: str, split: str, chunk: Chunk) -> None:
-        """Counts the words of a chunk of pairs, up to 20,000 a side of a language and split."""
-        for side in SIDES:
-            key = (language, split, side)
-            if self._words[key] < _MOST_WORDS:
-                words = _WORD.findall(" ".join(chunk.side(side)).casefold().replace("’", "'"))
-                self._words[key] += len(words)
-                self._english[key] += sum(word in _ENGLISH_WORDS for word in words)
-
-    def found(self) -> dict[tuple[str, str], str]:
-        """Returns (language, split) -> the English side, where one side clearly is English."""
-        result = {}
-        for language, split in dict.fromkeys(key[:2] for key in self._words):
-            shares = {}
-            for side in SIDES:
-                words = self._words[language, split, side]
-                english = self._english[language, split, side]
-                shares[side] = english / words if words >= _LEAST_WORDS else 0.0
-            more, less = sorted(SIDES, key=lambda side: -shares[side])
-            if shares[more] >= max(_LEAST_SHARE, 2 * shares[less]):
-                result[language, split] = more
-        return result
 
 
 def clean_corpus(
@@ -126,7 +84,7 @@ def clean_corpus(
         for (code, split), side in sides.found().items():
             if side != "english":
                 count = cleaner.ledger.count(code, split)
-                count.flagged[REVERSED] = count.read
+                count.flagged[NO_ENGLISH if side == NEITHER else REVERSED] = count.read
         return cleaner.finish()
 
 
@@ -226,11 +184,9 @@ def warnings(ledger: Ledger) -> list[str]:
     lines = english_variants(ledger)
     for code, splits in ledger.counts.items():
         name = f"{describe(code).name} ({code})"
-        if swapped := [split for split in SPLITS if splits.get(split, Count()).flagged[REVERSED]]:
-            lines.append(
-                f"{name}: English is on the side of the translations in {', '.join(swapped)}: swap "
-                "the columns (TSV: Tsv.english_column = 2)"
-            )
+        for flag, side in ((REVERSED, "translation"), (NO_ENGLISH, NEITHER)):
+            if wrong := [each for each in SPLITS if splits.get(each, Count()).flagged[flag]]:
+                lines.append(f"{name}, {', '.join(wrong)}: {SAID[side]}")
         train = splits.get("train", Count())
         dropped = train.dropped.total()
         if train.read and not train.kept:

@@ -14,13 +14,15 @@ import pytest
 
 from m4.data.cleaning import clean
 from m4.data.cleaning.chunk import chunks
+from m4.data.cleaning.english_side import NEITHER, EnglishSides
 from m4.data.cleaning.ledger import Ledger
 from m4.data.corpus import CorpusSpec
 from m4.data.inspection import cleaning_report
-from m4.data.inspection.cleaning_report import PIECES, REVERSED, EnglishSides, clean_corpus, visible
+from m4.data.inspection.cleaning_report import PIECES, REVERSED, clean_corpus, visible
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.cldr import Cldr
 from m4.data.sources.tsv import Tsv
+from m4.settings import InputError
 from tests.command_line import TINY, m4
 from tests.data import folders
 from tests.data.cleaning.cases import Listed
@@ -115,7 +117,7 @@ def test_reversed_columns_are_found(tmp_path: Path) -> None:
     assert [code for code in ledger.counts if ledger.count(code, "train").flagged] == ["gl"]
     assert ledger.count("gl", "train").flagged[REVERSED] == 82
     (said,) = [line for line in cleaning_report.warnings(ledger) if "English is on" in line]
-    assert said.startswith("Galician (gl): English is on the side of the translations in train, ")
+    assert said.startswith("Galician (gl), train, dev, test: English is on the side of the tra")
     swapped = Tsv(folders.tsv(tmp_path / "swapped", swapped="gl fy pt"), english_column=2)
     assert not clean_corpus(CorpusSpec(swapped), tmp_path).total().flagged[REVERSED]
     assert next(iter(swapped.pairs("gl", "test"))) == folders.pairs("gl")[0]
@@ -133,6 +135,49 @@ def test_no_right_column_is_taken_for_reversed() -> None:
         sides.add("gl", "train", chunk)
     assert {*sides.found().values()} <= {"english"}
     assert ("gl", "train") not in sides.found()
+
+
+def test_another_language_in_the_place_of_english_is_found() -> None:
+    """By its letters, or its frequent words; where its translation is English, it is reversed."""
+    texts = {
+        "de": "Der Hund und die Katze sind nicht da.",
+        "it": "Il cane e il gatto non sono qui.",
+        "fi": "Se on minun, ja hän ei ole siellä.",
+        "ru": "Собака и кошка дома.",
+        "ja": "犬と猫は家にいます。",
+        "ar": "الكلب والقطة في البيت.",
+    }
+    sides, right = EnglishSides(), "They were there with the dog and the cat."
+    for code, text in texts.items():
+        for split, translation in (("train", "w0 w1 w2 w3"), ("test", right)):
+            for chunk in chunks([Pair(f"{n} {text}", f"{n} {translation}") for n in range(90)]):
+                sides.add(code, split, chunk)
+    found = sides.found()
+    assert {split: {found[code, split] for code in texts} for split in ("train", "test")} == {
+        "train": {NEITHER}, "test": {"translation"}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("english", "said"),
+    [
+        ("der Hund und die Katze {}", "pairs without English: m4 translates between English and"),
+        ("собака и кошка {}", "pairs without English"),
+        ("", "English is on the side of the translations: swap"),
+    ],
+)
+def test_pairs_without_english_build_no_corpus(tmp_path: Path, english: str, said: str) -> None:
+    right, other = "it was the dog and not the cat {}", "o gato e non o outro {}"
+    sides = (english, other) if english else (other, right)
+    for split in SPLITS:
+        lines = ("\t".join(sides).format(f"{split}{n}", f"{split}{n}") for n in range(30))
+        (tmp_path / f"fr.{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=f"^fr, test: {said}"):
+        CorpusSpec(Tsv(tmp_path)).build(tmp_path / "data")
+    ledger = clean_corpus(CorpusSpec(Tsv(tmp_path)), tmp_path)
+    warned = cleaning_report.warnings(ledger)[0]
+    assert warned.startswith("French (fr), train, dev, test: ")
+    assert said in warned
 
 
 def test_the_command(tmp_path: Path) -> None:

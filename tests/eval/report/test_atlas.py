@@ -138,7 +138,7 @@ def test_users_mistakes(tmp_path: Path) -> None:
         (folder / "atlas.train.json").write_text(json.dumps(about | {"layers": layers}))
         assert "atlas.train.json: damaged (layers" in m4("atlas", f"--model_dir={folder}").mistake
     (folder / "atlas.train.json").unlink()
-    assert "`m4 train` of a model with experts" in m4("atlas", f"--model_dir={folder}").mistake
+    assert "`m4 train --model_dir=" in m4("atlas", f"--model_dir={folder}").mistake
     assert not (folder / "atlas.png").exists()
 
 

@@ -111,3 +111,13 @@ def test_flags_of_a_trial(run: Path) -> None:
     assert "scores.test4.jsonl" in new
     assert all("test4." in name for name in new)
     assert {name: said for name, said in state(run).items() if name not in new} == before
+
+
+def test_a_trial_by_step_leaves_the_runs_curve(run: Path) -> None:
+    ok("eval", run, "--steps=4", "--sentences=3")
+    before = state(run)
+    ok("eval", run, "--steps=4", "--sentences=3", "--beams=1")
+    assert state(run) == before
+    trial = run / "decodes" / "beams=1"
+    assert (trial / "4" / "scores.test3.jsonl").is_file()
+    assert {row["step"] for row in read_jsonl(trial / "scores_by_step.jsonl")} == {4}

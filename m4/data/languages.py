@@ -41,6 +41,7 @@ _ISO = {
 }
 _BY_SCRIPT = {(code.split("_")[0], known.script): known for code, known in LANGUAGES.items()}
 _BY_SCRIPT["ko", "Kore"] = LANGUAGES["ko"]  # CLDR's name for Hangul with Chinese characters
+NO_ENGLISH = "pairs without English: m4 translates between English and other languages only"
 # A macrolanguage that CLDR keeps apart from the language that is meant.
 _MEANT = {"no": "nb"}
 

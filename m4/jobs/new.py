@@ -2,6 +2,8 @@
 
 import argparse
 
+from m4.settings import InputError
+
 EXAMPLE = "m4 new my_corpus --out=mine.gin"
 
 
@@ -10,11 +12,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="folder with sentence pairs of English and other languages")
     parser.add_argument("--out", metavar="FILE", help="gin file to write (default: FOLDER.gin)")
     parser.add_argument("--yes", action="store_true", help="take the defaults instead of asking")
+    parser.add_argument(
+        "--minutes",
+        type=int,
+        metavar="N",
+        help="minutes that the training may take, which with the corpus and the number of cores "
+        "decides the model (default: ask; 60)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the gin file; returns the exit status."""
     from m4.jobs.new_config import write_config
 
-    write_config(arguments.folder, arguments.out, arguments.yes)
+    if arguments.minutes is not None and arguments.minutes < 1:
+        raise InputError(f"--minutes={arguments.minutes}: must be 1 or more")
+    write_config(arguments.folder, arguments.out, arguments.yes, arguments.minutes)
     return 0

@@ -66,12 +66,13 @@ class Corpus(NamedTuple):
     notes: list[str]
 
 
-def write_config(folder: str, out: str | None, yes: bool) -> None:
+def write_config(folder: str, out: str | None, yes: bool, minutes: int | None = None) -> None:
     """Writes the gin file of a corpus and prints the commands to paste.
 
     Args:
         out: The gin file. Defaults to the name of the folder with `.gin`.
         yes: Takes the defaults instead of asking.
+        minutes: Minutes that the training may take. Defaults to asking.
 
     Raises:
         InputError: The file exists, or would be in the folder; the folder holds no corpus, with
@@ -95,12 +96,13 @@ def write_config(folder: str, out: str | None, yes: bool) -> None:
     pieces = max(size for least, size in _VOCABULARIES.items() if pairs >= least)
     samples = {code: corpus.samples[code] for code in languages}
     lengths = _lengths(samples, pieces)
-    minutes = ask.number("minutes that the training may take", _MINUTES)
+    if minutes is None:
+        minutes = ask.number("minutes that the training may take", _MINUTES)
     values, *expected = _choose(train, lengths, pieces, minutes, cores)
     text = (
         "about {:.0f} minutes of training and {:.0f} of bilingual baselines on {} CPU cores"
     ).format(*expected, cores)
-    head = [f"{len(languages)} languages to and from English, {pairs:,} training pairs", text]
+    head = [f"languages next to English: {len(languages)}; training pairs: {pairs:,}", text]
     most = max(corpus.sizes[code]["test"] for code in languages)
     values |= {"test_sentences": 1000 if most > 1000 else None}
     values |= {"model_dir": repr(f"runs/{path.stem}"), "folder": repr(folder)}
@@ -203,7 +205,7 @@ def _read(layout: Detected, folder: str) -> Corpus:
     source = layout.opened(folder)
     known = source.languages()
     codes = [code for code in known if not is_english(code)]
-    if len(codes) < 2:
+    if not codes:
         seen = f"{layout.files} with {', '.join(known) or 'no language with training pairs'}"
         raise InputError(f"{folder}: {EXPECTED}; saw {seen}")
     sizes: dict[str, dict[str, int]] = {code: dict.fromkeys(SPLITS, 0) for code in codes}
@@ -236,14 +238,14 @@ def _read(layout: Detected, folder: str) -> Corpus:
 def _whole_languages(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
     """Returns the languages that have all splits, the largest first: baselines need all three."""
     whole = [code for code, sizes in corpus.sizes.items() if all(sizes.values())]
-    if len(whole) < 2:
+    if not whole:
         seen = [
             f"{code} {' '.join(f'{pairs:,} {split}' for split, pairs in sizes.items())}"
             for code, sizes in [*corpus.sizes.items()][:3]
         ]
         raise InputError(
-            f"{folder}: expected training, dev and test pairs of two languages or more in "
-            f"{layout.files}; saw {'; '.join([*seen, *corpus.notes[:3]])}"
+            f"{folder}: expected training, dev and test pairs of a language in {layout.files}; "
+            f"saw {'; '.join([*seen, *corpus.notes[:3]])}"
         )
     return sorted(whole, key=lambda code: (-corpus.sizes[code]["train"], code))
 

@@ -63,13 +63,17 @@ def test_a_folder_becomes_a_gin_file_and_stays_as_it_is(here: Path) -> None:
 def test_what_people_change_first_is_a_macro(here: Path) -> None:
     folders.tsv(here / "corpus")
     assert new("corpus", "--yes").status == 0
-    changed = {"LEARNING_RATE": 1e-3, "LAYERS": 6, "WIDTH": 64, "HEADS": 2, "EXPERTS": 4,
+    changed = {"GATE": "@switch.switch", "LEARNING_RATE": 1e-3, "LAYERS": 6, "WIDTH": 64,
+               "HEADS": 2, "EXPERTS": 4,
                "TRAIN_STEPS": 9, "BATCH_SIZE": 16, "DROPOUT_RATE": 0.3, "TEMPERATURE": 5.0,
                "VOCABULARY_SIZE": 900, "BASELINE_STEPS": 10, "TEST_SENTENCES": 3}  # fmt: skip
     given = [f"{name} = {value}" for name, value in changed.items()]
     made = config.load(["corpus.gin"], given).experiment()
     model = made.build_model({"vocab_size": 900}, 6)
     assert (model.width, model.encoder_layers, model.decoder_layers) == (64, 6, 6)
+    experts = model.encoder_experts
+    assert experts is not None
+    assert getattr(experts.gate, "__name__", "") == "switch"
     assert made.baselines is not None
     small = made.baselines.low.build_model({"vocab_size": 900}, 2)
     assert (small.width, small.encoder_layers, small.moe) == (64, 2, None)
@@ -103,10 +107,6 @@ def unequal(here: Path) -> None:
     write(folders.moses(here / "corpus") / "test.en-gl.gl", "one line\n")
 
 
-def one_language(here: Path) -> None:
-    folders.tsv(here / "corpus", "gl")
-
-
 def empty(here: Path) -> None:
     (here / "corpus").mkdir()
 
@@ -126,7 +126,6 @@ def other_encoding(here: Path) -> None:
 
 BAD: dict[Callable[[Path], None], str] = {
     empty: "corpus: expected sentence pairs .*; saw no files",
-    one_language: "expected sentence pairs of English and two other languages",
     no_partner: r"test.en-gl.en: its gl side is missing",
     unequal: "test.en-gl.en has 10 lines and .*test.en-gl.gl 1",
     wrong_column: "saw it on the other side of gl",
@@ -185,6 +184,29 @@ def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyP
     assert "not asked" not in said.out
     text = (here / "corpus.gin").read_text(encoding="utf-8")
     assert "tsv.Tsv.dev_every = 100\ntsv.Tsv.test_every = 50\n" in text
+
+
+def test_one_language_is_enough(here: Path) -> None:
+    folders.tsv(here / "corpus", "gl")
+    said = new("corpus", "--yes")
+    assert said.status == 0, said.err
+    assert config.load(["corpus.gin"]).experiment().data.corpus.languages == ["gl"]
+    for each in commands_of(said):
+        config.load(["corpus.gin"], parse(each[1:]).gin_bindings).experiment()
+
+
+def test_minutes_are_a_flag_and_the_same_call_writes_the_same_file(here: Path) -> None:
+    folders.tsv(here / "corpus")
+    texts = []
+    for minutes in (1, 1, 600):
+        said = new("corpus", "--yes", f"--minutes={minutes}", "--out=a.gin")
+        assert "not asked" not in said.out
+        texts.append((here / "a.gin").read_text(encoding="utf-8"))
+        (here / "a.gin").unlink()
+    assert texts[0] == texts[1]
+    steps = [int(re.findall(r"TRAIN_STEPS = (\d+)", text)[0]) for text in texts[1:]]
+    assert steps[0] <= steps[1]
+    assert "--minutes=0: must be 1 or more" in new("corpus", "--minutes=0").mistake
 
 
 def test_without_an_answer_nothing_is_guessed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from m4.data.cleaning.chunk import Chunk
 from m4.data.directions import SIDES
+from m4.data.languages import NO_ENGLISH
 from m4.data.scripts import COMMON, NUMBERS, script_numbers
 from m4.settings import InputError
 
@@ -31,7 +32,7 @@ _LEAST_SHARE, _LEAST_WORDS, _MOST_WORDS = 0.04, 50, 20_000
 _LEAST_OTHER = 0.03
 NEITHER = "neither"
 SAID = {
-    NEITHER: "pairs without English: m4 translates between English and other languages only",
+    NEITHER: NO_ENGLISH,
     "translation": "English is on the side of the translations: swap the columns "
     "(TSV: Tsv.english_column = 2)",
 }

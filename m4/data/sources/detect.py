@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from m4.data.languages import describe
+from m4.data.languages import NO_ENGLISH, describe, is_english
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
@@ -22,7 +22,7 @@ from m4.data.sources.tsv import Tsv
 from m4.settings import InputError
 
 EXPECTED = (
-    "expected sentence pairs of English and two other languages or more, in files called like "
+    "expected sentence pairs of English and other languages, in files called like "
     "gl.train.tsv, gl.tsv, train.en-gl.en and train.en-gl.gl, gl.train.jsonl or gl.po"
 )
 # Where files do not tell the split, one English sentence in so many is dev, or test.
@@ -73,7 +73,10 @@ _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
 _MOST_CHOICES = 24  # of words for the splits
 _ENGLISH = ("en", "eng", "en_US", "english", "eng_Latn")
 _ENGLISH_FIELDS = ("en", "eng", "english", "source", "src")
-_LANGUAGE_FIELDS = ("lang", "language", "target_lang", "tgt_lang", "lang_code")
+_LANGUAGE_FIELDS = (
+    "lang", "language", "target_lang", "target_language", "tgt_lang", "lang_code"
+)  # fmt: skip
+_SOURCE_LANGUAGE_FIELDS = ("source_lang", "source_language", "src_lang")
 _DEPTH, _MOST_FILES = 5, 200_000
 # Ends of file names that look like the language code of a Moses file.
 _NO_SIDES = ("tsv", "jsonl", "json", "po", "mo", "txt", "md", "csv", "html", "zip")
@@ -159,6 +162,9 @@ def detect(folder: str) -> Detected:
                 best = fit
     if best is None:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        held_out = sorted({word for name in names for word in said_splits(name).values()})
+        if held_out and not any("train" in said_splits(name) for name in names):
+            more += f"; text whose name says {' or '.join(held_out)} is never trained on"
         raise InputError(f"{folder}: {EXPECTED}; saw {', '.join([*names][:3])}{more}")
     source, pattern, english, fitting = best.source, best.pattern, best.english, best.files
     words = {split: best.words[split] for split in SPLIT_WORDS if split in best.used}
@@ -260,6 +266,8 @@ def _fit(
     files = [file for file in found if file is not None and file.code not in _NO_SIDES]
     if not files or (source is Moses and not any(file.english for file in files)):
         return None
+    if all(file.split in ("dev", "test") for file in files):
+        return None
     agree = sum(_agrees(file.name, file.split, words) for file in files)
     return _Fit(source, pattern, english, words, files, agree)
 
@@ -319,7 +327,8 @@ def _fields(record: dict[str, Any], place: str, pattern: str, english: str) -> d
         return {}
     texts = [name for name, value in record.items() if isinstance(value, str)]
     codes = [name for name in texts if name in _LANGUAGE_FIELDS]
-    texts = [name for name in texts if name not in codes]
+    source_codes = [name for name in texts if name in _SOURCE_LANGUAGE_FIELDS]
+    texts = [name for name in texts if name not in (*codes, *source_codes)]
     if english in texts and all(describe(name).script for name in texts):
         return {"translation_field": "{lang}"}
     sources = [name for name in _ENGLISH_FIELDS if name in texts]
@@ -332,8 +341,14 @@ def _fields(record: dict[str, Any], place: str, pattern: str, english: str) -> d
             '{"lang": "gl", "source": ..., "target": ...}; saw the fields '
             f"{', '.join(record) or '(none)'}"
         )
+    sides = [sources[0], others[0]]
+    if source_codes and codes and not is_english(record[source_codes[0]]):
+        if not is_english(record[codes[0]]):
+            said = [f"{name} = {record[name]!r}" for name in (source_codes[0], codes[0])]
+            raise InputError(f"{place}: {', '.join(said)}: {NO_ENGLISH}")
+        sides, codes = sides[::-1], source_codes
     return {
-        "english_field": sources[0],
-        "translation_field": others[0],
-        "language_field": None if has_language else codes[0],
+        "english_field": sides[0],
+        "translation_field": sides[1],
+        "language_field": codes[0] if codes and not has_language else None,
     }

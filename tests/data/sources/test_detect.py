@@ -69,6 +69,51 @@ def test_a_split_that_is_not_there_is_taken_from_training_files_by_hash(tmp_path
     assert not english["dev"] & english["train"]
 
 
+@pytest.mark.parametrize("to_english", [False, True])
+@pytest.mark.parametrize("names", [("src", "tgt", "{}_lang"), ("source", "target", "{}_language")])
+def test_json_with_the_languages_of_both_sides(
+    tmp_path: Path, names: tuple[str, str, str], to_english: bool
+) -> None:
+    def record(code: str, pair: Pair) -> str:
+        sides = (pair.translation, pair.english) if to_english else pair
+        codes = (code, "en") if to_english else ("en", code)
+        said = [names[2].format(name) for name in names[:2]]
+        return json.dumps(dict(zip([*names[:2], *said], [*sides, *codes], strict=True)))
+
+    for split, rows in (("train", slice(18, None)), ("dev", slice(8)), ("test", slice(8, 18))):
+        lines = [record(code, pair) for code in ("gl", "fy") for pair in folders.pairs(code)[rows]]
+        write(tmp_path / f"{split}.jsonl", "\n".join(lines) + "\n")
+    opened = detect(str(tmp_path)).opened(str(tmp_path))
+    assert sorted(opened.languages()) == ["fy", "gl"]
+    assert [*opened.pairs("gl", "test")] == folders.pairs("gl")[8:18]
+
+
+def test_json_of_other_pairs_is_refused(tmp_path: Path) -> None:
+    record = {"src": "a", "tgt": "b", "src_lang": "de", "tgt_lang": "fr"}
+    write(tmp_path / "a.train.jsonl", json.dumps(record) + "\n")
+    said = r"line 1: src_lang = 'de', tgt_lang = 'fr': pairs without English: m4 translates"
+    with pytest.raises(InputError, match=said):
+        detect(str(tmp_path))
+
+
+@pytest.mark.parametrize("train", ["", "train/{}.train", "train.{}.txt"])
+def test_flores_is_no_training_text(tmp_path: Path, train: str) -> None:
+    """Its folders are read next to training text of the same form."""
+    for code in ("eng_Latn", "glg_Latn", "fry_Latn"):
+        for split in ("dev", "devtest"):
+            write(tmp_path / split / f"{code}.{split}", "one\n")
+        if train:
+            write(tmp_path / train.format(code), "one\n")
+    if train.startswith("train/"):
+        found = detect(str(tmp_path))
+        assert (found.files, found.by_hash) == ("{split}/{side}.{split}", ())
+        assert found.opened(str(tmp_path)).languages() == ["fry_Latn", "glg_Latn"]
+        return
+    said = "saw dev/eng_Latn.dev, .*" + ("" if train else "says dev or devtest is never trained on")
+    with pytest.raises(InputError, match=said):
+        detect(str(tmp_path))
+
+
 def test_a_folder_is_what_most_of_its_files_are(tmp_path: Path) -> None:
     folder = folders.tsv(tmp_path / "corpus")
     folders.po(folder)

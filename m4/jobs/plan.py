@@ -64,15 +64,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = streams.console()
     saved = arguments.model_dir if not arguments.gin_file else None
-    if len(arguments.gin_file) != 1 and not saved:
+    if not arguments.gin_file and not saved:
         raise InputError(
-            "give one config: --gin_file=gin_configs/moe_128e_12l.gin, or a run folder's: "
+            "give a config: --gin_file=gin_configs/moe_128e_12l.gin, or a run folder's: "
             "--model_dir=..."
         )
     price = arguments.price_per_chip_hour
     if price is not None and not price >= 0:
         raise InputError(f"--price_per_chip_hour={price}: less than 0")
-    name = Path(saved.rstrip("/")).name if saved else Path(arguments.gin_file[0]).stem
+    name = (
+        Path(saved.rstrip("/")).name
+        if saved
+        else "-".join(Path(file).stem for file in arguments.gin_file)
+    )
     facts = launch.compiled(
         name,
         _config_arguments(arguments),

@@ -161,7 +161,7 @@ def test_unknown_topology_is_refused_first(tmp_path: Path) -> None:
     said = m4("plan", f"--gin_file={CONFIG}", "--topology=v3:8", f"--output={tmp_path}")
     assert said.mistake.startswith("m4 plan: --topology=v3:8: ")
     said = m4("plan", "--topology=v3:8x8")
-    assert said.mistake.startswith("m4 plan: give one config: --gin_file=gin_configs/")
+    assert said.mistake.startswith("m4 plan: give a config: --gin_file=gin_configs/")
 
 
 @pytest.mark.parametrize(

@@ -295,12 +295,19 @@ def test_export_and_back_is_bit_equal(kind: str, tmp_path: Path) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, params, saved(again)))
 
 
+def exported_run(kind: str, folder: Path) -> Path:
+    """A table without rows that no piece has, which CTranslate2 has no tokens for."""
+    rows = "--gin.experiment.Experiment.vocabulary_multiple=1"
+    assert (said := train(folder / "run", rows, *EXACT, *KINDS[kind])).status == 0, said.err
+    place = folder / "exported"
+    assert m4("export", folder / "run", "--format=hf", f"--output={place}").status == 0
+    return place
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_computes_the_same(kind: str, tmp_path: Path) -> None:
     torch, transformers = (pytest.importorskip(name) for name in ("torch", "transformers"))
-    run, exported = tmp_path / "run", tmp_path / "exported"
-    assert (said := train(run, *EXACT, *KINDS[kind])).status == 0, said.err
-    assert m4("export", run, "--format=hf", f"--output={exported}").status == 0
+    exported = exported_run(kind, tmp_path)
     there, theirs = SourceHf(exported), getattr(transformers, kind).from_pretrained(exported).eval()
     given = {key: value for key, value in golden("mt5").items() if key != "logits"}
     mask = given["inputs"] > 0
@@ -312,6 +319,25 @@ def test_transformers_computes_the_same(kind: str, tmp_path: Path) -> None:
         ).logits.numpy()
     got = logits(there.model, unflattened(there), given)
     np.testing.assert_allclose(got, found[given["targets"] > 0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.thorough
+def test_ctranslate2_takes_the_folder(tmp_path: Path) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    transformers = pytest.importorskip("transformers")
+    kind = "T5ForConditionalGeneration"
+    exported = exported_run(kind, tmp_path)
+    place = str(tmp_path / "ct2")
+    ctranslate2.converters.TransformersConverter(str(exported)).convert(place)
+    tokenizer = transformers.T5Tokenizer.from_pretrained(exported)
+    source = tokenizer("<2gl> three birds", return_tensors="pt")
+    tokens = tokenizer.convert_ids_to_tokens(source["input_ids"][0])
+    (found,) = ctranslate2.Translator(place).translate_batch(
+        [tokens], beam_size=1, max_decoding_length=8
+    )
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(exported)
+    ids = theirs.generate(**source, max_new_tokens=8)[0, 1:]
+    assert found.hypotheses[0] == tokenizer.convert_ids_to_tokens(ids)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from m4.storage.records import count, record
 
 # Field of a note: digest of the file of hypotheses as it was written.
 _DIGEST = "hypotheses_sha256"
-# The other fields that are no settings of the search.
-_NO_SEARCH = (_DIGEST, "step", "vocabulary", "sentences", "sha256", "length_factors")
+# The other fields that do not change what is searched.
+_NO_SEARCH = (_DIGEST, "step", "vocabulary", "sentences", "sha256", "length_factors", "batch_rows")
 
 # Direction ("en-gl") -> (source, reference), source without a tag.
 Pairs = Mapping[str, Sequence[tuple[str, str]]]
@@ -132,9 +132,11 @@ def other_search(
     """Returns how translations were searched otherwise than by `search`, or None if they were not.
 
     Args:
-        search: `Decoding.search` of what they are compared with.
+        search: `Decoding.search` of what they are compared with. Rows of a batch do not count.
     """
-    wanted = json.loads(json.dumps(search))
+    wanted = {
+        name: v for name, v in json.loads(json.dumps(search)).items() if name not in _NO_SEARCH
+    }
     for direction in directions:
         path = hypotheses_path(folder, split, direction)
         if (found := search_of(path)) is None:

@@ -11,6 +11,7 @@ from m4.data.preprocess import language_of
 from m4.eval.decoding.hypotheses import (
     check_hypotheses,
     hypotheses_path,
+    other_search,
     search_of,
     steps_of,
 )
@@ -172,20 +173,11 @@ def _check_signatures(sources: Sequence[ComparedRun]) -> None:
 
 def _check_searches(sources: Sequence[ComparedRun], directions: Sequence[str]) -> None:
     """Raises InputError if two runs searched otherwise; kept results do not say how."""
-    first: tuple[Path, dict[str, Any]] | None = None
+    searches = (search_of(hypotheses_path(one.decodes, _SPLIT, directions[0])) for one in sources)
+    first = next(filter(None, searches), {})
     for one in sources:
-        found = search_of(hypotheses_path(one.decodes, _SPLIT, directions[0]))
-        if found is None:
-            continue
-        found.pop("batch_rows", None)
-        path, expected = first = first or (one.decodes, found)
-        for name in {**found, **expected}:
-            here, there = found.get(name, "not set"), expected.get(name, "not set")
-            if here != there:
-                raise InputError(
-                    f"{one.decodes}: translated with {name} = {here}, and {there} in {path}; "
-                    f"translate one of them again ({pasted('decode')})"
-                )
+        if other := other_search(one.decodes, _SPLIT, directions, first):
+            raise InputError(f"{other} as others are; make it again with {pasted('decode')}")
 
 
 def _sizes(source: ComparedRun) -> dict[str, int]:

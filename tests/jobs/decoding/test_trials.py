@@ -74,7 +74,7 @@ def test_a_trial_has_a_folder_of_its_own(run: Path) -> None:
     assert systems == {"moe", "bilingual", "copy"}
     assert (trial / "report.html").is_file()
     said = m4("report", run, trial, f"--baseline={run}", "--output=both")
-    assert f"{trial}: translated with beams = 1, and 2 in {run}/decodes" in said.mistake
+    assert f"{trial}/test.en-es.jsonl was translated with beams = 1, not 2 as" in said.mistake
 
 
 def test_training_alone_writes_the_config(run: Path) -> None:

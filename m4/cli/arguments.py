@@ -5,13 +5,13 @@ The chosen command's module alone is imported, and imports nothing heavy: help a
 
 import argparse
 import importlib
-import importlib.metadata
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from m4.parallel.distributed_options import distributed_options
+from m4.parallel.platform.hardware import package_version
 from m4.settings import InputError, pasted
 
 # Command -> help. The command is the module m4.jobs.<command>.
@@ -81,7 +81,7 @@ def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
         description="Train, evaluate and use massively multilingual translation models.",
         epilog=_GIN,
     )
-    top.add_argument("--version", action="version", version=f"m4 {version()}")
+    top.add_argument("--version", action="version", version=f"m4 {package_version('m4')}")
     _add_commands(top, COMMANDS, "m4.jobs", others)
     arguments, rest = top.parse_known_args(others)
     if hasattr(arguments, "text") and not any(word.startswith("-") for word in rest):
@@ -150,11 +150,3 @@ def split_arguments(given: Sequence[str]) -> tuple[list[str], list[str]]:
             raise InputError(f"{argument}: m4's name is `{pasted(_T5X_COMMANDS[argument])}`")
         others.append(argument)
     return others, bindings
-
-
-def version() -> str:
-    """Returns the installed version of m4."""
-    try:
-        return importlib.metadata.version("m4")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"

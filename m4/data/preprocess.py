@@ -64,3 +64,9 @@ def language_of(direction: str) -> str:
     """Returns the side of a direction that is not English: "gl" of "en-gl" and of "gl-en"."""
     source, target = split_direction(direction)
     return target if source == "en" else source
+
+
+def sides_of(direction: str) -> tuple[str, str]:
+    """Returns the sides that are source and target: ("english", "translation") of 'en-gl'."""
+    from_english = split_direction(direction)[0] == "en"
+    return ("english", "translation") if from_english else ("translation", "english")

@@ -28,7 +28,7 @@ from typing import Any
 from m4.data.cache.cache import Cache
 from m4.data.directions import MIXTURES, directions_of
 from m4.data.normalization import Form
-from m4.data.preprocess import language_of, split_direction, tag_symbol
+from m4.data.preprocess import language_of, sides_of, split_direction, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS
@@ -256,10 +256,9 @@ def _tokenize(
 
     The tag is in front of the inputs. Texts keep the names of seqio's `tokenize`.
     """
-    first, second = split_direction(direction)
-    source, target = ("english", "translation") if first == "en" else ("translation", "english")
+    source, target = sides_of(direction)
     of = {name: feature.vocabulary for name, feature in output_features.items()}
-    tag = tag_symbol(second)
+    tag = tag_symbol(split_direction(direction)[1])
     tag_id = of["inputs"].tokenizer.piece_to_id(SPACE + tag)
 
     def tokenized(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

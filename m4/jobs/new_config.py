@@ -226,11 +226,11 @@ def _read(layout: Detected, folder: str) -> Corpus:
             samples[code] = sample  # in the end of the training pairs
         cleaner.finish()  # puts the source's counts of skipped lines together
     english = [code for code in known if is_english(code)]
-    english += sorted(file for file, why in source.skipped if why == ENGLISH_CATALOGUE)
+    english += sorted(file for file, why in source.reading.skipped if why == ENGLISH_CATALOGUE)
     notes = [f"left out, English on both sides: {named(english)}"] if english else []
     notes += [
         f"{named([file])}: {lines:,} skipped: {why}{source.reading.where(file, why)}"
-        for (file, why), lines in sorted(source.skipped.items())
+        for (file, why), lines in sorted(source.reading.skipped.items())
     ]
     return Corpus(sizes, samples, sides.found(), notes)
 

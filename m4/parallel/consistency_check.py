@@ -5,7 +5,6 @@ for each other for ever, or add up numbers that do not belong together.
 """
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 import jax
 
 from m4.parallel import distributed
+from m4.parallel.platform.hardware import package_version
 from m4.settings import InputError
 
 
@@ -40,9 +40,7 @@ def facts(config: Mapping[str, str]) -> dict[str, str]:
         "number of devices": str(jax.device_count()),
         "local devices": str(jax.local_device_count()),
         "kind of devices": jax.devices()[0].device_kind,
-        "jax": _version("jax"),
-        "jaxlib": _version("jaxlib"),
-        "libtpu": _version("libtpu"),
+        **{name: package_version(name) for name in ("jax", "jaxlib", "libtpu")},
         # They decide what is compiled.
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
@@ -105,10 +103,3 @@ def _short(value: str) -> str:
     if len(value) == 64 and not set(value) - set("0123456789abcdef"):
         return value[:12]
     return value or "not set"
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

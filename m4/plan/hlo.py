@@ -99,19 +99,29 @@ def summary(found: Iterable[Collective]) -> dict[str, Total]:
     }
 
 
-class Work(NamedTuple):
+@dataclass
+class Work:
     """The work of one device in one run of a program, or of a part of it."""
 
-    collectives: list[Collective]  # in the order of the text
+    collectives: list[Collective] = field(default_factory=list)  # in the order of the text
     # Cycles of the device's clock, by the TPU compiler's estimate of each operation, without
     # collectives; 0 where it writes none (CPU, GPU).
-    cycles: int
+    cycles: int = 0
     # Operations that run without an estimate: custom kernels, and those where the compiler writes
     # the largest integer.
-    uncosted: int
-    flops: int  # operations of matrix products
+    uncosted: int = 0
+    flops: int = 0  # operations of matrix products
     # Operations that are not counted and may be products: kind -> how often they run.
-    unread: dict[str, int]
+    unread: Counter[str] = field(default_factory=Counter)
+
+    def add(self, part: "Work", times: int, *, loop_unknown: bool) -> None:
+        """Adds a part that runs so many times."""
+        runs = {"times": times, "loop_unknown": loop_unknown}
+        self.collectives += [each._replace(**runs) for each in part.collectives]
+        self.unread.update({kind: times * n for kind, n in part.unread.items()})
+        self.cycles += times * part.cycles
+        self.uncosted += times * part.uncosted
+        self.flops += times * part.flops
 
 
 class Program(NamedTuple):
@@ -157,14 +167,9 @@ def read(hlo: str) -> Program:
 
 
 @dataclass
-class _Computation:
+class _Computation(Work):
     """A computation of the module, for one run and without its callees."""
 
-    collectives: list[Collective] = field(default_factory=list)
-    cycles: int = 0
-    uncosted: int = 0
-    flops: int = 0
-    unread: Counter[str] = field(default_factory=Counter)
     # Name of a callee, and how often it runs: None where the text does not say.
     calls: list[tuple[str, int | None]] = field(default_factory=list)
     # Name -> (opcode, text in its parentheses, line) of scalars and tuples, among them the counters
@@ -177,22 +182,12 @@ def _work(
     computations: Mapping[str, _Computation], *counted: tuple[Mapping[str, int], bool]
 ) -> Work:
     """Sums over (computation -> how often it runs, whether in loops of unknown length)."""
-    collectives: list[Collective] = []
-    unread = Counter[str]()
-    cycles = uncosted = flops = 0
+    work = Work()
     for name, computation in computations.items():
-        for times, in_unknown in ((of[name], in_unknown) for of, in_unknown in counted):
-            if not times:
-                continue
-            collectives += [
-                each._replace(times=times, loop_unknown=in_unknown)
-                for each in computation.collectives
-            ]
-            unread.update({kind: times * n for kind, n in computation.unread.items()})
-            cycles += times * computation.cycles
-            uncosted += times * computation.uncosted
-            flops += times * computation.flops
-    return Work(collectives, cycles, uncosted, flops, dict(unread))
+        for runs, in_unknown in counted:
+            if runs[name]:
+                work.add(computation, runs[name], loop_unknown=in_unknown)
+    return work
 
 
 # "  ROOT %name = type opcode(operands": four groups, operands up to the first closing parenthesis.

@@ -9,7 +9,6 @@ does something else. This module needs neither JAX nor gin.
 """
 
 import fcntl
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
+from m4.parallel.platform.hardware import package_version
 from m4.parallel.platform.signals import end_with
 from m4.plan.machines import topology
 from m4.settings import InputError
@@ -83,13 +83,8 @@ def check_compiler(platform: str) -> None:
 
 def versions(platform: str = "tpu") -> dict[str, str]:
     """Returns the versions of the packages that decide a result; "" where one is not installed."""
-    found = {}
-    for name in ("jax", "jaxlib", "jax-cuda12-pjrt" if platform == "cuda" else "libtpu", "m4"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+    compiler = "jax-cuda12-pjrt" if platform == "cuda" else "libtpu"
+    return {name: package_version(name, "") for name in ("jax", "jaxlib", compiler, "m4")}
 
 
 @contextmanager

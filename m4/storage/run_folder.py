@@ -1,7 +1,6 @@
 """A run's folder (MODEL_DIR): whose it is, what jobs write there, and a record of what made it."""
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -14,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from m4.parallel.platform.hardware import package_version
 from m4.settings import InputError
 from m4.storage.files import read_json, remove, undamaged, whole, write_text
 from m4.storage.local_copy import address_of
@@ -135,7 +135,7 @@ def claim(folder: Path, config: Owner, decoding: Mapping[str, Any] | None = None
         check(folder, config.settings, config.mutable)
     elif kept and changed(kept, config.settings, config.mutable):
         kept = {}  # another config takes the folder over
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {name: package_version(name) for name in _PACKAGES}
     about = {
         **{name: kept[name] for name in _NOTES if name in kept},
         "config": dict(config.settings),
@@ -293,10 +293,3 @@ def whole_setting(folder: Path, config: Mapping[str, str], name: str) -> int | N
 def decoding_of(folder: Path) -> dict[str, Any]:
     """Returns the settings of the translations in decodes/, or {} where run.json says none."""
     return read(folder)["decoding"] if (folder / "run.json").is_file() else {}
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

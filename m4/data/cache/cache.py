@@ -28,31 +28,20 @@ from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.tokens import ROLES, array_name, by_role, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER, LEDGER_FILE, Ledger
 from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of, is_code
-from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, split_direction
+from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, sides_of
 from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value, pasted
-from m4.storage import checksums
+from m4.storage import checksums, records
 from m4.storage.files import read_json, undamaged
-from m4.storage.records import (
-    anything,
-    count,
-    entry,
-    flag,
-    listed,
-    named,
-    number,
-    optional,
-    record,
-    text,
-)
+from m4.storage.records import count, listed, named, optional, record, text
 
 _HEADER_BYTES = 128  # of a .npy file of one axis
 
 
 def _codes(value: Any, where: str) -> None:
     """Kind of counts by language: its code is part of names of files, also of translations."""
-    named(anything)(value, where)
+    named(records.anything)(value, where)
     if other := [code for code in value if not is_code(code)]:
         raise ValueError(f"{other[0]!r} is no code of a language")
     named(_COUNTS)(value, where)
@@ -61,8 +50,8 @@ def _codes(value: Any, where: str) -> None:
 _COUNT = record(
     {
         "pairs": count,
-        "rows": entry(count, count),
-        "mean_pieces": named(number),
+        "rows": records.entry(count, count),
+        "mean_pieces": named(records.number),
         "longest": named(count),
         "sha256": text,
         "files?": listed(text),
@@ -74,16 +63,16 @@ _IDENTITY = {
     "vocabulary_sentences": count,
     "mixture": optional(text),
     "target_vocabulary_size": optional(count),
-    "source": anything,
+    "source": records.anything,
 }
 _MANIFEST = record(
     {
         "identity": record(_IDENTITY),
         "languages": _codes,
-        "vocabularies": named(named(anything)),
+        "vocabularies": named(named(records.anything)),
         "files": checksums.FILES,
         "fingerprint": text,
-        "rates?": named(number),
+        "rates?": named(records.number),
     }
 )
 
@@ -257,13 +246,9 @@ class Cache:
 
     def mean_pieces(self, direction: str, split: str) -> tuple[float, float]:
         """Returns the mean ids of sources and targets, without tag and eos."""
-        source, target = split_direction(direction)
-        means = self._count(target if source == "en" else source, split)["mean_pieces"]
-        sides = ("english", "translation") if source == "en" else ("translation", "english")
-        return (
-            means[self._array_name(sides[0], "source")],
-            means[self._array_name(sides[1], "target")],
-        )
+        means = self._count(language_of(direction), split)["mean_pieces"]
+        source, target = map(self._array_name, sides_of(direction), ROLES)
+        return means[source], means[target]
 
     def rows(self, language: str, split: str) -> range:
         """Returns the rows of a language in the split's arrays."""
@@ -308,7 +293,7 @@ class Cache:
     def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
         """Returns the named parts of a dev or test split, parallel to `pairs`."""
         path = self.text_file(language, split).with_suffix(".subsets.json")
-        return read_json(path, named(listed(flag))) if path.is_file() else {}
+        return read_json(path, named(listed(records.flag))) if path.is_file() else {}
 
     def ledger(self) -> Ledger:
         """Returns the ledger of what was read, kept and dropped, with examples."""

@@ -48,16 +48,15 @@ def write_text(
         for code in languages:
             progress("text", done, len(SPLITS) * len(languages))
             kept, text = 0, text_file(folder, split, code)
-            recorded.begin(text)
             with text.open("w", encoding="utf-8", newline="\n") as file:
                 for chunk in cleaner.pairs(code, split):
                     if split != "train":
                         chunk = cleaning.normalise_all(chunk)
                     file.write(lines_of(chunk, code, split))
-                    recorded.keep(chunk.numbers)
+                    recorded.keep(chunk.numbers, text)
                     kept += len(chunk)
             sides.check(code, split)
-            counts[code][split] = {"pairs": kept, **recorded.end()}
+            counts[code][split] = {"pairs": kept, **recorded.end(text)}
             if split == "train" and not kept:
                 raise InputError(
                     f"language {code!r} has no training pairs: "

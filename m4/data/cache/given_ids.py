@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from m4.data.cache.corpus_text import Progress
-from m4.data.cache.tokens import ROLES, array_name, blocks_of, vocabulary_file, write_arrays
+from m4.data.cache.tokens import (
+    ROLES,
+    array_name,
+    vocabulary_file,
+    write_arrays,
+    write_token_counts,
+)
 from m4.data.cleaning.ledger import Ledger
 from m4.data.directions import SIDES
 from m4.data.preprocess import EOS_ID, PAD_ID
@@ -22,8 +27,6 @@ from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import TokenArray, Tokenized, id_type
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.settings import InputError
-
-MIXTURE = "from_english"  # what is read is called English, and what is written its translation
 
 
 def write(
@@ -39,8 +42,8 @@ def write(
     roles = [None, None] if "shared" in made else list(ROLES)
     longest = settings["source_length"], settings["target_length"]
     arrays = [
-        TokenArray(array_name(side, role), side, vocabulary_file(folder, role), most)
-        for side, role, most in zip(SIDES, roles, longest, strict=True)
+        TokenArray(array_name(side, own), side, vocabulary_file(folder, own), most, role)
+        for side, own, most, role in zip(SIDES, roles, longest, ROLES, strict=True)
     ]
     ledger = Ledger()
     blocks = _Blocks(source, arrays, ledger)
@@ -56,7 +59,8 @@ def write(
         code: {split: {} for split in SPLITS} for code in languages
     }
     write_arrays(folder, languages, arrays, counts, of)
-    _write_token_counts(folder, arrays)
+    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
+    write_token_counts(folder, arrays, pairs, marked=False)
     return counts, ledger, made
 
 
@@ -158,26 +162,3 @@ class _Blocks:
                 if differ := sum(a != b for a, b in zip(other, bare, strict=True)):
                     flagged["ids: their text gives others"] += differ
         return [Pair(*pair) for pair in zip(*columns, strict=True)]
-
-
-def _write_token_counts(folder: Path, arrays: Sequence[TokenArray]) -> None:
-    """Writes token_counts.npy, [V]: how often a model takes in each id (see tokens.py).
-
-    Every training pair counts once: its source whole, its target without the last id and with a pad
-    in front.
-    """
-    totals: dict[Path, npt.NDArray[np.int64]] = {}
-    for array, role in zip(arrays, ROLES, strict=True):
-        size = Vocabulary(array.vocabulary).size
-        count = totals.setdefault(array.vocabulary, np.zeros(size, np.int64))
-        flat = np.load(folder / f"train.{array.name}.tokens.npy", mmap_mode="r")
-        offsets = np.load(folder / f"train.{array.name}.offsets.npy", mmap_mode="r")
-        for block in blocks_of(flat):
-            count += np.bincount(block, minlength=size)
-        if role == "target":
-            for ends in blocks_of(offsets[1:]):
-                count -= np.bincount(flat[ends - 1], minlength=size)
-            count[PAD_ID] += len(offsets) - 1
-    for path, count in totals.items():
-        role = "" if len(totals) == 1 else path.suffixes[0]
-        np.save(folder / f"token_counts{role}.npy", count)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from m4.data.cache.tokens import array_name, by_role
+from m4.data.cache.tokens import ROLES, array_name, by_role
 from m4.data.directions import directions_of
-from m4.data.preprocess import EOS_IDS, TAG_IDS, split_direction
+from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, sides_of, split_direction
 
 # Tokens of a translation, whatever its source; and its tokens a token of the source, at least.
 SPARE_TOKENS, LEAST_FACTOR = 16, 2
@@ -33,13 +33,11 @@ def length_factors(
         TAG_IDS + EOS_IDS, EOS_IDS)  # fmt: skip
     factors = {}
     for direction in directions_of(settings["mixture"] or "english_centric", [*languages]):
-        source, target = split_direction(direction)
-        sides = ("english", "translation") if source == "en" else ("translation", "english")
-        first, end = languages[target if source == "en" else source]["train"]["rows"]
+        first, end = languages[language_of(direction)]["train"]["rows"]
         rows = np.arange(first, end, max(1, (end - first) // _MOST_PAIRS))
         lengths = [
             _lengths(folder, array_name(side, role if by_role(settings) else None), rows)
-            for side, role in zip(sides, ("source", "target"), strict=True)
+            for side, role in zip(sides_of(direction), ROLES, strict=True)
         ]
         needed = (lengths[1] + target_more - SPARE_TOKENS) / (lengths[0] + source_more)
         factors[direction] = round(float(np.quantile(needed, 0.999, method="higher")), 3)

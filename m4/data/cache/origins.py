@@ -5,6 +5,7 @@ line, as differences, compressed: mostly ones. The files' names are in the manif
 """
 
 import zlib
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +15,7 @@ import numpy.typing as npt
 
 from m4.data.sources import Pair, Source
 
-_BLOCK = 1 << 16
 _FILE = 1 << 32
-Ints = npt.NDArray[np.int64]
 
 
 class Origin(NamedTuple):
@@ -34,69 +33,43 @@ def origin_file(text: Path) -> Path:
 class Recorded:
     """A source that notes where the pairs that are read from it come from.
 
-    Those of one language and split at a time, on disk; of a source that does not know (one without
-    `origin`), nothing.
+    It holds those of one language and split, 8 bytes a pair. Of a source that does not know (one
+    without `reading`) it notes nothing.
     """
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self.knows = hasattr(type(source), "origin")
+        self.knows = hasattr(source, "reading")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        if not self.knows:
-            yield from self._source.pairs(language, split)
-            return
         source: Any = self._source
-        found: list[int] = []
-        for pair in source.pairs(language, split):
-            name, line = source.origin
-            found.append(self._files.setdefault(name, len(self._files)) * _FILE + line)
-            yield pair
-            if len(found) == _BLOCK:
-                self._write(found)
-        self._write(found)
-
-    def begin(self, text: Path) -> None:
-        """From now on the pairs of `text` are read."""
-        if not self.knows:
-            return
         self._files: dict[str, int] = {}
-        self._read, self._kept = text.with_suffix(".read"), text.with_suffix(".numbers")
-        self._origin = origin_file(text)
-        for path in (self._read, self._kept):
-            path.write_bytes(b"")
+        self._places = array("q")
+        for pair in source.pairs(language, split):
+            if self.knows:
+                name, line = source.reading.origin
+                self._places.append(self._files.setdefault(name, len(self._files)) * _FILE + line)
+            yield pair
 
-    def keep(self, numbers: Ints) -> None:
-        """The pairs that stay, by their numbers in the order of the source, from 1."""
-        if not self.knows:
-            return
-        with self._kept.open("ab") as file:
-            numbers.astype(np.int64).tofile(file)
+    def keep(self, numbers: npt.NDArray[np.int64], text: Path) -> None:
+        """Writes the origins of the pairs that stay in `text`, until they are `Compressed`.
 
-    def end(self) -> dict[str, list[str]]:
-        """Returns what the manifest says of the files.
-
-        The origins of the pairs that stay are in their file, one after the other, until they are
-        `Compressed`.
+        Args:
+            numbers: Numbers of the pairs in the order of the source, from 1.
         """
+        if self.knows:
+            with origin_file(text).open("ab") as file:
+                np.frombuffer(self._places, np.int64)[numbers - 1].tofile(file)
+
+    def end(self, text: Path) -> dict[str, list[str]]:
+        """Returns what the manifest says of the files that were read."""
         if not self.knows:
             return {}
-        kept = np.fromfile(self._kept, np.int64)
-        places = np.memmap(self._read, np.int64, "r") if len(kept) else kept
-        with self._origin.open("wb") as file:
-            for start in range(0, len(kept), _BLOCK):
-                places[kept[start : start + _BLOCK] - 1].tofile(file)
-        self._kept.unlink()
-        self._read.unlink()
+        origin_file(text).touch()  # no pair may be left
         return {"files": [*self._files]}
-
-    def _write(self, found: list[int]) -> None:
-        with self._read.open("ab") as file:
-            np.array(found, np.int64).tofile(file)
-        found.clear()
 
 
 class Compressed:

@@ -126,7 +126,7 @@ def tokenize(
 
     write_arrays(folder, languages, arrays, counts, of, ways)
     pairs = {code: counts[code]["train"]["pairs"] for code in languages}
-    _write_token_counts(folder, arrays, pairs, ways)
+    write_token_counts(folder, arrays, pairs, ways)
 
 
 def write_arrays(
@@ -265,8 +265,12 @@ def blocks_of(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
         yield array[start : start + _BLOCK]
 
 
-def _write_token_counts(
-    folder: Path, arrays: Sequence[TokenArray], pairs: dict[str, int], ways: int
+def write_token_counts(
+    folder: Path,
+    arrays: Sequence[TokenArray],
+    pairs: dict[str, int],
+    ways: int = 1,
+    marked: bool = True,
 ) -> None:
     """Writes token_counts.npy, [V]: how often a model takes in each id.
 
@@ -274,6 +278,9 @@ def _write_token_counts(
     tag and eos, and a target, whose eos is predicted and not taken in; the decoder's first input is
     pad. With separate vocabularies there are token_counts.source.npy, of what the encoder takes in,
     and token_counts.target.npy, of the decoder.
+
+    Args:
+        marked: Whether the arrays lack tag and eos (`Cache.marked`).
     """
     of: dict[Path, list[TokenArray]] = {}
     for array in arrays:
@@ -282,11 +289,16 @@ def _write_token_counts(
         vocabulary = Vocabulary(path)
         totals = np.zeros(vocabulary.size, np.int64)
         for array in members:
-            for block in blocks_of(
-                np.load(folder / f"train.{array.name}.tokens.npy", mmap_mode="r")
-            ):
+            flat, offsets = (
+                np.load(folder / f"train.{array.name}.{what}.npy", mmap_mode="r")
+                for what in ("tokens", "offsets")
+            )
+            for block in blocks_of(flat):
                 totals += (1 if array.role else 2) * np.bincount(block, minlength=vocabulary.size)
-            if array.role != "target":
+            if not marked and array.role == "target":
+                for ends in blocks_of(offsets[1:]):
+                    totals -= np.bincount(flat[ends - 1], minlength=vocabulary.size)
+            if marked and array.role != "target":
                 # Of a source in English, and of one in the other language.
                 into = {"english": lambda code: code, "translation": lambda code: "en"}
                 for code, number in pairs.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from m4.data.cleaning.stages import Duplicates, Empty, Identical, Length, Length
 from m4.data.directions import SIDES
 from m4.data.normalization import normalised
 from m4.data.sources import Pair, Source
-from m4.data.sources.reading.lines import plain
+from m4.data.sources.reading.lines import Tally, plain
 from m4.settings import InputError, SettingError, checked, configurable
 
 # (reason, language, split, number of the pair, pair), for every training pair that is dropped.
@@ -35,7 +34,6 @@ OnDrop = Callable[[str, str, str, int, Pair], None]
 # (language, split, pairs), for all that is read.
 OnRead = Callable[[str, str, Chunk], None]
 _EXAMPLES = 5  # kept for each reason
-_Counts = dict[tuple[str, str], int]  # (file, reason) -> lines
 
 
 @checked
@@ -140,7 +138,10 @@ class Cleaner:
         self._on_drop = on_drop
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
         self._opened = {stage.name: stage.open(languages) for stage in cleaning.stages}
-        self._lines = _SkippedLines(source)
+        # Counts of the source's files; not every source has files.
+        self._tallies: dict[str, Tally] = getattr(getattr(source, "reading", None), "tallies", {})
+        # File -> its counts, and the (language, split) that it was read for.
+        self._files: dict[str, tuple[Tally, set[tuple[str, str]]]] = {}
 
     def pairs(self, language: str, split: str) -> Iterator[Chunk]:
         """Yields what is left of a language's split; at the end its counts are complete."""
@@ -154,16 +155,32 @@ class Cleaner:
             else:
                 checks[name] = check
         part = _Part(language, split, count, self._on_drop)
-        with self._lines.of(language, split):
-            read = self._read(language, split, count)
-            run = self._drop if split == "train" else self._flag
-            yield from run(part, checks, read)
+        self._tallies.clear()
+        read = self._read(language, split, count)
+        run = self._drop if split == "train" else self._flag
+        yield from run(part, checks, read)
+        for name, tally in self._tallies.items():
+            read_for = self._files[name][1] if name in self._files else set()
+            self._files[name] = tally, read_for | {(language, split)}
         for name, why in not_checked.items() if count.read else ():
             count.not_checked[f"{name}: {why}"] += part.count.read
 
     def finish(self) -> Ledger:
-        """Returns the ledger, with the lines of the source that were no pair."""
-        self._lines.into(self.ledger)
+        """Returns the ledger, with the lines of the source that were no pair.
+
+        Lines of a file that several languages or splits are read from belong to none of them alone:
+        they are under `ANY`.
+        """
+        for name, (tally, read_for) in sorted(self._files.items()):
+            self._tallies[name] = tally
+            languages, splits = (set(of) for of in zip(*read_for, strict=True))
+            language = languages.pop() if len(languages) == 1 else ANY
+            count = self.ledger.count(language, splits.pop() if len(splits) == 1 else ANY)
+            for reason, lines in sorted(tally.skipped.items()):
+                count.read += lines
+                count.dropped[f"source: {reason}"] += lines
+            for what, lines in sorted(tally.normalised.items()):
+                count.changed[f"source: {what}"] += lines
         self.ledger.check()
         return self.ledger
 
@@ -205,49 +222,6 @@ class Cleaner:
                 stream = _read_spool(spool, remove=True)
             stream = part.checked(name, check, stream)
         return stream
-
-
-class _SkippedLines:
-    """Lines of a source's files that are no pair, and those put right, by language and split.
-
-    A source counts by file, and a file may be read again. So the counts are emptied before each
-    language and split, looked at after it, and put back together in the end. Lines of a file that
-    several languages or splits are read from belong to none of them alone: they are under `ANY`.
-    """
-
-    def __init__(self, source: Source) -> None:
-        # (file, reason) -> lines; not every source has files.
-        self._counted: dict[str, _Counts] = {
-            name: getattr(source, name, {}) for name in ("skipped", "normalised")
-        }
-        self._all: dict[str, _Counts] = {name: {} for name in self._counted}
-        self._read_for: dict[str, set[tuple[str, str]]] = {}
-
-    @contextmanager
-    def of(self, language: str, split: str) -> Iterator[None]:
-        """Surrounds the reading of one language and split."""
-        for counted in self._counted.values():
-            counted.clear()
-        yield
-        for name, counted in self._counted.items():
-            self._all[name] |= counted
-            for file, _ in counted:
-                self._read_for.setdefault(file, set()).add((language, split))
-
-    def into(self, ledger: Ledger) -> None:
-        """Adds the lines to the ledger: each line left out was read and dropped."""
-        for name, counted in self._counted.items():
-            counted |= self._all[name]
-            for (file, reason), lines in sorted(self._all[name].items()):
-                languages, splits = (set(of) for of in zip(*self._read_for[file], strict=True))
-                language = languages.pop() if len(languages) == 1 else ANY
-                split = splits.pop() if len(splits) == 1 else ANY
-                count = ledger.count(language, split)
-                if name == "skipped":
-                    count.read += lines
-                    count.dropped[f"source: {reason}"] += lines
-                else:
-                    count.changed[f"source: {reason}"] += lines
 
 
 class _Part:

@@ -21,9 +21,9 @@ class Source(Protocol):
     """A source of English-centric sentence pairs.
 
     It may also have `subsets(language, split) -> dict[str, list[bool]]`, marks of the sentences in
-    the order of pairs(), for scores of each subset ({"seen": [...]}); `origin`, the (file, line) of
-    the last pair; and `rates() -> dict[str, float]`, direction -> its rate for the sampler
-    mixing_rates.
+    the order of pairs(), for scores of each subset ({"seen": [...]}); `reading`, a
+    `reading.lines.Reading` with the origin of the last pair and counts of bad lines; and
+    `rates() -> dict[str, float]`, direction -> its rate for the sampler mixing_rates.
     """
 
     def languages(self) -> list[str]:

@@ -16,7 +16,6 @@ and in lists (all is nominative), and the sound rules of some `and`s (Spanish y/
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -164,7 +163,7 @@ class Cldr:
 
     def _draw(self, language: str) -> _Train:
         wanted = self._sizes[language]
-        drawer = Drawer(_stream_seed(self.seed, language))
+        drawer = Drawer(text_hash(f"{self.seed} {language}"))
         source, target = english(), phrases(language)
         train, taken = _Train([], set()), set()
         fruitless = 0
@@ -210,7 +209,7 @@ class Cldr:
     def _candidate(self, split: str, index: int) -> tuple[Spec, str]:
         """Returns sentence `index` of the common stream's dev or test part."""
         if self._common is None:
-            self._common = Drawer(_stream_seed(self.seed, "common"))
+            self._common = Drawer(text_hash(f"{self.seed} common"))
         candidates = self._candidates[split]
         while len(candidates) <= index:
             spec = self._common.draw()
@@ -222,11 +221,6 @@ class Cldr:
                 self._candidate_texts.add(text)
                 self._candidates[part].append((spec, text))
         return candidates[index]
-
-
-def _stream_seed(seed: int, name: str) -> int:
-    # Not a tuple's hash: it differs between processes.
-    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "big")
 
 
 def _nearest(code: str) -> str:

@@ -69,7 +69,8 @@ class Gettext(Folder):
         names = {file.name for file in files}
         for file in files:
             if _ENGLISH.match(file.code or ""):
-                self.reading.skipped[file.name, ENGLISH_CATALOGUE] = 1
+                with self.reading.of(file.name, file.path) as tally:
+                    tally.leave_out(ENGLISH_CATALOGUE)
         return [
             file
             for file in files

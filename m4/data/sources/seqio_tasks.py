@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from m4.data.preprocess import split_direction
+from m4.data.preprocess import language_of, split_direction
 from m4.data.sources import SPLITS, IdBlock, Pair
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
 from m4.data.sources.seqio_identity import identity_of
 from m4.data.vocabulary.ragged import Ragged
 from m4.settings import Between, Count, InputError, OneOf, SettingError, checked, import_module
@@ -29,7 +29,7 @@ _BLOCK = 1024
 
 @checked
 @dataclass(eq=False)
-class SeqioTasks(CountsLines):
+class SeqioTasks:
     """The pairs `inputs`, `targets` of a seqio Task, or of the tasks of a Mixture.
 
     As "ids" a task's preprocessors are run to their end, and a model reads and writes exactly the
@@ -84,7 +84,9 @@ class SeqioTasks(CountsLines):
 
     def languages(self) -> list[str]:
         """Returns the languages in the order of the tasks; imports seqio (seconds)."""
-        return list(dict.fromkeys(_language(direction) for direction in self._directions.values()))
+        return list(
+            dict.fromkeys(language_of(direction) for direction in self._directions.values())
+        )
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         """Yields the text of a language's tasks, one after another.
@@ -188,7 +190,7 @@ class SeqioTasks(CountsLines):
             None where the direction is not that of one task alone, or examples were left out of
             the text.
         """
-        language = _language(direction)
+        language = language_of(direction)
         if direction not in self._directions.values() or len(named := self._named(language)) > 1:
             return None
         task = self._tasks[named[0]]
@@ -302,7 +304,7 @@ class SeqioTasks(CountsLines):
         return made
 
     def _named(self, language: str) -> list[str]:
-        named = [name for name, d in self._directions.items() if _language(d) == language]
+        named = [name for name, d in self._directions.items() if language_of(d) == language]
         if not named:
             raise InputError(f"{self._of}: no {language!r}; {', '.join(self.languages())}")
         return named
@@ -355,11 +357,6 @@ class SeqioTasks(CountsLines):
                 ]
             columns.append(texts)
         yield from zip(*columns, strict=True)
-
-
-def _language(direction: str) -> str:
-    first, second = split_direction(direction)
-    return second if first == "en" else first
 
 
 def _ragged(value: Any) -> Ragged:

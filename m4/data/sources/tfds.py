@@ -15,7 +15,7 @@ from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
 from m4.data.sources.reading.folder import Every
 from m4.data.sources.reading.layout import Codes
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading, Reason
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Reason
 from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError, checked
@@ -27,7 +27,7 @@ _OWN = "tensorflow_datasets."  # whose features are read
 
 @checked
 @dataclass(eq=False)
-class Tfds(CountsLines):
+class Tfds:
     """Sentence pairs of prepared datasets: opus, wmt*, flores, ted_hrlr, ted_multi ...
 
     A dataset has a feature `Translation` (a language pair, or several languages of which one is
@@ -107,7 +107,7 @@ class Tfds(CountsLines):
                     if pair and (not self.hash_split or self.hash_split(pair.english) == split):
                         yield pair
         yield from self._spool.pairs(language, split)
-        self.reading.restore(self._spool_counts)
+        self.reading.tallies.update(self._spool_tallies)
 
     def identity(self) -> dict:
         """Returns the settings, and sizes and SHA-256 of the files; without TensorFlow."""
@@ -168,12 +168,9 @@ class Tfds(CountsLines):
     def _spool(self) -> Spool:
         """Pairs of the datasets whose examples name their languages."""
         spool = Spool(self._variable_pairs(), self.reading)
-        self._spool_counts = self.reading.counts_of(
-            self._names(dataset, split)[0]
-            for dataset in self._datasets
-            if dataset.codes is None
-            for split in self._splits
-        )
+        mixed = [dataset for dataset in self._datasets if dataset.codes is None]
+        names = [self._names(dataset, split)[0] for dataset in mixed for split in self._splits]
+        self._spool_tallies = {name: self.reading.tallies[name] for name in names}
         return spool
 
     def _variable_pairs(self) -> Iterator[tuple[str, str, Pair]]:

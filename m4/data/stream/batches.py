@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import EOS_ID, PAD_ID, split_direction
+from m4.data.preprocess import EOS_ID, PAD_ID, language_of, split_direction
 from m4.data.stream import numba_loops
 from m4.data.stream.packing import Ints, Shape, first_fit_decreasing
 from m4.settings import InputError
@@ -76,7 +76,7 @@ class SplitReader:
         self._maps = [base for base in bases if isinstance(base, mmap)]
         self.flats = [_read_only(flat) for flat, _ in arrays]
         self.offsets = [_read_only(offsets) for _, offsets in arrays]
-        self.codes = [target if source == "en" else source for source, target in sides]
+        self.codes = [language_of(direction) for direction in directions]
         rows = [cache.rows(code, split) for code in self.codes]
         self.first_rows = np.array([r.start for r in rows], np.int64)
         self.sizes = [len(r) for r in rows]

@@ -4,7 +4,6 @@ A worker has its own vocabularies: its result depends on the stretch alone, so t
 workers changes nothing.
 """
 
-import hashlib
 import multiprocessing
 import os
 import signal
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.directions import SIDES
+from m4.data.splits import text_hash
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.parallel.platform.signals import end_with
@@ -124,8 +124,7 @@ class RangeTokenizer:
         if way > 0:
             assert self.alpha is not None
             # The name, not the path: a cache is the same in every folder.
-            of = f"{span.path.name} {span.start} {array.name} {way}"
-            seed = int.from_bytes(hashlib.blake2b(of.encode(), digest_size=8).digest())
+            seed = text_hash(f"{span.path.name} {span.start} {array.name} {way}")
             sampled = self._dropouts[array.vocabulary].sample(best, self.alpha, seed)
             if (too_long := sampled.lengths > array.longest).any():
                 number = np.arange(len(too_long))

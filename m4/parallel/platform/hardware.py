@@ -1,5 +1,6 @@
-"""CPUs of this process, and JAX's plug-ins for GPUs; without JAX."""
+"""CPUs of this process, JAX's plug-ins for GPUs, versions of packages; without JAX."""
 
+import importlib.metadata
 import importlib.util
 import os
 import pkgutil
@@ -14,6 +15,14 @@ def available_cpus() -> list[int]:
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def package_version(name: str, missing: str = "not installed") -> str:
+    """Returns the version of an installed package; `missing` where it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return missing
 
 
 def gpu_plugin() -> str | None:

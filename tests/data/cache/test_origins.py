@@ -38,7 +38,7 @@ def test_the_line_of_a_pair_has_its_text(tmp_path: Path, name: str) -> None:
     for code in source.languages():
         for split in SPLITS:
             for pair in source.pairs(code, split):
-                file, line = source.origin
+                file, line = source.reading.origin
                 assert pair.translation in lines(tmp_path / file)[line - 1]
                 seen += 1
     assert seen == sum(len(pairs) for splits in texts.values() for pairs in splits.values())

@@ -14,6 +14,7 @@ from m4.data.cleaning import clean
 from m4.data.cleaning.ledger import ANY, Example, Ledger
 from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS, Pair
+from m4.data.sources.reading.lines import Reading
 from tests.data.cleaning.cases import Listed, run
 
 
@@ -22,11 +23,16 @@ class OneFile(Listed):
 
     def __init__(self, pairs: dict) -> None:
         super().__init__(pairs)
-        self.skipped: dict[tuple[str, str], int] = {}
+        self.reading = Reading("OneFile", "skip", 100)
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         yield from super().pairs(language, split)
-        self.skipped |= {("all.jsonl", "not JSON"): 5, (f"{language}.only", "no tab"): 2}
+        for file, reason, lines in (
+            ("all.jsonl", "not JSON", 5),
+            (f"{language}.only", "no tab", 2),
+        ):
+            with self.reading.of(file, file) as tally:
+                tally.skipped[reason] = lines
 
 
 def test_lines_of_a_file_of_several_languages_are_counted_under_a_star(tmp_path: Path) -> None:
@@ -39,7 +45,7 @@ def test_lines_of_a_file_of_several_languages_are_counted_under_a_star(tmp_path:
     assert ledger.count("gl", "train").as_json() == {"read": 1, "kept": 1}
     total = ledger.total()
     assert (total.read, total.kept, sum(total.dropped.values())) == (11, 2, 9)
-    assert source.skipped == {("all.jsonl", "not JSON"): 5, ("gl.only", "no tab"): 2,
+    assert source.reading.skipped == {("all.jsonl", "not JSON"): 5, ("gl.only", "no tab"): 2,
                               ("pt.only", "no tab"): 2}  # fmt: skip
     assert ledger.summary() == [
         "9 of 11 training pairs left out: source: not JSON: 5; source: no tab: 4"

@@ -109,14 +109,14 @@ def pairs(source: Gettext) -> list[Pair]:
 def test_what_is_kept_and_what_is_counted(tmp_path: Path) -> None:
     source = catalogue(tmp_path)
     assert sorted(pairs(source)) == sorted(KEPT)
-    assert source.skipped == {
+    assert source.reading.skipped == {
         ("gl.po", "fuzzy"): 1,
         ("gl.po", "not translated"): 1,
         ("gl.po", "plural forms"): 1,
         ("gl.po", "placeholders that differ"): 1,
         ("gl.po", "obsolete"): 2,
     }
-    assert source.normalised == {("gl.po", "a tab or line end inside"): 1}
+    assert source.reading.tallies["gl.po"].normalised == {"a tab or line end inside": 1}
 
 
 def test_one_sentence_is_in_one_split_whatever_its_context(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_mo_has_the_same_pairs_as_po(tmp_path: Path) -> None:
     source = Gettext(tmp_path, files="{lang}/LC_MESSAGES/*.mo")
     assert sorted(pairs(source)) == sorted(KEPT)
     # What is fuzzy or not translated is not compiled at all.
-    assert source.skipped == {
+    assert source.reading.skipped == {
         ("gl/LC_MESSAGES/made.mo", "plural forms"): 1,
         ("gl/LC_MESSAGES/made.mo", "placeholders that differ"): 1,
     }
@@ -182,7 +182,7 @@ def test_what_is_no_catalogue_is_one_bad_line(tmp_path: Path, text: str, line: i
         list(source.pairs("gl", "train"))
     source = catalogue(tmp_path, text, on_bad_line="skip")
     assert pairs(source) == []
-    assert sum(source.skipped.values()) == 1
+    assert sum(source.reading.skipped.values()) == 1
 
 
 def test_bytes_that_are_no_catalogue(tmp_path: Path) -> None:

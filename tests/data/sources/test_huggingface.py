@@ -55,7 +55,7 @@ def test_columns_by_name(tmp_path: Path) -> None:
     options = {"files": "{lang}/{split}.parquet", "english_field": "source"}
     source = HuggingFace(tmp_path, translation_field="target", on_bad_line="skip", **options)  # type: ignore
     assert list(source.pairs("gl", "train")) == [Pair("a", "x")]
-    assert source.skipped == {("gl/train.parquet", "no translation side"): 1}
+    assert source.reading.skipped == {("gl/train.parquet", "no translation side"): 1}
     with pytest.raises(ValueError, match=r"no column 'targets'; it has n, source, target \(Hugg"):
         list(HuggingFace(tmp_path, translation_field="targets", **options).pairs("gl", "train"))  # type: ignore
     with pytest.raises(ValueError, match=r"train\.parquet row 2: no translation side \(Hugg"):
@@ -96,7 +96,7 @@ def test_translations_of_variable_languages(tmp_path: Path) -> None:
     source = HuggingFace(tmp_path, files="{split}.parquet", on_bad_line="skip")
     assert source.languages() == ["gl"]
     assert list(source.pairs("gl", "train")) == [Pair("day", "día"), Pair("day", "xornada")]
-    assert source.skipped == {("train.parquet", "no English side"): 1}
+    assert source.reading.skipped == {("train.parquet", "no English side"): 1}
 
 
 def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
@@ -105,4 +105,4 @@ def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
     options = {"files": "{lang}.{split}.parquet", "translation_field": "{lang}"}
     source = HuggingFace(tmp_path, on_bad_line="skip", **options)  # type: ignore
     assert list(source.pairs("gl", "train")) == [Pair("day", "a"), Pair("week", "c")]
-    assert source.skipped == {("gl.train.parquet", "not UTF-8"): 1}
+    assert source.reading.skipped == {("gl.train.parquet", "not UTF-8"): 1}

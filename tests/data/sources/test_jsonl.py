@@ -37,7 +37,7 @@ def test_many_languages_in_one_object(tmp_path: Path) -> None:
     assert list(source.pairs("gl", "train")) == [Pair("day", "día")]
     assert list(source.pairs("pt_BR", "train")) == [Pair("day", "dia"), Pair("night", "noite")]
     # Counted once, whoever is read.
-    assert source.skipped == {
+    assert source.reading.skipped == {
         ("train.jsonl", "no English side"): 2,
         ("train.jsonl", "no language but English"): 1,
         ("train.jsonl", "no field translation"): 1,
@@ -60,7 +60,7 @@ def test_a_field_of_languages(tmp_path: Path) -> None:
     )
     assert source.languages() == ["gl", "zh_Hant"]
     assert list(source.pairs("zh_Hant", "train")) == [Pair("day", "zh-Hant")]
-    assert source.skipped == {
+    assert source.reading.skipped == {
         ("all.jsonl", "the language is English"): 1,
         ("all.jsonl", "no language code in the language's field"): 1,
     }

@@ -40,7 +40,7 @@ def test_examples_that_say_their_languages(data_dir: Path) -> None:
     assert sorted(source.pairs("pt_br", "train")) == [Pair("day", "dia"), Pair("night", "noite")]
     assert list(source.pairs("gl", "dev")) == [Pair("day", "día"), Pair("day", "xornada")]
     assert list(source.pairs("gl", "test")) == []
-    assert source.skipped == {("made_dataset/talks train", "no English side"): 1}
+    assert source.reading.skipped == {("made_dataset/talks train", "no English side"): 1}
 
 
 def test_several_datasets_of_a_language_follow_each_other(data_dir: Path) -> None:

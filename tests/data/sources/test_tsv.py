@@ -36,7 +36,7 @@ def test_a_bad_line_is_an_error_or_skipped_and_counted(tmp_path: Path, reason: s
     for _ in range(2):  # a second reading does not count again
         pairs = list(source.pairs("gl", "train"))
         assert pairs == [Pair(f"good {n}", f"bo {n}") for n in range(9)]
-        assert source.skipped == {("gl.train.tsv", reason): 1}
+        assert source.reading.skipped == {("gl.train.tsv", reason): 1}
 
 
 def test_harmless_dirt_is_put_right_and_counted(tmp_path: Path) -> None:
@@ -59,13 +59,13 @@ def test_harmless_dirt_is_put_right_and_counted(tmp_path: Path) -> None:
         Pair("line separator", "ä ö"),
         Pair("joiners stay", "می\u200cخواهم क\u094d\u200dष"),
     ]
-    assert source.skipped == {}
+    assert source.reading.skipped == {}
     # One line each, also where it has two marks.
-    assert source.normalised == {
-        ("gl.train.tsv", "a byte order mark"): 1,
-        ("gl.train.tsv", "a CRLF line end"): 1,
-        ("gl.train.tsv", "a mark of writing direction"): 1,
-        ("gl.train.tsv", "a Unicode line end (U+2028, U+2029)"): 1,
+    assert source.reading.tallies["gl.train.tsv"].normalised == {
+        "a byte order mark": 1,
+        "a CRLF line end": 1,
+        "a mark of writing direction": 1,
+        "a Unicode line end (U+2028, U+2029)": 1,
     }
 
 
@@ -100,5 +100,5 @@ def test_bad_arguments(tmp_path: Path, arguments: dict, said: str) -> None:
 def test_a_folder_called_like_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "gl.train.tsv").mkdir()
     for read in (Tsv.identity, lambda source: list(source.pairs("gl", "train"))):
-        with pytest.raises(ValueError, match=r"gl\.train\.tsv: cannot be read: Is a directory"):
+        with pytest.raises(ValueError, match=r"gl\.train\.tsv: not a file but a folder"):
             read(Tsv(tmp_path))

@@ -17,7 +17,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,9 +77,9 @@ def _opened(path: epath.Path) -> Iterator[Any]:
     """Opens a file for reading; InputError for a folder, and for a file that may not be read."""
     if "://" not in os.fspath(path):
         check_input(Path(path))
-    with ExitStack() as stack:
-        with _readable(path):
-            file = stack.enter_context(path.open("rb"))
+    with _readable(path):
+        opened = path.open("rb")
+    with opened as file:
         yield file
 
 

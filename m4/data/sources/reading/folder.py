@@ -15,7 +15,7 @@ from etils import epath
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
 from m4.data.sources.reading.layout import File, FileLayout, named, said_splits
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, CountsLines, Reading
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
 from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError
@@ -25,7 +25,7 @@ Every = Annotated[int, Between(0, 10**9)]
 
 
 @dataclass(eq=False)
-class Folder(CountsLines, abc.ABC):
+class Folder(abc.ABC):
     """A Source over a folder; a subclass reads the files.
 
     Nothing is read before pairs, languages or the identity are asked for. The split of a pair is in
@@ -101,7 +101,7 @@ class Folder(CountsLines, abc.ABC):
             raise self.layout.unknown(language, self.languages())
         if self._mixed:
             yield from self._spool.pairs(language, split)
-            self.reading.restore(self._spool_counts)
+            self.reading.tallies.update(self._spool_tallies)
             return
         for file in self._files:
             if file.language == language and self._has(file, split):
@@ -206,5 +206,5 @@ class Folder(CountsLines, abc.ABC):
             for language, pair in self._read([file])
         )
         spool = Spool(pairs, self.reading)
-        self._spool_counts = self.reading.counts_of(file.name for file in self._files)
+        self._spool_tallies = {file.name: self.reading.tallies[file.name] for file in self._files}
         return spool

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from etils import epath
@@ -98,42 +98,26 @@ def text_lines(path: epath.Path, most_bytes: int, shown: str = "") -> Iterator[s
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 
-class CountsLines:
-    """Mixin of sources with a `reading`: counts of the text that was read so far."""
-
-    reading: Reading
-
-    @property
-    def origin(self) -> tuple[str, int]:
-        """File and line of the last pair that `pairs` gave; for a dataset its split and example."""
-        return self.reading.origin
-
-    @property
-    def skipped(self) -> dict[tuple[str, str], int]:
-        """(file or dataset, reason) -> lines or examples left out."""
-        return self.reading.skipped
-
-    @property
-    def normalised(self) -> dict[tuple[str, str], int]:
-        """(file or dataset, what) -> lines or examples put right."""
-        return self.reading.normalised
-
-
 class Reading:
     """A source's treatment of lines that it cannot read, with counts by file and reason.
 
-    Args:
+    Attributes:
         owner: Class of the source, for messages.
+        tallies: File or dataset -> its counts.
+        origin: File and line of the last pair; of a dataset, its split and example.
     """
 
     def __init__(self, owner: str, on_bad_line: str, max_line_bytes: int) -> None:
         self.owner, self.on_bad_line, self.max_line_bytes = owner, on_bad_line, max_line_bytes
-        self.origin: tuple[str, int] = ("", 0)  # file and line of the last pair
-        # (file, reason) -> lines left out; (file, what) -> lines put right.
-        self.skipped: dict[tuple[str, str], int] = {}
-        self.normalised: dict[tuple[str, str], int] = {}
-        # (file, reason) -> the numbers of the first lines left out.
-        self.places: dict[tuple[str, str], list[int]] = {}
+        self.tallies: dict[str, Tally] = {}
+        self.origin: tuple[str, int] = ("", 0)
+
+    @property
+    def skipped(self) -> dict[tuple[str, str], int]:
+        """(file, reason) -> lines left out."""
+        return {
+            (name, why): n for name, of in self.tallies.items() for why, n in of.skipped.items()
+        }
 
     def identity(self) -> dict:
         """Returns the settings that decide the text."""
@@ -148,28 +132,12 @@ class Reading:
         """Counts one reading of a file; at its end the counts replace earlier ones.
 
         Args:
-            name: The file in `skipped`.
+            name: The file in `tallies`.
             unit: What is numbered in the file.
         """
         tally = Tally(self, name + packing(path), path, unit)
         yield tally
-        # Not added: reading a file again must not count its lines again.
-        self.skipped.update({(name, why): count for why, count in tally.skipped.items()})
-        self.normalised.update({(name, what): count for what, count in tally.normalised.items()})
-        self.places.update({(name, why): numbers for why, numbers in tally.places.items()})
-
-    def counts_of(self, names: Iterable[str]) -> list[dict[tuple[str, str], int]]:
-        """Returns the counts of some files, for `restore`."""
-        wanted = set(names)
-        return [
-            {key: count for key, count in counted.items() if key[0] in wanted}
-            for counted in (self.skipped, self.normalised)
-        ]
-
-    def restore(self, counts: list[dict[tuple[str, str], int]]) -> None:
-        """Restores counts, which others may have emptied, as if the files had been read again."""
-        for counted, again in zip((self.skipped, self.normalised), counts, strict=True):
-            counted.update(again)
+        self.tallies[name] = tally  # not added: reading a file again counts its lines once
 
     def nothing_in(self, name: str) -> str:
         """Returns a message for a file without pairs, with the reason of most of its lines."""
@@ -181,13 +149,18 @@ class Reading:
 
     def where(self, name: str, reason: str) -> str:
         """Returns the first lines skipped for a reason, ' (line 3, 17)', or '' for no mistake."""
-        numbers = self.places.get((name, reason), [])
-        more = ", ..." if self.skipped.get((name, reason), 0) > len(numbers) else ""
+        tally = self.tallies[name]
+        numbers = tally.places.get(reason, [])
+        more = ", ..." if tally.skipped[reason] > len(numbers) else ""
         return f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
 
 
 class Tally:
-    """Counts of one file: lines left out and put right."""
+    """Counts of one file: reason -> lines left out, what -> lines put right.
+
+    Attributes:
+        places: Reason -> numbers of the first lines left out.
+    """
 
     def __init__(self, reading: Reading, name: str, path: object, unit: str) -> None:
         self._reading, self._name, self._path, self._unit = reading, name, path, unit

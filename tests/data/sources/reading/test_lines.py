@@ -128,9 +128,14 @@ def test_corrupted_lines(
     )
     # Every line is counted: left out, put right, or good.
     counted: Counter[str] = Counter()
-    for (_, reason), count in source.skipped.items():  # type: ignore
+    tallies = source.reading.tallies.values()  # type: ignore
+    skipped, normalised = Counter[str](), Counter[str]()
+    for tally in tallies:
+        skipped += tally.skipped
+        normalised += tally.normalised
+    for reason, count in skipped.items():
         counted["longer than" if reason.startswith("longer than") else reason] += count
-    for (_, what), count in source.normalised.items():  # type: ignore
+    for what, count in normalised.items():
         counted["+" + what.removesuffix(" (U+2028, U+2029)")] += count
     good = expected.pop("")
     assert counted == expected
@@ -141,7 +146,7 @@ def test_corrupted_lines(
     count = made.ledger().count("gl", "train")
     assert count.read == LINES
     from_source = {why: n for why, n in count.dropped.items() if why.startswith("source: ")}
-    assert from_source == {f"source: {why}": n for (_, why), n in source.skipped.items()}  # type: ignore
+    assert from_source == {f"source: {why}": n for why, n in skipped.items()}
     assert count.kept == count.read - sum(count.dropped.values())
     # None reaches training: neither the cache's text nor its ids have anything of them.
     pairs = list(made.pairs("gl", "train"))
@@ -181,7 +186,7 @@ def test_the_short_way_is_the_long_one(english: str, translation: str) -> None:
         assert sum(reading.skipped.values()) == 1
     else:
         assert pair == tuple(long)
-        assert set(reading.normalised) == {("x", note) for note in tally._notes}
+        assert {*reading.tallies["x"].normalised} == tally._notes
         assert not set(FORBIDDEN) & set("".join(pair or ()))
 
 

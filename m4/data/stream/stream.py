@@ -7,7 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -65,8 +65,7 @@ class Stream:
         cache: Annotated[Cache, Given("experiment.Data.corpus")],
         directions: Annotated[Sequence[str] | None, Given("corpus.CorpusSpec.mixture")] = None,
         phases: Annotated[
-            Mapping[str, float] | Sequence[Phase | Mapping[str, Any]] | None,
-            Given("experiment.Data.sampler"),
+            Mapping[str, float] | Sequence[Phase] | None, Given("experiment.Data.sampler")
         ] = None,
         seed: Annotated[Count, Given("experiment.Training.seed")] = 0,
         batch_rows: Annotated[Size, Given("experiment.Training.batch_size")] = 16,
@@ -80,7 +79,7 @@ class Stream:
         Args:
             directions: Defaults to those that a phase has rates for.
             phases: Rates by direction (shares of the pairs, which need not sum to 1), or phases of
-                them, or `phases` of another stream. Defaults to temperature(T=5).
+                them. Defaults to temperature(T=5).
             seed: Decides the order of the pairs.
             batch_rows: Rows of a batch of full lengths.
             source_length: Ids of a row. Defaults to the corpus's.
@@ -183,12 +182,6 @@ class Stream:
             self._phases.restart()
             self._groups.clear()
             self._given = -1
-
-    @property
-    def phases(self) -> list[dict[str, Any]]:
-        """All phases, as JSON, from which a new stream gives the same batches."""
-        with self._lock:
-            return self._phases.as_json()
 
     def examples_seen(self, step: int) -> dict[str, int]:
         """Returns the pairs of each direction before `step`; those left out count as seen."""
@@ -318,15 +311,12 @@ class _Group(NamedTuple):
 
 
 def _directions(
-    cache: Cache,
-    directions: Sequence[str] | None,
-    phases: Sequence[Phase | Mapping[str, Any]],
+    cache: Cache, directions: Sequence[str] | None, phases: Sequence[Phase]
 ) -> list[str]:
     """Returns the chosen directions, or all with a rate, in the order of the corpus."""
     rated: dict[str, None] = {}
     for phase in phases:
-        rates = phase.rates if isinstance(phase, Phase) else phase["rates"]
-        rated |= dict.fromkeys(name for name, rate in rates.items() if rate)
+        rated |= dict.fromkeys(name for name, rate in phase.rates.items() if rate)
     if directions is None:
         known = [name for name in cache.directions if name in rated]
         return known + [name for name in rated if name not in known]

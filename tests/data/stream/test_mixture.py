@@ -74,7 +74,7 @@ def test_a_phase_that_never_begins_is_refused(
     phases = Schedule(tuple((step, uniform, None) for step in first_steps))
     make = functools.partial(mixture.make_stream, made_cache, phases, total_steps=total_steps)
     if said is None:
-        assert len(make(batch_rows=8).phases) == len(first_steps)
+        assert len(make(batch_rows=8)._phases.entries) == len(first_steps)
     else:
         with pytest.raises(ValueError, match=f"^the sampler's phase from step {said}$"):
             make(batch_rows=8)

@@ -95,7 +95,8 @@ def explain(translator: Translator, line: str, to: str) -> Explanation:
     pieces = []
     for role, numbers in zip(ROLES, (source, target), strict=True):
         names = getattr(both, role, both).pieces
-        pieces.append([names[number] for number in numbers])
+        # An untrained model writes ids without a piece, too: embeddings have a multiple of rows.
+        pieces.append([names[n] if n < len(names) else f"<{n}>" for n in numbers])
     return Explanation(found.texts[0], pieces[0], pieces[1], experts, attention)
 
 

@@ -60,6 +60,14 @@ def test_pieces_experts_and_attention(tmp_path: Path, changes: dict[str, Any]) -
     assert not np.triu(found.attention["decoder_0/self_attention"][0], 1).any()
 
 
+def test_an_id_without_a_piece_is_shown_as_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = explain(translator(), "w3 w5", "xx")
+    monkeypatch.setattr(Shown, "pieces", Shown.pieces[:4])
+    short = explain(translator(), "w3 w5", "xx")
+    assert short.source == ["<2xx>", "<7>", "<9>", "</s>"]
+    assert len(short.target) == len(whole.target)
+
+
 def test_a_dense_model_has_no_experts_and_an_empty_line_nothing() -> None:
     ready = translator(moe=None)
     assert explain(ready, "w1", "xx").experts == {}

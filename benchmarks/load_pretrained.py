@@ -18,6 +18,7 @@ from m4.jobs.checkpoints.source_hf import SourceHf
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.mesh import make_mesh
 from m4.storage import safetensors
+from m4.storage.checkpoints import by_path
 from m4.train import hf_layout, initial
 from m4.train.initial import Rows
 from m4.train.optimizer import adafactor
@@ -78,7 +79,7 @@ def main() -> None:
     leaves = initial.plan(there.shapes, there.shapes, None)
     rows = Rows(np.arange(there.vocabulary().size, dtype=np.int32), {})
     state = begin(there, leaves, lambda _: rows, program)
-    size = sum(array.nbytes for array in initial.flat(state.params).values())
+    size = sum(array.nbytes for array in by_path(state.params).values())
     (peak,) = (
         int(line.split()[1]) * 1024
         for line in Path("/proc/self/status").read_text().splitlines()

@@ -30,6 +30,7 @@ from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.model.stack import unstack
 from m4.model.transformer import Transformer
 from m4.settings import InputError, OneOf, SettingError, checked
+from m4.storage.checkpoints import by_path
 from m4.train.optimizer import FactoredState, Moments
 
 Array = jax.Array
@@ -262,21 +263,21 @@ def take_over(
         ValueError: experts are to be left out or merged, and their use was not counted.
     """
     known = {leaf.path: leaf for leaf in leaves}
-    wanted, parts = flat(like), _parts(like)
+    wanted, parts = by_path(like), _parts(like)
     made = {}
     for path in sorted(wanted, key=lambda path: -math.prod(wanted[path].shape)):
         mine, start = [known[part] for part in parts[path]], fresh.pop(path, None)
         array = _array(mine, wanted[path], old, start, parts[path] != [path], rows, use)
         # Else the next ones would be read while this one waits to be computed.
         made[path] = jax.block_until_ready(array)
-    return jax.tree_util.tree_map_with_path(lambda path, _: made[_name(path)], like)
+    return _shaped(like, made)
 
 
 def fresh_paths(
     leaves: Sequence[Leaf], old: Shapes, rows: Callable[[str], Rows], like: Any
 ) -> list[str]:
     """Returns the arrays of a tree that need their values of a model without an old one."""
-    new = flat(like)
+    new = by_path(like)
 
     def needs(leaf: Leaf) -> bool:
         if leaf.rule not in BY_ROW:
@@ -349,7 +350,7 @@ def _array(
 
 def unscanned(params: Mapping[str, Any]) -> Old:
     """Returns a function from path among unscanned layers to array, of a tree of parameters."""
-    arrays = flat(params)
+    arrays = by_path(params)
 
     def array(path: str) -> Array:
         if path in arrays:
@@ -490,25 +491,18 @@ def at_step(state: Any, step: int) -> Any:
     return jax.tree.map(one, state, is_leaf=schedules)
 
 
-def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts -> "a/b/c": leaf."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
-
-
 def shapes_of(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Path among unscanned layers -> shape, of arrays or ShapeDtypeStructs."""
-    return {path: leaf.shape for path, leaf in flat(jax.eval_shape(unstack, params)).items()}
+    return {path: leaf.shape for path, leaf in by_path(jax.eval_shape(unstack, params)).items()}
 
 
 def restacked(made: Mapping[str, Array], like: Any) -> Any:
     """Arrays by path among unscanned layers -> the tree `like`, scanned stacks put together."""
-    parts = _parts(like)
-
-    def leaf(path: Any, _: Any) -> Array:
-        found = [made[part] for part in parts[_name(path)]]
-        return jnp.stack(found) if _name(path) not in made else found[0]
-
-    return jax.tree_util.tree_map_with_path(leaf, like)
+    stacked = {
+        path: made[path] if path in made else jnp.stack([made[part] for part in parts])
+        for path, parts in _parts(like).items()
+    }
+    return _shaped(like, stacked)
 
 
 def _parts(like: Any) -> dict[str, list[str]]:
@@ -521,11 +515,12 @@ def _parts(like: Any) -> dict[str, list[str]]:
         size = len(like[f"{match[1]}_blocks"])
         return [f"{match[1]}_{at * size + int(match[2])}/{match[3]}" for at in range(leaf.shape[0])]
 
-    return {path: parts(path, leaf) for path, leaf in flat(like).items()}
+    return {path: parts(path, leaf) for path, leaf in by_path(like).items()}
 
 
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+def _shaped(like: Any, arrays: Mapping[str, Any]) -> Any:
+    """Returns arrays by path as the tree `like`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in by_path(like)])
 
 
 # ------------------------------------------------------------------------ the state of Adafactor
@@ -570,7 +565,7 @@ def _known(leaf: Any) -> bool:
 
 def _tree(like: Any, given: Given) -> Any:
     made = {}
-    for path in flat(jax.eval_shape(unstack, like)):
+    for path in by_path(jax.eval_shape(unstack, like)):
         name, _, part = path.rpartition("/")
         if part in Moments._fields:
             made[path] = _factor(given[name], part)

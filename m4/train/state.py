@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.batched_init import draw_together, unoptimized
 from m4.parallel.mesh import axis_rules_context, parameter_shardings
+from m4.storage.checkpoints import by_path
 
 
 @struct.dataclass
@@ -49,7 +50,7 @@ def state_shardings(
     variables = abstract_variables(model)
     params = parameter_shardings(mesh, variables["params_axes"], variables["params"], fsdp_axes)
     replicated = NamedSharding(mesh, PartitionSpec())
-    by_path = {
+    known = {
         _names(path): (leaf.shape, sharding)
         for (path, leaf), sharding in zip(
             jax.tree_util.tree_flatten_with_path(variables["params"])[0],
@@ -62,8 +63,8 @@ def state_shardings(
         names = _names(path)
         for start in range(len(names)):  # the parameter's path, within the optimizer's
             for stop in range(len(names), start, -1):
-                if names[start:stop] in by_path:
-                    shape, whole = by_path[names[start:stop]]
+                if names[start:stop] in known:
+                    shape, whole = known[names[start:stop]]
                     return NamedSharding(mesh, _common_spec(leaf.shape, shape, whole.spec))
         return replicated
 
@@ -109,10 +110,10 @@ def new_params(
     mesh: Mesh, model: Transformer, seed: int, shardings: Any, paths: Collection[str]
 ) -> dict[str, jax.Array]:
     """Makes the parameters of `new_state` that `paths` name ("a/b/c"), and no others."""
-    placed = {path: sharding for path, sharding in _flat(shardings).items() if path in paths}
+    placed = {path: sharding for path, sharding in by_path(shardings).items() if path in paths}
 
     def chosen() -> dict[str, jax.Array]:
-        made = _flat(initialize(model, optax.identity(), seed).params)
+        made = by_path(initialize(model, optax.identity(), seed).params)
         return {path: made[path] for path in placed}
 
     with axis_rules_context(mesh):
@@ -120,7 +121,3 @@ def new_params(
             draw_together(chosen), out_shardings=placed, compiler_options=unoptimized(mesh)
         )
         return make()
-
-
-def _flat(tree: Any) -> dict[str, Any]:
-    return {"/".join(_names(path)): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

@@ -12,6 +12,7 @@ from m4.model.gates.by_direction import by_direction
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.settings import InputError, SettingError
+from m4.storage.checkpoints import by_path
 from m4.train import initial
 from m4.train.initial import Rows
 
@@ -64,7 +65,7 @@ def taken(leaves: Any, before: Any, fresh: Any, rows: Rows, use: initial.Use) ->
     """The new parameters, on the first device."""
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), fresh)
-    old, start = initial.unscanned(before), initial.flat(fresh)
+    old, start = initial.unscanned(before), by_path(fresh)
     return initial.take_over(leaves, old, start, lambda _: rows, use, like)
 
 
@@ -73,8 +74,8 @@ def test_the_same_model_is_bit_equal_scanned_or_not(scanned: tuple[bool, bool]) 
     old, new = (model(4, 4, scan_layers=scan) for scan in scanned)
     before, params, leaves = begun(old, new)
     assert {leaf.rule for leaf in leaves} == {"taken", "pieces"}
-    for path, value in initial.flat(jax.tree.map(np.asarray, _unscanned(params))).items():
-        assert np.array_equal(value, initial.flat(_unscanned(before))[path]), path
+    for path, value in by_path(jax.tree.map(np.asarray, _unscanned(params))).items():
+        assert np.array_equal(value, by_path(_unscanned(before))[path]), path
 
 
 def _unscanned(params: Any) -> Any:
@@ -98,8 +99,8 @@ def test_merged_experts_that_are_equal_are_the_dense_layer_again() -> None:
     leaves = initial.plan(initial.shapes_of(params), initial.shapes_of(fresh), None)
     use = {layer: np.array([3, 0, 1, 4]) for layer in ("encoder_1", "decoder_1")}
     merged = taken(leaves, params, fresh, NO_ROWS, use)
-    for path, value in initial.flat(merged).items():
-        np.testing.assert_allclose(value, initial.flat(before)[path], rtol=1e-6, atol=1e-7)
+    for path, value in by_path(merged).items():
+        np.testing.assert_allclose(value, by_path(before)[path], rtol=1e-6, atol=1e-7)
 
 
 def test_a_merged_layer_is_the_mean_weighed_by_use() -> None:
@@ -138,8 +139,8 @@ def test_stacked_and_spaced_layers_are_the_old_ones() -> None:
     for rule, sources in (("stack", [0, 1, 0, 1]), ("spaced", [0, 0, 1, 1])):
         before, params, _ = begun(old, new, rule)
         for layer, source in enumerate(sources):
-            for path, value in initial.flat(params[f"encoder_{layer}"]).items():
-                assert np.array_equal(value, initial.flat(before[f"encoder_{source}"])[path])
+            for path, value in by_path(params[f"encoder_{layer}"]).items():
+                assert np.array_equal(value, by_path(before[f"encoder_{source}"])[path])
     before, params, _ = begun(new, old, "spaced")
     assert jax.tree.all(
         jax.tree.map(np.array_equal, params["decoder_1"], before["decoder_2"])
@@ -196,7 +197,7 @@ def test_rows_of_tasks_belong_to_directions_by_name(names: Any, wanted: list[int
     assert {leaf.path for leaf in leaves if leaf.rule == "directions"} == {
         path, path.replace("encoder", "decoder")
     }  # fmt: skip
-    was, fresh, now = (initial.flat(tree)[path] for tree in (before, parameters(new, 1), params))
+    was, fresh, now = (by_path(tree)[path] for tree in (before, parameters(new, 1), params))
     for at, row in enumerate(wanted):
         assert np.array_equal(now[at], was[row] if row >= 0 else fresh[at])
 

@@ -9,8 +9,8 @@ from flax.linen import partitioning
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.settings import InputError
+from m4.storage.checkpoints import by_path
 from m4.train import t5x_layout
-from m4.train.initial import flat
 from tests import t5x_files
 
 Arrays = dict[str, np.ndarray]
@@ -192,10 +192,10 @@ def test_moments_have_the_axes_of_t5xs_rules_and_come_back(scan_layers: bool) ->
         moe=moe, scan_layers=scan_layers, tied_logits=False,
     )  # fmt: skip
     variables = abstract_variables(model)
-    axes = flat(partitioning.get_axis_names(variables["params_axes"]))
+    axes = by_path(partitioning.get_axis_names(variables["params_axes"]))
     draw = np.random.default_rng(0)
     factored = 0
-    for path, leaf in flat(variables["params"]).items():
+    for path, leaf in by_path(variables["params"]).items():
         shape, stacked = leaf.shape, "_blocks/" in path
         of = t5x_factors(shape, tuple(axes[path]))
         square = draw.random(shape).astype(np.float32)

@@ -134,7 +134,7 @@ class SourceRun:
         if kept and "average" in begun:
             found["average"], _ = self.params(layout, "average")
 
-        start, like = initial.flat(begun["params"]), program.abstract_state().params
+        start, like = by_path(begun["params"]), program.abstract_state().params
         step = jax.device_put(np.asarray(self.step, np.int32), program.shardings.step)
         with program.axis_rules():
             made = {

@@ -25,6 +25,7 @@ from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
 from m4.settings import InputError
 from m4.storage import safetensors
+from m4.storage.checkpoints import by_path
 from m4.storage.safetensors import Weights
 from m4.train import initial
 from m4.train.initial import Rows
@@ -284,7 +285,7 @@ def test_export_and_back_is_bit_equal(kind: str, tmp_path: Path) -> None:
     assert kind in said.out
     assert "is there already" in m4("export", run, "--format=hf", f"--output={exported}").mistake
     there, params = SourceHf(exported), saved(run)
-    flat = initial.flat(params)
+    flat = by_path(params)
     assert there.shapes == initial.shapes_of(params)
     assert all(np.array_equal(there.read(path), flat[path]) for path in flat)
 

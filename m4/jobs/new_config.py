@@ -97,7 +97,7 @@ def write_config(folder: str, out: str | None, yes: bool, minutes: int | None = 
     samples = {code: corpus.samples[code] for code in languages}
     lengths = _lengths(samples, pieces)
     if minutes is None:
-        minutes = ask.number("minutes that the training may take", _MINUTES)
+        minutes = ask.number("minutes of training", _MINUTES)
     values, *expected = _choose(train, lengths, pieces, minutes, cores)
     text = (
         "about {:.0f} minutes of training and {:.0f} of bilingual baselines on {} CPU cores"
@@ -156,7 +156,7 @@ class _Questions:
         self, question: str, default: str, allowed: str, fits: Callable[[str], bool]
     ) -> str:
         if self._yes:
-            self.taken.append(f"not asked: {question}: {default}")
+            self.taken.append(f"assumed: {question}: {default}")
             return default
         while True:
             try:

@@ -179,9 +179,9 @@ def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyP
     assert said.status == 0, said.err
     assert [re.sub(r".*: ", "", each) for each in asked[1:]] == [
         "take English sentences by their hash (dev 1 in 100, test 1 in 50) [yes]? ",
-        "minutes that the training may take [60]? ",
+        "minutes of training [60]? ",
     ]
-    assert "not asked" not in said.out
+    assert "assumed" not in said.out
     text = (here / "corpus.gin").read_text(encoding="utf-8")
     assert "tsv.Tsv.dev_every = 100\ntsv.Tsv.test_every = 50\n" in text
 

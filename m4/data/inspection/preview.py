@@ -111,9 +111,9 @@ def warnings(preview: Preview, most_epochs: float) -> list[str]:
         most = [f"{code} {times(epochs)}" for code, epochs in list(over.items())[:_MOST_NAMES]]
         more = ", ..." if len(over) > _MOST_NAMES else ""
         lines.append(
-            f"repeated more than {most_epochs:g} times: {len(over)} of {len(preview.pairs)} "
-            f"languages ({', '.join(most)}{more}); a lower temperature, unimax's max_epochs "
-            "or fewer steps repeat less"
+            f"{len(over)} of {len(preview.pairs)} languages would be seen more than "
+            f"{most_epochs:g} times ({', '.join(most)}{more}): lower the temperature or unimax's "
+            "max_epochs, or train for fewer steps"
         )
     if never := [code for code, one in preview.configured.drawn.items() if not one.pairs]:
         lines.append(f"never drawn: {', '.join(never)}")

@@ -286,9 +286,7 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not any(row["code"] for row in rows):
         return [NO_IDENTIFIER]
     unknown = sorted({split_direction(row["direction"])[1] for row in rows if row["code"] is None})
-    lines = [
-        "wrong language by py3langid, which is wrong about the references as often as they say"
-    ]
+    lines = ["wrong language by py3langid; the rows of references are its false alarms"]
     if pairs := confused(rows):
         lines.append(f"confused: {', '.join(pairs)}")
     if unknown:

@@ -142,7 +142,8 @@ class Beginning:
             example = next(leaf.path for leaf in self._leaves if leaf.rule == rule)
             found.append(f"  {rule}: {count} ({example}{', ...' if count > 1 else ''})")
         for path, pieces in self.about["new_pieces"].items():
-            found.append(f"  {path}: {pieces:,} new pieces ({self._rules.new_pieces})")
+            s = "s" * (pieces != 1)
+            found.append(f"  {path}: {pieces:,} new piece{s} ({self._rules.new_pieces})")
         for name, (before, now) in self.about["changes"].items():
             found.append(f"  {name}: {before} -> {now}")
         if left := self.about["left"]:

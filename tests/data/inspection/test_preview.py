@@ -103,7 +103,9 @@ def test_warnings_and_json() -> None:
     assert preview.repeated_more_than(seen, 20) == {}  # more than, not as often as
     problem, repeated = preview.warnings(seen, 16)
     assert problem == "T=1: en-gl: a share of 1e-09 is too small"
-    assert repeated.startswith("repeated more than 16 times: 1 of 2 languages (gl 20.0); a lower ")
+    assert repeated.startswith(
+        "1 of 2 languages would be seen more than 16 times (gl 20.0): lower "
+    )
     assert preview.warnings(seen._replace(columns=seen.columns[:1]), 20) == []
     never = Column("configured", {"es": DrawnLanguage(1, 1.0, 9, 1.0, 0.1, 0, 1),
                                   "gl": DrawnLanguage(0, 0.0, 0, 0.0, 0.0, 0, 0)})  # fmt: skip

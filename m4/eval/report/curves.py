@@ -81,7 +81,8 @@ def by_step(rows: Rows) -> Figure:
 
 
 def _panels(labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    drawn = blank(7.0, 2.4 * len(labels) + 0.9, layout="constrained")
+    height = 2.4 if len(labels) < 4 else 1.7
+    drawn = blank(7.0, height * len(labels) + 0.9, layout="constrained")
     panels = list(drawn.subplots(len(labels), 1, sharex=True, squeeze=False)[:, 0])
     for panel, label in zip(panels, labels, strict=True):
         style(panel)

@@ -28,7 +28,6 @@ from m4.eval.scoring.delta import (
 )
 from m4.eval.scoring.levels import LEVELS, SIDES, ResourceLevels
 from m4.eval.scoring.score import COPY, Decode, Measured, Subsets, untagged, with_complements
-from m4.settings import InputError
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SCRIPT = Path(__file__).with_name("report.js")
@@ -37,7 +36,13 @@ PACKAGES = ("m4", "jax", "flax", "optax", "numpy", "sacrebleu", "sentencepiece",
 
 
 DELTA_TITLE = "ΔBLEU of one multilingual model against bilingual baselines"
-_LABELS = {"nll": "training loss, nats a piece"}
+# What curves show, a panel each, where the metrics have it; losses in nats a piece.
+_LABELS = {
+    "nll": "training loss",
+    **{f"nll/{level}": f"training loss, {level}" for level in LEVELS},
+    "dev/nll": "dev loss",
+    "auxiliary_loss": "auxiliary loss",
+}
 
 
 class Background(NamedTuple):
@@ -49,7 +54,6 @@ class Background(NamedTuple):
     configs: Mapping[str, Path] = {}  # name -> operative gin config, shown whole
     # System -> the rows of its metrics.jsonl.
     curves: Mapping[str, Sequence[Mapping[str, Any]]] = {}
-    curve_keys: Sequence[str] = ("nll",)  # the values that are drawn, a panel each
     sampling: Mapping[str, float] = {}  # language -> its share of the training stream
     epochs: Mapping[str, float] = {}  # language -> how often it was seen
 
@@ -112,7 +116,8 @@ def page(
         subsets=_subsets(scores, metric, baseline, order),
         scores={direction: _by(whole, "direction", "system", "metric")[direction]
                 for direction in order},
-        rates=rates.RATES,
+        rates={key: name for key, name in rates.RATES.items()
+               if any(row[key] is not None for row in rate_rows)},
         rate_means=rates.summary(rate_rows, levels),
         rate_notes=rates.notes(rate_rows),
         rate_rows=sorted(rate_rows, key=lambda row: _order(row["direction"], train_pairs)),
@@ -263,14 +268,11 @@ def _related(rows: Sequence[Delta]) -> list[tuple[str, ...]]:
 def _curves(background: Background) -> Markup | None:
     """Returns the training curves of all systems, or None where no line has two points."""
     rows = background.curves
-    known = sorted({key for lines in rows.values() for line in lines for key in line})
     drawn = {}
-    for key in background.curve_keys:
-        if known and key not in known:
-            raise InputError(f"no {key!r} in the metrics to draw; they have {', '.join(known)}")
+    for key, label in _LABELS.items():
         series = {name: curves.points(lines, key) for name, lines in rows.items()}
         if series := {name: line for name, line in series.items() if len(line) > 1}:
-            drawn[_LABELS.get(key, key)] = series
+            drawn[label] = series
     return inline(curves.training(drawn), "Training curves") if drawn else None
 
 

@@ -55,8 +55,6 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
         check_decoded(experiment, cache, system)
     folders = map(experiment.model_folder, (False, True))
     curves = {system.name: curve(at) for system, at in zip(systems, folders, strict=False)}
-    wanted = ("nll", "nll/high", "nll/medium", "nll/low")  # not every level has languages
-    recorded = [row for rows in curves.values() for row in rows]
     compared = experiment.baselines is not None
     found = find_baselines(experiment, cache) if compared else {}
     systems += _bilingual(experiment, cache, found) if compared else []
@@ -73,7 +71,6 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
             facts=_facts(experiment, cache, found),
             configs={"multilingual": folder / "operative_config.gin"},
             curves=curves,
-            curve_keys=[key for key in wanted if any(key in row for row in recorded)],
             sampling=shares,
             epochs=epochs,
         ),

@@ -56,7 +56,7 @@ const shown = () => rows().filter(row => !row.hidden).map(row => row.dataset.lan
 const click = column => document.querySelector(
     `#languages th[data-column="${column}"] button`).click();
 const found = [shown()];
-for (const column of [3, 3, 0, 7, 7]) { click(column); found.push(shown()); }
+for (const column of [1, 1, 0, 4, 4]) { click(column); found.push(shown()); }
 const form = document.querySelector('form.filter');
 for (const [field, value] of [['words', 'العرب'], ['family', 'Turkic'], ['level', 'high']]) {
     form.elements[field].value = value;
@@ -68,16 +68,58 @@ document.documentElement.innerHTML = `<pre>${JSON.stringify(found)}</pre>`;
 </script>"""
 
 
+def in_browser(folder, text, script, width=1300):
+    """What a script says of a page, in JSON."""
+    page = folder / "page.html"  # without its policy, which lets no other script run
+    text = re.sub(r"<meta http-equiv=.*?>", "", text, flags=re.DOTALL)
+    page.write_text(text + script, encoding="utf-8")
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom")
+    command = [
+        BROWSER,
+        *options,
+        f"--window-size={width},900",
+        f"--user-data-dir={folder}/profile",
+        page.as_uri(),
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(said.partition("<pre>")[2].partition("</pre>")[0])
+
+
+# No window is as narrow as a telephone.
+WIDTHS = """<script>
+document.documentElement.style.width = 'WIDTHpx';
+const found = [...document.querySelectorAll('#averages .wide, #languages .wide')].map(
+    table => [table.clientWidth, table.scrollWidth]);
+document.documentElement.innerHTML =
+    `<pre>${JSON.stringify(found)}</pre>`;
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [1300, 400])
+def test_tables_of_two_models_and_both_sides_fit(tmp_path, width):
+    for system, keep in {"moe": 8, "dense": 7, "bilingual": 5}.items():
+        for code in CODES[:8]:
+            rows = [{"source": "x", "reference": t, "hypothesis": " ".join(t.split()[:keep])}
+                    for t in TEXTS]  # fmt: skip
+            for direction in (f"{code}-en", f"en-{code}"):
+                write_jsonl(tmp_path / system / f"test.{direction}.jsonl", rows)
+    systems = [System(name, tmp_path / name) for name in ("moe", "dense", "bilingual")]
+    pairs = {code: PAIRS[code] for code in CODES[:8]}
+    levels = ResourceLevels(min_test_sentences=5)
+    written = write_results(tmp_path / "out", systems, DEFAULTS.metrics, pairs, levels=levels)
+    text = written.html.read_text(encoding="utf-8")
+    script = WIDTHS.replace("WIDTH", str(width))
+    tables = in_browser(tmp_path, text, script, max(width, 500))
+    assert len(tables) == 2
+    for room, needed in tables:
+        assert needed <= room < width
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_in_a_browser_it_sorts_and_filters(made, tmp_path):
-    page = tmp_path / "page.html"  # without its policy, which lets no other script run
-    text = re.sub(r"<meta http-equiv=.*?>", "", made[1], flags=re.DOTALL)
-    page.write_text(text + CHECK, encoding="utf-8")
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom")
-    command = [BROWSER, *options, f"--user-data-dir={tmp_path}/profile", page.as_uri()]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    plain, falling, rising, names, *ends, words, family, level = json.loads(
-        said.partition("<pre>")[2].partition("</pre>")[0]
+    plain, falling, rising, names, *ends, words, family, level = in_browser(
+        tmp_path, made[1], CHECK
     )
     assert plain == falling == CODES
     assert rising == CODES[::-1]

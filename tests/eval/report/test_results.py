@@ -207,9 +207,13 @@ def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path, monkeypatch)
         assert ("The best checkpoint is" in text) == (2000 in kept)
 
 
-def test_unknown_curve_is_an_error(made, tmp_path):
+def test_curves_are_of_the_losses_that_there_are(made, tmp_path):
     folder = made[0].html.parent.parent
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
-    background = Background(curves={"moe": [{"step": 1, "nll": 2.0}]}, curve_keys=("los",))
-    with pytest.raises(ValueError, match="no 'los' in the metrics to draw; they have nll, step"):
-        write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN, background=background)
+    rows = [{"step": n, "nll": 3.0 / n, "dev/nll": 4.0 / n, "auxiliary_loss": 1.0} for n in (1, 2)]
+    background = Background(curves={"moe": rows, "bilingual": [{"step": 1, "nll/low": 2.0}]})
+    written = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN, background=background)
+    text = written.html.read_text(encoding="utf-8")
+    for label in ("training loss", "dev loss", "auxiliary loss"):
+        assert f">{label}</text>" in text
+    assert "training loss, low" not in text  # one point is no line

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--baseline",
         metavar="RUN",
-        help="what the runs are compared with: its bilingual baselines, else itself",
+        help="what the runs are compared with: its bilingual baselines, else itself "
+        "(default: the first of several runs, itself)",
     )
     group.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder of the report (default: report)"
@@ -68,13 +69,13 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
     if len(arguments.runs) < 2 and not arguments.baseline:
         for name in ("output", "levels"):
             if getattr(arguments, name) is not None:
-                raise InputError(f"--{name}: of a report of several runs (RUN_A RUN_B --baseline)")
+                raise InputError(f"--{name}: of a report of several runs (RUN_A RUN_B)")
         if arguments.runs and arguments.model_dir:
             run = arguments.runs[0]
             raise InputError(f"{run}: --model_dir names the run, too; give one of them")
         arguments.model_dir = arguments.runs[0] if arguments.runs else arguments.model_dir
         return None
-    if not arguments.runs or not arguments.baseline:
+    if not arguments.runs:
         raise InputError("give runs and what to compare them with: RUN_A RUN_B --baseline=RUN_C")
     others = {"gin_file": arguments.gin_file, "gin": arguments.gin_bindings,
               "model_dir": arguments.model_dir, "compare": arguments.compare,

@@ -58,7 +58,7 @@ class ComparedRun(NamedTuple):
 
 
 def compare(
-    runs: Sequence[str], baseline: str, output: Path, levels: ResourceLevels | None = None
+    runs: Sequence[str], baseline: str | None, output: Path, levels: ResourceLevels | None = None
 ) -> Results:
     """Scores the translations of all runs and the baseline's, and writes the files of a report.
 
@@ -67,7 +67,8 @@ def compare(
     Args:
         runs: Run folders, or folders of translations (<split>.<direction>.jsonl, plain or .gz),
             named by their last part, or NAME=FOLDER.
-        baseline: Another one. A run folder with bilingual baselines stands for these.
+        baseline: Another one. A run folder with bilingual baselines stands for these. Defaults to
+            the first of the runs, itself.
         output: Folder of the report.
         levels: Defaults to those of the first run that has a config.
 
@@ -78,7 +79,7 @@ def compare(
     if (output / "run.json").is_file():
         raise InputError(f"--output={output}: a run's folder, whose own report is there")
     sources = [_source(text) for text in runs]
-    against = _source(baseline, as_baseline=True)
+    against = sources.pop(0) if baseline is None else _source(baseline, as_baseline=True)
     sources.append(against)
     for one in sources:
         if [other.name for other in sources].count(one.name) > 1 or one.name in (COPY, REFERENCE):

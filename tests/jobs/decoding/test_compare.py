@@ -91,6 +91,14 @@ def test_a_folder_of_translations_is_itself_and_may_be_gzipped(runs, tmp_path, m
     assert "Each of 2 languages is translated by moe_8, dense" in page
 
 
+def test_without_a_baseline_the_first_run_is_it(runs, tmp_path):
+    """The run itself, though it has bilingual baselines."""
+    words = [runs / "c", runs / "moe_8", f"--output={tmp_path}/out"]
+    assert m4("report", *words).status == 0
+    rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
+    assert {(row["system"], row["baseline"]) for row in rows} == {("moe_8", "c")}
+
+
 def test_what_cannot_be_compared_is_one_line(runs, tmp_path):
     a, c = runs / "moe_8", f"--baseline={runs}/c"
     other = write_run(tmp_path / "other", 7, texts=[*TEXTS[:-1], "another"])
@@ -121,7 +129,6 @@ def test_damaged_translations_are_one_line(runs, tmp_path):
 
 def test_arguments_that_do_not_go_together(runs):
     a, c = runs / "moe_8", f"--baseline={runs}/c"
-    assert "RUN_A RUN_B --baseline=RUN_C" in m4("report", str(a), str(a)).mistake
     assert "RUN_A RUN_B --baseline=RUN_C" in m4("report", c).mistake
     assert "not with several runs" in m4("report", str(a), c, "--gin.A=1").mistake
     assert "three numbers" in m4("report", str(a), c, "--levels=1,2,x").mistake

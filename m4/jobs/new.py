@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=int,
         metavar="N",
-        help="minutes that the training may take, which with the corpus and the number of cores "
-        "decides the model (default: ask; 60)",
+        help="minutes of training: they, the corpus and the number of cores decide the model "
+        "(default: 60)",
     )
 
 

@@ -45,6 +45,7 @@ def test_a_folder_becomes_a_gin_file_and_stays_as_it_is(here: Path) -> None:
     before = contents(folder)
     said = new("corpus", "--out=mine.gin", "--yes")
     assert (said.status, said.err) == (0, ""), said.err
+    assert "assumed: minutes of training: 60" in said.out
     assert contents(folder) == before
     assert "gl.train.tsv: 1 skipped: no tab (line 83)" in " ".join(said.out.split())
     experiment = config.load(["mine.gin"]).experiment()
@@ -200,7 +201,7 @@ def test_minutes_are_a_flag_and_the_same_call_writes_the_same_file(here: Path) -
     texts = []
     for minutes in (1, 1, 600):
         said = new("corpus", "--yes", f"--minutes={minutes}", "--out=a.gin")
-        assert "not asked" not in said.out
+        assert "assumed" not in said.out
         texts.append((here / "a.gin").read_text(encoding="utf-8"))
         (here / "a.gin").unlink()
     assert texts[0] == texts[1]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +15,9 @@ from m4.eval.decoding.decode import decode
 from m4.eval.decoding.explain import explain
 from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.eval.decoding.translate import Translator
+from m4.model.transformer import abstract_variables
+from m4.parallel.layout import Layout
+from m4.parallel.mesh import make_mesh
 from m4.settings import InputError
 from tests.eval.small_model import SETTINGS, Words, tiny
 
@@ -58,6 +63,22 @@ def test_pieces_experts_and_attention(tmp_path: Path, changes: dict[str, Any]) -
     for weights in found.attention.values():  # padding gets none
         np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
     assert not np.triu(found.attention["decoder_0/self_attention"][0], 1).any()
+
+
+@pytest.mark.thorough
+def test_over_a_mesh_it_is_as_on_one_device() -> None:
+    ready, layout = translator(directions=1), Layout(make_mesh(data=2, expert=4))
+    axes = abstract_variables(ready.model)["params_axes"]  # type: ignore[arg-type]
+    there = jax.device_put(ready.params, layout.shardings(axes, ready.params))
+    one, other = explain(ready, "w3 w5", "xx"), explain(
+        dataclasses.replace(ready, params=there, layout=layout), "w3 w5", "xx"
+    )  # fmt: skip
+    assert other[:3] == one[:3]
+    assert {layer: [[*token] for token in tokens] for layer, tokens in other.experts.items()} == {
+        layer: [[*token] for token in tokens] for layer, tokens in one.experts.items()
+    }
+    for layer, weights in one.attention.items():
+        np.testing.assert_allclose(other.attention[layer], weights, atol=1e-5)
 
 
 def test_an_id_without_a_piece_is_shown_as_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

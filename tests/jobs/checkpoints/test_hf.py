@@ -16,8 +16,10 @@ import optax
 import pytest
 from flax.traverse_util import unflatten_dict
 
+from m4 import config
 from m4.data.cache.cache import Cache
 from m4.eval.decoding.search import search
+from m4.experiment import identity
 from m4.jobs.checkpoints.initial import begin
 from m4.jobs.checkpoints.source_hf import SourceHf
 from m4.model.moe import MoeLayer
@@ -30,6 +32,7 @@ from m4.storage.safetensors import Weights
 from m4.train import initial
 from m4.train.initial import Rows
 from tests.command_line import m4
+from tests.documents.world import write_corpus
 from tests.jobs.checkpoints.test_initial import saved, train
 from tests.train.trainers import program_of
 
@@ -152,6 +155,24 @@ def test_a_run_begins_where_inspect_says_and_its_tags_are_used(tmp_path: Path) -
     tied = "--gin.transformer.Transformer.tied_logits=True"
     other = train(tmp_path / "no", f"--gin_file={gin}", tied)
     assert "tied_logits = True: must be False, as in " in other.mistake
+
+
+def test_bilingual_models_keep_their_recipe(tmp_path: Path) -> None:
+    """What the gin file of `inspect` says is of the shared model alone, beside that of `m4 new`."""
+    write_corpus(tmp_path / "corpus")
+    pairs = tmp_path / "pairs.gin"
+    assert m4("new", tmp_path / "corpus", f"--out={pairs}", "--yes").status == 0
+    both = [pairs, config_of(HF / "mt5", tmp_path / "mt5.gin")]
+    models, optimizers = set(), set()
+    for files in ([pairs], both):
+        baselines = config.load(files).experiment().baselines
+        assert baselines is not None
+        baseline = baselines.low
+        made = baseline.build_model({"vocab_size": 300}, 2)
+        # Those of real models are T5's.
+        models.add(made.clone(relative_buckets=32, relative_distance=128))
+        optimizers.add(json.dumps(identity(baseline.training.optimizer)))
+    assert len(models) == len(optimizers) == 1
 
 
 def test_shards_of_bfloat16_are_read_one_by_one(tmp_path: Path) -> None:

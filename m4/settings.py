@@ -142,6 +142,12 @@ class SettingError(InputError):
         return type(self), (self.setting, self.value, self.allowed)
 
 
+def shown(value: object) -> str:
+    """Returns a value of a user's own part for a message, cut where it is long."""
+    said = repr(value)
+    return said if len(said) <= 80 else f"{said[:80]}..."
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from m4.eval.metrics import Statistics, counted
 from m4.parallel.sharding import replicate, split
 from m4.plan.hlo import summary
+from m4.settings import SettingError
+from m4.storage.files import read_jsonl
+from tests.command_line import TINY, Said, m4
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -84,3 +90,63 @@ def test_tasks_of_tfds_are_registered_by_name() -> None:
     given = tf.data.Dataset.from_tensors({"de": "Guten Tag", "en": "Good day"})
     (pair,) = wmt.translate(given, "de", "en").as_numpy_iterator()
     assert pair == {"inputs": b"translate de to en: Guten Tag", "targets": b"Good day"}
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """examples/mine.gin over the tiny config, with mine.py next to it, in a folder."""
+    text = (FOLDER / "mine.gin").read_text(encoding="utf-8")
+    (tmp_path / "mine.gin").write_text(text.replace("gin_configs/demo.gin", str(TINY)))
+    (tmp_path / "mine.py").write_text((FOLDER / "mine.py").read_text(encoding="utf-8"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def job(name: str, mine: Path) -> Said:
+    allow = [] if name == "train" else ["--allow_module=mine"]
+    given = [f"--gin_file={mine}/mine.gin"] if name == "train" else []
+    return m4(name, *given, f"--model_dir={mine}/run", *allow)
+
+
+def test_parts_of_ones_own_train_and_score(mine: Path) -> None:
+    said = job("train", mine)
+    assert said.status == 0, said.err
+    assert m4("decode", f"--model_dir={mine}/run", "--allow_module=mine").status == 0
+    said = m4("report", f"--model_dir={mine}/run", "--allow_module=mine",
+              "--gin.experiment.Experiment.baselines=None")  # fmt: skip
+    assert said.status == 0, said.err
+    rows = read_jsonl(mine / "run" / "scores.jsonl")
+    assert {row["metric"] for row in rows} == {"bleu", "word_f1"}
+    assert {row["direction"] for row in rows} == {"en-gl", "gl-en", "en-es", "es-en"}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("yield Pair(f\"number {number}\", f\"{self.words[language]} {number}\")",
+         "yield {'en': 'a', 'gl': 'b'}", "pairs() must yield Pair(english, translation), two"),
+        ("return {direction: root / sum(roots.values()) for direction, root in roots.items()}",
+         "return [*roots.values()]", "must be a function that returns rates by direction, such as"),
+        ("logits_GSE = tokens.score(\"router\")", "return tokens.score(\"router\")",
+         "must be a function that returns m4.model.routing.Routing, such as plan_choices does"),
+    ],
+)  # fmt: skip
+def test_what_they_return_is_checked(mine: Path, right: str, wrong: str, said: str) -> None:
+    text = (mine / "mine.py").read_text(encoding="utf-8")
+    assert right in text
+    (mine / "mine.py").write_text(text.replace(right, wrong), encoding="utf-8")
+    found = job("train", mine)
+    assert found.status == 2
+    assert said in found.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "returns", [42.0, Statistics("f1", np.zeros((1, 2)), lambda sums: sums[..., 0], "f1")]
+)
+def test_a_metric_returns_statistics_of_each_sentence(returns: object) -> None:
+    def f1(hypotheses: object, references: object, language: object) -> Any:
+        return returns
+
+    with pytest.raises(SettingError, match=r"Decoding.metrics = .*Statistics\(name of letters"):
+        counted(f1, ["a", "b"], ["a", "c"], "gl")

@@ -158,6 +158,9 @@ class MoeLayer(nn.Module):
             return expert_capacity(S, self.num_experts, factor, choices, self.capacity_rule)
 
         routing = self.gate(tokens, self.num_experts, capacity)
+        if not isinstance(routing, Routing):
+            allowed = "a function that returns m4.model.routing.Routing, such as plan_choices does"
+            raise SettingError("MoeLayer.gate", self.gate, f"{allowed}; it returned {routing!r}")
         dispatch = self.dropless_dispatch if factor is None else self.dispatch
         carried = self._mask_outputs(routing) if tokens.rng is not None else routing
         y_GSM = self._carry(x_GSM.astype(self.dtype), carried, dispatch, deterministic)

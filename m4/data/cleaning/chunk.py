@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from m4.data.cleaning.keys import code_points, digests, normal_digests
 from m4.data.sources import Pair
+from m4.settings import InputError, shown
 
 # Large enough for numpy, small enough for the arrays to stay in the processor's cache.
 PAIRS = 1024
@@ -77,6 +78,10 @@ def chunks(pairs: Iterable[Pair], size: int = PAIRS) -> Iterator[Chunk]:
     """Yields pairs, numbered from 1, in chunks."""
     iterator, first = iter(pairs), 1
     while part := list(islice(iterator, size)):
+        for one in part:
+            if not (isinstance(one, tuple) and [*map(type, one)] == [str, str]):
+                said = "a source's pairs() must yield Pair(english, translation), two texts"
+                raise InputError(f"CorpusSpec.source: {said}; it gave {shown(one)}")
         english, translation = zip(*part, strict=True)
         numbers = np.arange(first, first + len(part))
         yield Chunk(numbers, list(english), list(translation))

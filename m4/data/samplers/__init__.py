@@ -3,10 +3,12 @@
 To add one: write one file whose function fits `Sampler`, and name it in gin.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from numbers import Real
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from m4.settings import InputError, SettingError
+from m4.settings import InputError, SettingError, shown
 
 
 class Sampler(Protocol):
@@ -37,7 +39,17 @@ class Planned(Protocol):
 
 def plan(sampler: Sampler, sizes: dict[str, int]) -> list[Phase]:
     """Returns the phases of any sampler: one from step 0 on, where it does not plan them."""
-    return sampler.plan(sizes) if isinstance(sampler, Planned) else [Phase(0, sampler(sizes))]
+    if isinstance(sampler, Planned):
+        return sampler.plan(sizes)
+    rates: Any = sampler(sizes)
+    fits = isinstance(rates, Mapping) and {*rates} <= {*sizes} and any(rates.values()) and all(
+        isinstance(rate, Real) and 0 <= float(rate) < math.inf for rate in rates.values()
+    )  # fmt: skip
+    if not fits:
+        example = {name: 1 / len(sizes) for name in list(sizes)[:2]}
+        allowed = f"a function that returns rates by direction, such as {example}; it returned"
+        raise SettingError("Data.sampler", sampler, f"{allowed} {shown(rates)}")
+    return [Phase(0, dict(rates))]
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:

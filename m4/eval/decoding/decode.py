@@ -24,7 +24,7 @@ from m4.data.preprocess import EOS_ID, target_of, trim
 from m4.eval.decoding.methods.constraints import NEG_INF
 from m4.eval.decoding.search import search, search_over
 from m4.eval.decoding.settings import DEFAULTS, Decoding
-from m4.eval.metrics import Metric
+from m4.eval.metrics import Metric, counted
 from m4.parallel.layout import Layout
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError, SettingError
@@ -307,7 +307,7 @@ def utilities(candidates: Sequence[str], metric: Metric, language: str) -> np.nd
     """
     count = len(candidates)
     hypotheses = [each for each in candidates for _ in candidates]
-    statistics = metric(hypotheses, list(candidates) * count, language)
+    statistics = counted(metric, hypotheses, list(candidates) * count, language)
     return statistics.formula(statistics.counts).reshape(count, count).mean(axis=1)
 
 

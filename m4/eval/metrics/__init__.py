@@ -6,11 +6,14 @@ of rows to a score. Subsets, bootstrap intervals and paired tests (bootstrap.py)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+
+from m4.settings import SettingError, shown
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,29 @@ class Metric(Protocol):
     def __call__(
         self, hypotheses: Sequence[str], references: Sequence[str], language: str
     ) -> Statistics: ...
+
+
+def counted(
+    metric: Metric, hypotheses: Sequence[str], references: Sequence[str], language: str
+) -> Statistics:
+    """Returns a metric's statistics.
+
+    Raises:
+        SettingError: They are none, which a metric of the user's own may return.
+    """
+    found: Any = metric(hypotheses, references, language)
+    count = len(hypotheses)
+    right = (
+        isinstance(found, Statistics)
+        and re.fullmatch(r"[\w.-]+", found.metric)
+        and np.shape(found.counts)[:1] == (count,)
+        and np.ndim(found.counts) == 2
+        and np.shape(found.formula(found.counts)) == (count,)
+    )
+    if not right:
+        allowed = (
+            "functions that return m4.eval.metrics.Statistics(name of letters, digits, _, - and "
+            f"., counts [{count} sentences, counts], formula of [..., counts], signature)"
+        )
+        raise SettingError("Decoding.metrics", metric, f"{allowed}; it returned {shown(found)}")
+    return found

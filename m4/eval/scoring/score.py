@@ -4,7 +4,6 @@ decodes/<split>.<direction>.jsonl[.gz]  ->  Measured  ->  rows of scores.jsonl
 """
 
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from m4.data.preprocess import language_of, split_direction, tag_symbol
-from m4.eval.metrics import Metric, Statistics, bootstrap
+from m4.eval.metrics import Metric, Statistics, bootstrap, counted
 from m4.settings import InputError
 from m4.storage.files import read_jsonl
 from m4.storage.records import count, number, record, text
@@ -190,23 +189,16 @@ def _counted(
     references = [row.reference for row in rows]
     found: dict[str, Statistics] = {}
     for metric in metrics:
-        counted = metric(hypotheses, references, target)
-        if not re.fullmatch(r"[\w.-]+", counted.metric):
-            raise InputError(f"a metric called {counted.metric!r}: letters, digits, _, - and .")
-        if counted.sentences != len(rows):
-            raise InputError(
-                f"metric {counted.metric}: counts of {counted.sentences} sentences of "
-                f"{direction}, which has {len(rows)}"
-            )
-        if counted.metric in found:
-            raise InputError(f"two metrics are called {counted.metric!r}")
-        found[counted.metric] = counted
+        made = counted(metric, hypotheses, references, target)
+        if made.metric in found:
+            raise InputError(f"two metrics are called {made.metric!r}")
+        found[made.metric] = made
     return found
 
 
 def metric_names(metrics: Sequence[Metric]) -> list[str]:
     """Returns the names of the metrics in rows of scores."""
-    return [metric(["a"], ["a"], "en").metric for metric in metrics]
+    return [counted(metric, ["a"], ["a"], "en").metric for metric in metrics]
 
 
 def with_complements(marks: Mapping[str, Sequence[bool]]) -> dict[str, list[bool]]:

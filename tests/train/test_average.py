@@ -1,5 +1,7 @@
 """Averages of parameters: the paper's recursion, and what a sum with written-out weights gives."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -80,7 +82,8 @@ def test_the_average_is_of_the_steps_as_they_are_taken():
         optimizer, START, state, START, lambda tree: jax.tree.map(lambda x: 3 * x, tree)
     )
     # The first step's share is 1: the average is the parameters, 0.7 times the start.
-    for found in (optax.apply_updates(START, updates), after.average):
+    both: list[Any] = [optax.apply_updates(START, updates), after.average]
+    for found in both:
         np.testing.assert_allclose(found["a"]["kernel"], 0.7 * START["a"]["kernel"], rtol=1e-6)
 
 

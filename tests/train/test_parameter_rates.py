@@ -1,6 +1,7 @@
 """Rates by group of parameters: a factor of each update, and 0 leaves parameters bit-equal."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from tests.train.trainers import program_of
 SGD = optax.sgd(1.0)
 
 
-def steps(model=MODEL, optimizer=SGD, count=1, **settings):
+def steps(model=MODEL, optimizer: Any = SGD, count=1, **settings):
     """The state before and after some steps on one device, by path, and the last metrics."""
     mesh = mesh_of(1, 1)
     program = program_of(model, mesh, optimizer, **settings)

@@ -317,7 +317,8 @@ def test_metrics_of_a_task_are_called(seqio: Any) -> None:
     assert found == {"task": "made_en_gl", "same_words": 0.75}
     # Of a part of the test set, against the targets of these sentences: 1 of 2.
     part = {4: targets[4], 7: targets[8]}
-    assert source.task_metrics("en-made_en_gl", "test", 12, part) == {**found, "same_words": 0.5}
+    half = {"task": "made_en_gl", "same_words": 0.5}
+    assert source.task_metrics("en-made_en_gl", "test", 12, part) == half
     # Cleaning left out an example: it is not known which.
     assert source.task_metrics("en-made_en_gl", "test", 11, part) is None
 

@@ -92,7 +92,7 @@ def test_example_of_help_is_read(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES.keys() - NOT_HERE)
+@pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - NOT_HERE))
 def test_example_of_help_runs(name: str, world: World) -> None:
     """After `make demo`, as the reader of the help has it, with fewer steps."""
     example = EXAMPLES[name].replace("TRAIN_STEPS=2000", "TRAIN_STEPS=6").replace("=100", "=2")

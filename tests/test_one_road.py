@@ -20,7 +20,7 @@ from m4.data.cleaning.normalise import Normalise
 from m4.data.cleaning.overlap import Overlap
 from m4.data.corpus import CorpusSpec
 from m4.data.sources.tsv import Tsv
-from m4.eval.decoding import translate
+from m4.eval.decoding import lines as decoded_lines
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.score_references import Scored
 from m4.eval.decoding.testsets import Portion
@@ -80,7 +80,7 @@ def test_lines_of_users_and_of_the_api(made: Cache, monkeypatch: pytest.MonkeyPa
         given.extend(tagged)
         return [Translations([""], [0.0])] * len(tagged)
 
-    monkeypatch.setattr(translate, "translations", translations)
+    monkeypatch.setattr(decoded_lines, "translations", translations)
     model: Any = None
     Translator(model, None, made.vocabulary, normalise=CLEANING.normalise).translate(ENGLISH, "gl")
     assert ids_of(made, given) == trained_on(made, "english")

@@ -38,19 +38,15 @@ def export_hf(run: str, step: int | None, output: Path) -> str:
     Raises:
         InputError: no such run or step; a model that Hugging Face's code has not.
     """
-    jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
-    if output.exists():
-        raise InputError(f"--output={output}: is there already")
-    there = SourceRun(fetched(run), run, InitialModel(run), step, None)
+    folder, found = _found(run, step, output)
+    there = SourceRun(folder, run, InitialModel(run), found, None)
     try:
         config = hf_layout.config_of(there.model)
     except InputError as error:
         raise InputError(f"{run}: {error}") from error
-    with contextlib.closing(Checkpoints(there.folder / "checkpoints", read_only=True)) as store:
-        params = store.read(
-            there.step, used_item(manifest.items_of(store.folder / str(there.step)))
-        )
-    check_weights(f"{run}, step {there.step}", params)
+    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:
+        params = store.read(found, used_item(manifest.items_of(store.folder / str(found))))
+    check_weights(f"{run}, step {found}", params)
     read, arrays = unscanned(unflatten_dict(params, sep="/")), {}
     for path, shape in there.shapes.items():
         place = hf_layout.place(path, shape, there.model)
@@ -62,8 +58,7 @@ def export_hf(run: str, step: int | None, output: Path) -> str:
         (unfinished / "spiece.model").write_bytes(model)
         write_config(unfinished, config, vocabulary)
         safetensors.write(unfinished / safetensors.SINGLE, arrays, {"format": "pt"})
-    kind = config["architectures"][0]
-    return f"{run}, step {there.step} -> {output}, {kind}"
+    return f"{run}, step {found} -> {output}, {config['architectures'][0]}"
 
 
 def export(run: str, step: int | None, output: Path) -> str:
@@ -78,14 +73,7 @@ def export(run: str, step: int | None, output: Path) -> str:
     Raises:
         InputError: no such run or step; there is such a folder.
     """
-    jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
-    folder = fetched(run)
-    run_folder.read(folder)
-    if output.exists():
-        raise InputError(f"--output={output}: is there already")
-    found = whole_step(folder / "checkpoints", step, used=True)
-    if found is None:
-        raise InputError(f"{run}: no checkpoints; train first, or give another run")
+    folder, found = _found(run, step, output)
     with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:
         items = manifest.items_of(store.folder / str(found))
         item = used_item(items)
@@ -107,6 +95,19 @@ def export(run: str, step: int | None, output: Path) -> str:
         why = "its optimizer is no Adafactor" if whole else f"the {item} parameters have none"
         said = f"without an optimizer's state ({why}): in T5X set fallback_to_scratch = True"
     return f"{folder}, step {found} -> {output / f'checkpoint_{steps}'}, {said}"
+
+
+def _found(run: str, step: int | None, output: Path) -> tuple[Path, int]:
+    """Returns a run's folder on this machine, and the step to export."""
+    jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
+    folder = fetched(run)
+    run_folder.read(folder)
+    if output.exists():
+        raise InputError(f"--output={output}: is there already")
+    found = whole_step(folder / "checkpoints", step, used=True)
+    if found is None:
+        raise InputError(f"{run}: no checkpoints; train first, or give another run")
+    return folder, found
 
 
 def _adafactor(

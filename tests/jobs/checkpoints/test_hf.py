@@ -381,6 +381,8 @@ def test_what_hugging_face_has_not_is_not_exported(
     assert f"{run}: it has {why}" in said.mistake
     assert "which Hugging Face's T5 has not" in said.mistake
     assert not exported.exists()
+    other = m4("export", HF / "mt5", "--format=hf", f"--output={exported}")
+    assert "run.json" in other.mistake
 
 
 # ---------------------------------------------------------------------------------------- trim

@@ -112,7 +112,10 @@ def trim(folder: Path, corpus: Path, output: Path) -> str:
             f"{old.path}: its pieces are merges of pieces (BPE), which need each other; trim takes "
             "a unigram model, as T5's, mT5's and MADLAD-400's"
         )
-    kept = sorted(old.old_ids[i] for i in used_ids(old, _lines(corpus)))
+    used, special = used_ids(old, _lines(corpus)), used_ids(old, [])
+    if used == special:
+        raise InputError(f"--corpus={corpus}: has none of the pieces of {old.path}")
+    kept = sorted(old.old_ids[i] for i in used)
     rows = there.settings["vocab_size"]
     ids = dict(zip(hf_layout.IDS, (kept.index(i) for i in there.ids), strict=True))
     with whole_folder(output) as unfinished:

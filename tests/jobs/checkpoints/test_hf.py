@@ -435,5 +435,8 @@ def test_trim_asks_for_what_it_needs(tmp_path: Path) -> None:
         "is no text in UTF-8"
         in m4("checkpoint", "trim", there, f"--corpus={tmp_path}", output).mistake
     )
+    (tmp_path / "a.txt").write_text("")
+    none = m4("checkpoint", "trim", there, f"--corpus={tmp_path}", output)
+    assert "has none of the pieces of" in none.mistake
     only = m4("checkpoint", "inspect", there, f"--corpus={tmp_path}")
     assert "only with trim, not inspect" in only.mistake

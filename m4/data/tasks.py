@@ -203,7 +203,7 @@ def register_cache(
         )
     for name, of_mixture in directions.items():
         names = {direction: task_name(direction, prefix) for direction in of_mixture}
-        rates = _Rates(cache, sampler, names, unit)
+        rates = _rates(cache, sampler, names, unit)
         seqio.MixtureRegistry.add(f"{prefix}.{name}", list(names.values()), rates)
 
 
@@ -223,27 +223,19 @@ def task_name(direction: str, prefix: str = "m4") -> str:
     return f"{prefix}.{first}_{second}"
 
 
-class _Rates:
-    """Rate function of a mixture: a sampler over the sizes of its tasks, called once."""
+def _rates(
+    cache: Cache, sampler: Sampler, names: Mapping[str, str], unit: Mapping[str, float]
+) -> Callable[[seqio.Task], float]:
+    """Returns the rate function of a mixture: a sampler over the sizes of its tasks."""
 
-    def __init__(
-        self, cache: Cache, sampler: Sampler, names: Mapping[str, str], unit: Mapping[str, float]
-    ) -> None:
-        self._cache, self._sampler, self._names, self._unit = cache, sampler, names, unit
+    @functools.cache
+    def by_task() -> dict[str, float]:
+        pairs = {direction: cache.size(language_of(direction), "train") for direction in names}
+        sizes = {direction: round(pairs[direction] * unit[direction]) for direction in names}
+        rates = mixing.pair_rates(sampler(sizes), unit)
+        return {name: rates.get(direction, 0.0) for direction, name in names.items()}
 
-    def __call__(self, task: seqio.Task) -> float:
-        return self._by_task[task.name]
-
-    @functools.cached_property
-    def _by_task(self) -> dict[str, float]:
-        sizes = {
-            direction: round(
-                self._cache.size(language_of(direction), "train") * self._unit[direction]
-            )
-            for direction in self._names
-        }
-        rates = mixing.pair_rates(self._sampler(sizes), self._unit)
-        return {name: rates.get(direction, 0.0) for direction, name in self._names.items()}
+    return lambda task: by_task()[task.name]
 
 
 def _tokenize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -296,18 +297,8 @@ def _write_spool(path: Path, part: _Part, stream: Iterator[Chunk]) -> None:
 
 def _read_spool(path: Path, remove: bool = False) -> Iterator[Chunk]:
     with path.open(encoding="utf-8", newline="\n") as file:
-        rows: list[list[str]] = []
-        for line in file:
-            rows.append(line.removesuffix("\n").split("\t"))
-            if len(rows) == PAIRS:
-                yield _chunk(rows)
-                rows = []
-        if rows:
-            yield _chunk(rows)
+        while rows := [line.removesuffix("\n").split("\t") for line in islice(file, PAIRS)]:
+            numbers, english, translation = zip(*rows, strict=True)
+            yield Chunk(np.array(numbers, np.int64), list(english), list(translation))
     if remove:
         path.unlink()
-
-
-def _chunk(rows: list[list[str]]) -> Chunk:
-    numbers, english, translation = zip(*rows, strict=True)
-    return Chunk(np.array(numbers, np.int64), list(english), list(translation))

@@ -31,7 +31,7 @@ class HuggingFace(RecordFolder):
     """Sentence pairs from Arrow files (stream or file format) or Parquet.
 
     The default is the hub's layout of a dataset with a configuration a pair, and its column
-    `translation`: {"en": ..., "gl": ...}. The first part of a field (`Fields`) is a column.
+    `translation`: {"en": ..., "gl": ...}. The first part of a field (`RecordFolder`) is a column.
     """
 
     files: str = "{pair}/{split}-*.parquet"
@@ -61,7 +61,7 @@ class HuggingFace(RecordFolder):
         with seekable(file.path) as stream:
             try:
                 names, batches = _open(stream)
-                wanted = self.fields.columns(names, file.code)
+                wanted = self._columns(names, file.code)
                 missing = [name for name in wanted if name not in names]
                 if not missing:
                     for batch in batches(wanted):

@@ -20,7 +20,7 @@ class Jsonl(RecordFolder):
     """Sentence pairs from JSON objects, UTF-8, one a line; files may be compressed.
 
     The language is in the file's name ({lang} or {pair}), in language_field, or in the names of the
-    fields: {"translation": {"en": ..., "gl": ..., "pt": ...}} is two pairs (`Fields`).
+    fields: {"translation": {"en": ..., "gl": ..., "pt": ...}} is two pairs (`RecordFolder`).
     """
 
     files: str = "{lang}.{split}.jsonl"

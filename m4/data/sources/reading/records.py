@@ -4,78 +4,85 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from m4.data.directions import STORED
 from m4.data.sources import Pair
 from m4.data.sources.reading.folder import Folder
-from m4.data.sources.reading.layout import File, FileLayout
+from m4.data.sources.reading.layout import File
 from m4.data.sources.reading.lines import Reason, Tally
 from m4.settings import SettingError
 
 _LANG = "{lang}"
 
 
-class Fields:
-    """Names of fields; 'translation.en' is the field en of the field translation.
+@dataclass(eq=False)
+class RecordFolder(Folder):
+    """A folder of records; a subclass reads them from a file.
 
-    The object before '.{lang}' may also be {'language': [codes], 'translation': [texts]}, as
-    datasets of TED talks have it.
+    'translation.en' is the field en of the field translation. The object before '.{lang}' may also
+    be {'language': [codes], 'translation': [texts]}, as datasets of TED talks have it.
 
-    Args:
-        english: Code of English in the data.
-        translation_field: {lang} in it is the language's code. Where neither a file's name nor
-            language_field has the language, every field that fits is one.
-        english_field: Defaults to translation_field with the code of English.
-        language_field: Field with the language's code, if there is one.
-        language_of: Code in the data -> m4's code.
+    Attributes:
+        translation_field: Field of the translation; {lang} in it is the language's code. Where
+            neither a file's name nor language_field has the language, every field that fits is one.
+        english_field: Field of English. Defaults to translation_field with its code.
+        language_field: Field of the language's code, if neither file names nor fields have it.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        english: str,
-        translation_field: str,
-        english_field: str | None,
-        language_field: str | None,
-        language_of: Callable[[str], str],
-    ) -> None:
-        if english_field is None and _LANG not in translation_field:
-            raise SettingError(
-                f"{owner}.translation_field",
-                translation_field,
-                f"a name with {_LANG}, or {owner}.english_field must be set",
-            )
-        *parents, last = translation_field.split(".")
+    translation_field: str = "translation.{lang}"
+    english_field: str | None = None
+    language_field: str | None = None
+    unit: ClassVar[str] = "line"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        setting = f"{self.owner}.translation_field"
+        if self.english_field is None and _LANG not in self.translation_field:
+            allowed = f"a name with {_LANG}, or {self.owner}.english_field must be set"
+            raise SettingError(setting, self.translation_field, allowed)
+        *parents, last = self.translation_field.split(".")
         if any(_LANG in parent for parent in parents):
-            raise SettingError(
-                f"{owner}.translation_field",
-                translation_field,
-                f"a name with {_LANG} in its last part",
-            )
-        self.english, self.language_of = english, language_of
-        self.names = (translation_field, english_field, language_field)
+            allowed = f"a name with {_LANG} in its last part"
+            raise SettingError(setting, self.translation_field, allowed)
         self._parents, self._last = parents, last
         before, _, after = last.partition(_LANG)
         self._code = re.compile(f"{re.escape(before)}([A-Za-z0-9_@-]+){re.escape(after)}")
-        english_field = english_field or translation_field.replace(_LANG, english)
-        self._english_path = english_field.split(".")
-        self._language_path = language_field.split(".") if language_field else None
-
-    def check(self, owner: str, layout: FileLayout) -> None:
-        """Raises SettingError where neither a file's name nor a record has the language."""
-        by_record = self._language_path is not None or _LANG in self._last
-        if "side" in layout.fields or not (layout.names_language or by_record):
+        english = self.english_field or self.translation_field.replace(_LANG, self.english)
+        self._english_path = english.split(".")
+        self._language_path = self.language_field.split(".") if self.language_field else None
+        by_record = self._language_path is not None or _LANG in last
+        if "side" in self.layout.fields or not (self.layout.names_language or by_record):
             raise SettingError(
-                f"{owner}.files",
-                layout.pattern,
-                f"a pattern with {{lang}} or {{pair}}; or put {{lang}} in "
-                f"{owner}.translation_field, or set {owner}.language_field",
+                f"{self.owner}.files",
+                self.files,
+                f"a pattern with {{lang}} or {{pair}}; or put {{lang}} in {setting}, or set "
+                f"{self.owner}.language_field",
             )
 
-    def columns(self, names: Iterable[str], code: str | None) -> list[str]:
+    @abc.abstractmethod
+    def _records(self, file: File, tally: Tally) -> Iterator[Mapping[str, Any] | Reason]:
+        """Yields the records of a file, or reasons why there is none."""
+
+    def _settings(self) -> dict:
+        names = (f"{STORED['translation']}_field", "english_field", "language_field")
+        values = (self.translation_field, self.english_field, self.language_field)
+        return dict(zip(names, values, strict=True))
+
+    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
+        for file in files:
+            with self.reading.of(file.name, file.path, self.unit) as tally:
+                for number, record in enumerate(self._records(file, tally), 1):
+                    if isinstance(record, Reason):
+                        tally.bad(number, record)
+                        continue
+                    for language, english, translation in self._sides(record, file.code):
+                        if pair := tally.pair(number, english, translation):
+                            yield language, pair
+
+    def _columns(self, names: Iterable[str], code: str | None) -> list[str]:
         """Returns the top-level fields that are needed, including those missing in `names`.
 
         `code` is the language, if the file's name has it.
@@ -91,11 +98,7 @@ class Fields:
             wanted += [name for name in names if self._code.fullmatch(name)]
         return list(dict.fromkeys(wanted))
 
-    def identity(self) -> dict:
-        names = (f"{STORED['translation']}_field", "english_field", "language_field")
-        return dict(zip(names, self.names, strict=True))
-
-    def sides(
+    def _sides(
         self, record: Mapping[str, Any], code: str | None
     ) -> Iterator[tuple[str, object, object]]:
         """Yields (language, English, translation) of every pair in a record.
@@ -130,7 +133,7 @@ class Fields:
                 continue  # a column that other records use
             for text in texts:
                 found = True
-                yield self.language_of(code_), english, text
+                yield self.layout.language(code_), english, text
         if not found:
             yield "", Reason("no language but English"), None
 
@@ -142,52 +145,6 @@ class Fields:
             texts = _texts(value, part)
             value = texts[0] if len(texts) == 1 else texts
         return value
-
-
-@dataclass(eq=False)
-class RecordFolder(Folder):
-    """A folder of records; a subclass reads them from a file.
-
-    Attributes:
-        translation_field: Field of the translation (`Fields`).
-        english_field: Field of English. Defaults to translation_field with its code.
-        language_field: Field of the language's code, if neither file names nor fields have it.
-    """
-
-    translation_field: str = "translation.{lang}"
-    english_field: str | None = None
-    language_field: str | None = None
-    unit: ClassVar[str] = "line"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.fields = Fields(
-            self.owner,
-            self.english,
-            self.translation_field,
-            self.english_field,
-            self.language_field,
-            self.layout.language,
-        )
-        self.fields.check(self.owner, self.layout)
-
-    @abc.abstractmethod
-    def _records(self, file: File, tally: Tally) -> Iterator[Mapping[str, Any] | Reason]:
-        """Yields the records of a file, or reasons why there is none."""
-
-    def _settings(self) -> dict:
-        return self.fields.identity()
-
-    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
-        for file in files:
-            with self.reading.of(file.name, file.path, self.unit) as tally:
-                for number, record in enumerate(self._records(file, tally), 1):
-                    if isinstance(record, Reason):
-                        tally.bad(number, record)
-                        continue
-                    for language, english, translation in self.fields.sides(record, file.code):
-                        if pair := tally.pair(number, english, translation):
-                            yield language, pair
 
 
 def _is_variable(parent: Mapping[str, Any]) -> bool:

@@ -8,8 +8,9 @@ from itertools import compress, islice
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning.keys import code_points, digests, normal_digests
+from m4.data.cleaning.keys import code_points, digests
 from m4.data.sources import Pair
+from m4.data.splits import normal
 from m4.settings import InputError, shown
 
 # Large enough for numpy, small enough for the arrays to stay in the processor's cache.
@@ -56,8 +57,9 @@ class Chunk:
     def _digests(self, kind: str, side: str) -> npt.NDArray[np.uint64]:
         if (kind, side) not in self._kept:
             texts = self.side(side)
-            made = normal_digests(texts) if kind == "normal" else digests(texts)
-            self._kept[kind, side] = made
+            if kind == "normal":
+                texts = [*map(normal, texts)]
+            self._kept[kind, side] = digests(texts)
         return self._kept[kind, side]
 
     def take(self, mask: npt.NDArray[np.bool_]) -> Chunk:

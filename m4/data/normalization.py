@@ -4,8 +4,6 @@ A vocabulary that m4 trains gives back exactly this form: `decode(encode(text)) 
 for every text without control characters.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from typing import Literal, get_args
 

@@ -64,7 +64,10 @@ def split(x: A, split_dimension: int, num_partitions: int, *, devices: Devices =
             devices.
     """
     held = _devices("split", devices)
-    _check_dimension("split", split_dimension, x.ndim)
+    if not -x.ndim <= split_dimension < x.ndim:
+        raise ValueError(
+            f"sharding.split: dimension {split_dimension} of an array with {x.ndim} dimensions"
+        )
     if num_partitions < 1 or len(held) % num_partitions:
         fit = ", ".join(str(n) for n in range(1, len(held) + 1) if len(held) % n == 0)
         raise ValueError(
@@ -84,7 +87,6 @@ def shard(x: A, device_assignment: Ids, *, devices: Devices = None) -> A:
 
     Args:
         device_assignment: Ids of devices, with as many dimensions as x.
-        devices: The devices in order. Defaults to `jax.devices()`.
 
     Raises:
         ValueError: The dimensions are not as many, one does not divide, or an id is missing, too
@@ -104,7 +106,6 @@ def partial_tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
     Args:
         tile_assignment: Ids of devices, with one dimension more than x has; the devices along the
             last one hold the same tile.
-        devices: The devices in order. Defaults to `jax.devices()`.
     """
     return _tiled("partial_tile", x, tile_assignment, devices, copies=1)
 
@@ -121,7 +122,6 @@ def mesh_split(
         device_mesh: Ids of devices, or a mesh of JAX with Auto axes (which includes devices).
         dims_mapping: For each dimension of x the dimension of the mesh that it is split over, or -1
             where it is not. Along dimensions of the mesh that are not named there are copies.
-        devices: The devices in order. Defaults to `jax.devices()`.
 
     Raises:
         ValueError: The mapping is not as long as x has dimensions, names a dimension that the mesh
@@ -259,13 +259,6 @@ def _devices(name: str, devices: Devices) -> Sequence[Any]:
     if not devices or len({*devices}) != len(devices):
         raise ValueError(f"sharding.{name}: devices must be at least one, and each once: {devices}")
     return devices
-
-
-def _check_dimension(name: str, dimension: int, dimensions: int) -> None:
-    if not -dimensions <= dimension < dimensions:
-        raise ValueError(
-            f"sharding.{name}: dimension {dimension} of an array with {dimensions} dimensions"
-        )
 
 
 def _check_divides(

@@ -175,24 +175,20 @@ def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
         given: Bytes from `given`.
     """
     # Replicated weights have gradients of the same size.
-    found = _sharding_advice(2 * given["replicated weights"], "weights and gradients")
-    if model.remat != "full":
-        found.append(
-            "recompute activations in the backward pass: transformer.Transformer.remat = 'full'"
-        )
-    found.append("a smaller batch: half of BATCH_SIZE halves the activations")
-    if model.moe is not None:
-        found.append(
-            "smaller groups: half of moe.MoeLayer.group_tokens halves the masks of dispatch"
-        )
-    if jnp.dtype(model.dtype) != jnp.bfloat16:
-        found.append(
-            "activations of half the size: transformer.Transformer.dtype = 'bfloat16' (GShard's "
-            "deep models were unstable with it)"
-        )
-    if not model.scan_layers:
-        found.append("one block at a time: transformer.Transformer.scan_layers = True")
-    return found
+    found = {
+        "recompute activations in the backward pass: transformer.Transformer.remat = 'full'": (
+            model.remat != "full"
+        ),
+        "a smaller batch: half of BATCH_SIZE halves the activations": True,
+        "smaller groups: half of moe.MoeLayer.group_tokens halves the masks of dispatch": (
+            model.moe is not None
+        ),
+        "activations of half the size: transformer.Transformer.dtype = 'bfloat16' (GShard's deep "
+        "models were unstable with it)": jnp.dtype(model.dtype) != jnp.bfloat16,
+        "one block at a time: transformer.Transformer.scan_layers = True": not model.scan_layers,
+    }
+    sharding = _sharding_advice(2 * given["replicated weights"], "weights and gradients")
+    return [*sharding, *(advice for advice, fits in found.items() if fits)]
 
 
 def decoding_advice(

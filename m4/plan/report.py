@@ -255,16 +255,10 @@ def _made(facts: Mapping[str, Any]) -> Iterator[Row]:
     yield name, "pieces a row", f"{batch['source_length']} + {batch['target_length']}"
     yield name, "vocabulary", f"{model['source_vocab_size'] or 'shared'} / {model['vocab_size']}"
     yield name, "directions, activations", f"{model['directions']}, {model['dtype']}"
-    yield (
-        name,
-        "seconds to trace, to compile",
-        "{trace_seconds:.0f}, {compile_seconds:.0f}".format(**cost),
-    )
-    yield (
-        name,
-        "CPU seconds, GiB of host",
-        f"{cost['cpu_seconds']:.0f}, {cost['host_bytes'] / GIB:.1f}",
-    )
+    seconds = f"{cost['trace_seconds']:.0f}, {cost['compile_seconds']:.0f}"
+    yield name, "seconds to trace, to compile", seconds
+    cpu = f"{cost['cpu_seconds']:.0f}, {cost['host_bytes'] / GIB:.1f}"
+    yield name, "CPU seconds, GiB of host", cpu
     yield from ((name, package, version) for package, version in facts["versions"].items())
 
 

@@ -34,12 +34,8 @@ class StepTime(NamedTuple):
     by_kind: dict[str, float]
 
     @property
-    def communication(self) -> float:
-        return sum(self.by_kind.values())
-
-    @property
     def total(self) -> float | None:
-        return None if self.compute is None else self.compute + self.communication
+        return None if self.compute is None else self.compute + sum(self.by_kind.values())
 
 
 def step_time(

@@ -147,5 +147,5 @@ def test_without_a_published_clock_compute_is_at_the_peak() -> None:
         10**9, 918e9, "float32", [collective("all-reduce", 2**30, 64)], topology("v6e:8x8")
     )
     assert found.compute == pytest.approx(1e-3)
-    assert found.communication > 0
+    assert sum(found.by_kind.values()) > 0
     assert step_time(10**9, 0.0, "float32", [], topology("v6e:8x8")).total is None  # decoding

@@ -1,7 +1,5 @@
 """How much longer than their sources the targets of a corpus are, by direction."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

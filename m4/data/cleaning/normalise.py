@@ -1,7 +1,5 @@
 """The stage normalise: canonical forms of Unicode, without characters that say nothing."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

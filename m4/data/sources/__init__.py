@@ -1,7 +1,5 @@
 """Sources of sentence pairs: one file each, with a class that is a Source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol, TypeGuard
 

@@ -1,7 +1,5 @@
 """Reads gettext's PO files with Babel's parser, and MO files with Python's gettext."""
 
-from __future__ import annotations
-
 import gettext
 import io
 import re

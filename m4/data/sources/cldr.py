@@ -13,8 +13,6 @@ Text: Unicode CLDR, Unicode License V3. What CLDR's files do not have: case and 
 and in lists (all is nominative), and the sound rules of some `and`s (Spanish y/e).
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Mapping

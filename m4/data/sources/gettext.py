@@ -3,8 +3,6 @@
 OPUS's GNOME, KDE4 and Ubuntu are these.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

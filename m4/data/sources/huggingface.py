@@ -3,8 +3,6 @@
 Read by pyarrow: neither the library `datasets` nor the network is needed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """JSON lines: one object a line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

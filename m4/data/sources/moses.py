@@ -1,7 +1,5 @@
 """Moses' format: two files of a pair of languages, line n of one the translation of line n."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """Identity of a seqio task's examples as JSON: its features, preprocessors and source."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 A module that registers them is imported, as T5X's MIXTURE_OR_TASK_MODULE. Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

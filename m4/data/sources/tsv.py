@@ -1,7 +1,5 @@
 """A folder of TSV files: <lang>.train.tsv, <lang>.dev.tsv, <lang>.test.tsv."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated

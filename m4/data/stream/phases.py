@@ -1,7 +1,5 @@
 """Phases: from which group of steps on which rates hold, and what was drawn before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any

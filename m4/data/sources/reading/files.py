@@ -4,8 +4,6 @@ Paths are those of etils.epath: a folder on disk, or gs://, s3:// and the like. 
 .zst, .xz or .bz2 are unpacked while they are read. Nothing here holds a whole file in memory.
 """
 
-from __future__ import annotations
-
 import bz2
 import errno
 import gzip

@@ -1,7 +1,5 @@
 """Folder: the base class of sources that read a folder of files."""
 
-from __future__ import annotations
-
 import abc
 import os
 import sys

@@ -1,7 +1,5 @@
 """Finds the files of a folder by a pattern of their names with fields in braces."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Finds pairs in records with named fields, as JSON and Arrow have them."""
 
-from __future__ import annotations
-
 import abc
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sorts pairs of many languages and splits, which come mixed, once on disk."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import weakref

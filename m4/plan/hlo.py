@@ -35,22 +35,19 @@ class Collective(NamedTuple):
     """One collective of a program, as one device sees it."""
 
     kind: str  # one of `KINDS`
-    # Its place in the text.
-    name: str
-    computation: str
+    name: str  # its name in the text
     # Bytes of one run on one device. The result of an all-gather of n devices is n times its
     # operand, of a reduce-scatter 1/n.
     operand_bytes: int
     result_bytes: int
     groups: Groups  # The devices that exchange; of a collective-permute (source, target) pairs.
-    source: str  # the operation of the traced program that it comes from, or ""
     # TPU slices that exchange over the data center's network; 1 inside one slice. The text has the
     # program of one slice, whose devices count from 0. Between slices `groups` number the devices
     # slice by slice.
     slices: int = 1
-    times: int = 1  # Runs in one run of the program. Each branch of a conditional counts as taken.
-    # It is in a loop whose length is not in the text; it counts once there.
-    loop_unknown: bool = False
+    # Runs in one run of the program. Each branch of a conditional counts as taken, and a loop whose
+    # length is not in the text as one run.
+    times: int = 1
 
     @property
     def payload_bytes(self) -> int:
@@ -114,10 +111,9 @@ class Work:
     # Operations that are not counted and may be products: kind -> how often they run.
     unread: Counter[str] = field(default_factory=Counter)
 
-    def add(self, part: "Work", times: int, *, loop_unknown: bool) -> None:
+    def add(self, part: "Work", times: int) -> None:
         """Adds a part that runs so many times."""
-        runs = {"times": times, "loop_unknown": loop_unknown}
-        self.collectives += [each._replace(**runs) for each in part.collectives]
+        self.collectives += [each._replace(times=times) for each in part.collectives]
         self.unread.update({kind: times * n for kind, n in part.unread.items()})
         self.cycles += times * part.cycles
         self.uncosted += times * part.uncosted
@@ -154,11 +150,10 @@ def read(hlo: str) -> Program:
             else:
                 once[callee] += once[name] * runs
                 iteration[callee] += iteration[name] * runs
-    first, second = (once, False), (iteration, True)
     return Program(
-        _work(computations, first),
-        _work(computations, second),
-        _work(computations, first, second),
+        _work(computations, once),
+        _work(computations, iteration),
+        _work(computations, once, iteration),
         loops // 2,  # a loop calls its body and its condition
     )
 
@@ -178,15 +173,13 @@ class _Computation(Work):
     root: str = ""
 
 
-def _work(
-    computations: Mapping[str, _Computation], *counted: tuple[Mapping[str, int], bool]
-) -> Work:
-    """Sums over (computation -> how often it runs, whether in loops of unknown length)."""
+def _work(computations: Mapping[str, _Computation], *counted: Mapping[str, int]) -> Work:
+    """Sums over computations, by how often each runs."""
     work = Work()
     for name, computation in computations.items():
-        for runs, in_unknown in counted:
+        for runs in counted:
             if runs[name]:
-                work.add(computation, runs[name], loop_unknown=in_unknown)
+                work.add(computation, runs[name])
     return work
 
 
@@ -247,7 +240,7 @@ def _computations(lines: Iterable[str]) -> tuple[dict[str, _Computation], str]:
         if seems and (collective := _collective(line, name, devices)):
             current.collectives.append(collective)
         elif " send(" in line and _BETWEEN in line:
-            current.collectives.append(_between_slices(line, name, devices))
+            current.collectives.append(_between_slices(line, devices))
         elif calls or " while(" in line or " conditional(" in line:
             current.calls += _calls(line, current, found)
         elif "= s32[]" in line or "= s64[]" in line or "= pred[]" in line or ") tuple(" in line:
@@ -356,7 +349,6 @@ def _element(computation: _Computation, name: str) -> int | None:
 # ------------------------------------------------------------------------- collectives
 
 _KIND = re.compile(rf"({'|'.join(KINDS)})(-start)?")
-_SOURCE = re.compile(r'metadata=\{[^}]*?op_name="((?:[^"\\]|\\.)*)"')
 # libtpu's collectives between slices: a send to the host, and the use that its runtime makes of it.
 _BETWEEN = "_xla_megascale_transfer_type="
 _TRANSFER = re.compile(rf'{_BETWEEN}"(\w+)"')
@@ -391,10 +383,10 @@ def _collective(line: str, computation: str, devices: int) -> Collective | None:
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
         # The TPU compiler's reduce-scatter: a fusion of all-reduce and slice.
         kind, result = "reduce-scatter", operand // len(groups[0])
-    return Collective(kind, name, computation, operand, result, groups, _source(line))
+    return Collective(kind, name, operand, result, groups)
 
 
-def _between_slices(line: str, computation: str, devices: int) -> Collective:
+def _between_slices(line: str, devices: int) -> Collective:
     """Returns the collective between slices of `devices` devices each; ValueError if unknown."""
     instruction, transfer = _INSTRUCTION.match(line), _TRANSFER.search(line)
     if instruction is None or transfer is None or transfer[1] not in _TRANSFERS:
@@ -402,12 +394,8 @@ def _between_slices(line: str, computation: str, devices: int) -> Collective:
     kind, operand = _TRANSFERS[transfer[1]], type_bytes(_elements(instruction[2])[0])
     groups, slices = _read_slices(line, devices)
     of_kind = {"all-gather": operand * slices, "reduce-scatter": operand // slices}
-    result, name = of_kind.get(kind, operand), instruction[1]
-    return Collective(kind, name, computation, operand, result, groups, _source(line), slices)
-
-
-def _source(line: str) -> str:
-    return found[1] if (found := _SOURCE.search(line)) else ""
+    result = of_kind.get(kind, operand)
+    return Collective(kind, instruction[1], operand, result, groups, slices)
 
 
 # ----------------------------------------------------------------------- replica groups

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def collective(kind: str, operand: int, groups: tuple[tuple[int, ...], ...]) -> Collective:
-    return Collective(kind, "x", "main", operand, operand, groups, "")
+    return Collective(kind, "x", operand, operand, groups)
 
 
 def test_nodes_and_gpus() -> None:

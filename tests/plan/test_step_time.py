@@ -13,7 +13,7 @@ from m4.plan.step_time import MESSAGE_SECONDS, bisection_seconds, seconds_of, st
 def collective(kind: str, operand: int, devices: int, times: int = 1, result: int | None = None):
     result = operand if result is None else result
     groups = (tuple(range(devices)),)
-    return Collective(kind, "x", "main", operand, result, groups, "", times=times)
+    return Collective(kind, "x", operand, result, groups, times=times)
 
 
 def busiest_link(machine: Topology, payload: float) -> float:

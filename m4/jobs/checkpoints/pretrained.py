@@ -7,18 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from m4.data.preprocess import tag_symbol
+from m4.data.sources.reading.lines import text_lines
 from m4.data.vocabulary.trim import used_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, with_pieces
 from m4.jobs.checkpoints.source_hf import CONFIG, SourceHf, is_hf
 from m4.settings import InputError
 from m4.storage import safetensors
-from m4.storage.files import check_tree, whole, whole_folder
+from m4.storage.files import check_tree, whole_folder, write_text
 from m4.storage.local_copy import fetched
 from m4.train import hf_layout
 
 # Ids behind a vocabulary's own, for tags and pieces of new languages.
 _ROOM = 128
+_LONGEST_LINE = 1 << 20  # bytes
 
 
 def look_or_trim(what: str, run: str, corpus: Path | None, output: Path | None) -> str | None:
@@ -32,8 +36,7 @@ def look_or_trim(what: str, run: str, corpus: Path | None, output: Path | None) 
         if output is None:
             return lines
         _check_new(output)
-        with whole(output) as unfinished:
-            unfinished.write_text(lines + "\n", encoding="utf-8")
+        write_text(output, lines + "\n")
         return "\n".join(line for line in lines.splitlines() if line.startswith("#"))
     for name, value in (("corpus", corpus), ("output", output)):
         if value is None:
@@ -179,9 +182,5 @@ def _lines(corpus: Path) -> Iterator[str]:
     if not files:
         raise InputError(f"--corpus={corpus}: must be a text file, or a folder of such")
     for path in files:
-        try:
-            with path.open(encoding="utf-8") as file:
-                for line in file:
-                    yield from line.rstrip("\n").split("\t")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: is no text in UTF-8") from error
+        for line in text_lines(epath.Path(path), _LONGEST_LINE):
+            yield from line.split("\t")

@@ -432,7 +432,7 @@ def test_trim_asks_for_what_it_needs(tmp_path: Path) -> None:
     assert "must be a text file, or a folder of such" in nothing.mistake
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     assert (
-        "is no text in UTF-8"
+        "a.txt line 1: not UTF-8"
         in m4("checkpoint", "trim", there, f"--corpus={tmp_path}", output).mistake
     )
     (tmp_path / "a.txt").write_text("")

@@ -14,7 +14,10 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
+from m4.parallel.platform.accelerator import skip_libtpu
 from m4.settings import Between, Given, InputError, SettingError, checked, nearest_valid
+
+skip_libtpu()
 
 # Logical axis -> mesh axis, several, or None. A logical axis may have more than one rule.
 MeshSize = Annotated[int, Between(-1, 2**20)]

@@ -20,22 +20,28 @@ from m4.settings import InputError
 _GPUS = ("cuda", "rocm", "gpu")
 
 
+def skip_libtpu() -> None:
+    """Keeps JAX from looking for TPUs where libtpu is installed for `m4 plan` alone.
+
+    It would print lines about the host's name. JAX has set "tpu,cpu" on a TPU's host by now. The
+    model's modules call this when they are imported, for programs that use m4's layers alone.
+    """
+    if jax.config.values["jax_platforms"] is None and importlib.util.find_spec("libtpu"):
+        plugin = gpu_plugin()
+        jax.config.update("jax_platforms", f"{plugin.split('_')[1][:4]},cpu" if plugin else "cpu")
+
+
 @functools.cache
 def check_accelerator() -> None:
     """Starts JAX on the devices that were asked for; further calls cost nothing.
 
     Those are the devices that JAX_PLATFORMS names first, or else the GPU whose plug-in is
     installed. It prints a line on stderr where that plug-in is installed and JAX_PLATFORMS=cpu
-    leaves it unused. (libtpu is installed on machines without TPUs too, for `m4 plan`.)
+    leaves it unused.
     """
     plugin = gpu_plugin()
-    if jax.config.values["jax_platforms"] is None and importlib.util.find_spec("libtpu"):
-        # JAX would have set "tpu,cpu" on a TPU's host. Elsewhere libtpu, there for `m4 plan`, would
-        # look for TPUs and print four lines about the host's name.
-        jax.config.update("jax_platforms", f"{plugin.split('_')[1][:4]},cpu" if plugin else "cpu")
-        asked = ""
-    else:
-        asked = (jax.config.values["jax_platforms"] or "").split(",")[0]
+    skip_libtpu()
+    asked = (jax.config.values["jax_platforms"] or "").split(",")[0]
     if asked in _GPUS and plugin is None:
         raise InputError(
             f"JAX_PLATFORMS={asked}, but JAX's plug-in for GPUs is not installed: "

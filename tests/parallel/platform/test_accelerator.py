@@ -81,7 +81,7 @@ def test_a_machine_without_tpus_is_one_line(tmp_path: Path) -> None:
         ("cuda", None, ("cpu", ""), "JAX_PLATFORMS=cuda, but .* `make setup CUDA=1`"),
         ("gpu,cpu", None, ("cpu", ""), "JAX_PLATFORMS=gpu, but .* `make setup CUDA=1`"),
         ("cuda", "xla_cuda12", (None, ""), "JAX can use no GPU; .* runs on the CPU$"),
-        ("tpu", None, (None, "no libtpu.so"), r"^JAX_PLATFORMS=tpu: no libtpu.so; .*'m4\[tpu\]'"),
+        ("tpu", None, (None, "no libtpu.so"), "^JAX_PLATFORMS=tpu: no libtpu.so; `make pod` "),
         ("", None, ("cpu", ""), None),
         ("", None, ("tpu", ""), None),
         ("", "xla_cuda12", ("gpu", ""), None),
@@ -102,6 +102,24 @@ def test_what_was_asked_for_is_there(
         else:
             with pytest.raises(InputError, match=message):
                 accelerator.check_accelerator()
+    finally:
+        jax.config.update("jax_platforms", before)
+
+
+@pytest.mark.parametrize(
+    ("asked", "plugin", "then"),
+    [(None, None, "cpu"), (None, "xla_cuda12", "cuda,cpu"), ("tpu,cpu", None, "tpu,cpu")],
+)
+def test_a_compiler_for_tpus_alone_is_not_asked_for_devices(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, plugin: str | None, then: str
+) -> None:
+    before = jax.config.values["jax_platforms"]
+    monkeypatch.setattr(accelerator, "gpu_plugin", lambda: plugin)
+    monkeypatch.setattr(accelerator.importlib.util, "find_spec", lambda name: name == "libtpu")
+    try:
+        jax.config.update("jax_platforms", asked)
+        accelerator.skip_libtpu()
+        assert jax.config.values["jax_platforms"] == then
     finally:
         jax.config.update("jax_platforms", before)
 

@@ -31,7 +31,7 @@ from m4.jobs.decoding.testsets import (
     trained_step,
 )
 from m4.storage import run_folder
-from m4.storage.checkpoints import Checkpoints
+from m4.storage.checkpoints import read_note
 from m4.storage.files import read_jsonl, whole_folder
 from m4.storage.local_copy import fetched
 from m4.storage.metrics_log import read_metrics, warn_if_changed
@@ -108,11 +108,7 @@ def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
 def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the share of the pairs and the epochs by language, of the model's training."""
     folder = experiment.folder
-    store = Checkpoints(folder / "checkpoints", read_only=True)
-    try:
-        note = store.note(trained_step(folder))
-    finally:
-        store.close()
+    note = read_note(folder, trained_step(folder))
     warn_if_changed(folder, note)
     counts = folder / "atlas.train.json"
     if "assigned" in note and not counts.is_file():
@@ -172,12 +168,13 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 
 
 def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> dict[str, str]:
-    about = run_folder.read(experiment.folder)
+    about, step = run_folder.read(experiment.folder), trained_step(experiment.folder)
+    best = read_note(experiment.folder, step).get("best_step")
     facts = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "machine": about.get("machine", ""),
         "versions": ", ".join(f"{k} {v}" for k, v in about["versions"].items()),
-        "steps": str(experiment.training.total_steps),
+        "steps": f"{step}" if best is None else f"{step}; parameters of step {best}, dev's best",
         "seed": str(experiment.training.seed),
         "corpus": f"{cache.fingerprint[:16]}, {json.dumps(cache.manifest['identity']['source'])}",
     }

@@ -229,7 +229,7 @@ def _read(layout: Detected, folder: str) -> Corpus:
     english += sorted(file for file, why in source.reading.skipped if why == ENGLISH_CATALOGUE)
     notes = [f"left out, English on both sides: {named(english)}"] if english else []
     notes += [
-        f"{named([file])}: {lines:,} skipped: {why}{source.reading.where(file, why)}"
+        f"{named([file])}: {lines:,} skipped: {why}{source.reading.tallies[file].where(why)}"
         for (file, why), lines in sorted(source.reading.skipped.items())
     ]
     return Corpus(sizes, samples, sides.found(), notes)

@@ -161,8 +161,9 @@ class Cleaner:
         run = self._drop if split == "train" else self._flag
         yield from run(part, checks, read)
         for name, tally in self._tallies.items():
-            read_for = self._files[name][1] if name in self._files else set()
-            self._files[name] = tally, read_for | {(language, split)}
+            if tally.skipped or tally.normalised:
+                read_for = self._files[name][1] if name in self._files else set()
+                self._files[name] = tally, read_for | {(language, split)}
         for name, why in not_checked.items() if count.read else ():
             count.not_checked[f"{name}: {why}"] += part.count.read
 

@@ -5,7 +5,7 @@ OPUS's GNOME, KDE4 and Ubuntu are these.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -14,6 +14,7 @@ from m4.data.sources.catalogues import CatalogueError, Entry, read_mo, read_po
 from m4.data.sources.reading.files import chunks
 from m4.data.sources.reading.folder import Every, Folder
 from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.lines import Tally
 from m4.settings import OneOf, SettingError, checked
 
 # printf's %s, %1$s, %(name)s; Qt's %1, %L1, %n; {name} and {0}. Not printf's flag ' ', because of
@@ -77,27 +78,25 @@ class Gettext(Folder):
             and not (file.name.endswith(".mo") and f"{file.name[:-3]}.po" in names)
         ]
 
-    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
-        for file in files:
-            with self.reading.of(file.name, file.path) as tally:
-                content = b"".join(chunks(file.path))
-                read = read_po if file.name.endswith(".po") else read_mo
-                try:
-                    entries, obsolete = read(content)
-                except CatalogueError as error:
-                    tally.bad(error.line, f"no catalogue, {error}")
-                    continue
-                for _ in range(obsolete):
-                    tally.leave_out("obsolete")
-                for entry in entries:
-                    if reason := self._unwanted(entry):
-                        tally.leave_out(reason)
-                        continue
-                    english, translation = entry.english, entry.translation
-                    if self.mnemonics == "strip":
-                        english, translation = strip_mnemonics(english, translation)
-                    if pair := tally.pair(entry.line, english, translation):
-                        yield file.language or "", pair
+    def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+        content = b"".join(chunks(file.path))
+        read = read_po if file.name.endswith(".po") else read_mo
+        try:
+            entries, obsolete = read(content)
+        except CatalogueError as error:
+            tally.bad(error.line, f"no catalogue, {error}")
+            return
+        for _ in range(obsolete):
+            tally.leave_out("obsolete")
+        for entry in entries:
+            if reason := self._unwanted(entry):
+                tally.leave_out(reason)
+                continue
+            english, translation = entry.english, entry.translation
+            if self.mnemonics == "strip":
+                english, translation = strip_mnemonics(english, translation)
+            if pair := tally.pair(entry.line, english, translation):
+                yield file.language or "", pair
 
     def _unwanted(self, entry: Entry) -> str | None:
         if entry.plural:

@@ -1,6 +1,6 @@
 """Moses' format: two files of a pair of languages, line n of one the translation of line n."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -51,19 +51,12 @@ class Moses(Folder):
                 return english
         raise InputError(f"{file.path}: its English side is missing (Moses.files)")
 
-    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
-        for file in files:
-            if file.english:
-                continue
-            with self.reading.of(file.name, file.path) as tally:
-                for pair in self._zip(self._english_of(file), file, tally):
-                    yield file.language or "", pair
-
-    def _zip(self, english: File, translation: File, tally: Tally) -> Iterator[Pair]:
+    def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+        english = self._english_of(file)
         most = self.reading.max_line_bytes
         count = [0, 0]
         for number, sides in enumerate(
-            zip_longest(lines(english.path, most), lines(translation.path, most)), 1
+            zip_longest(lines(english.path, most), lines(file.path, most)), 1
         ):
             for side, line in enumerate(sides):
                 count[side] += line is not None
@@ -71,9 +64,9 @@ class Moses(Folder):
                 continue  # read on, to report both counts
             first, second = (tally.text(line, number) for line in sides)
             if pair := tally.pair(number, first, second):
-                yield pair
+                yield file.language or "", pair
         if count[0] != count[1]:
             raise InputError(
-                f"{english.path} has {count[0]} lines and {translation.path} {count[1]}: "
+                f"{english.path} has {count[0]} lines and {file.path} {count[1]}: "
                 "they are not translations of each other line by line"
             )

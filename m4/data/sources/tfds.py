@@ -107,7 +107,6 @@ class Tfds:
                     if pair and (not self.hash_split or self.hash_split(pair.english) == split):
                         yield pair
         yield from self._spool.pairs(language, split)
-        self.reading.tallies.update(self._spool_tallies)
 
     def identity(self) -> dict:
         """Returns the settings, and sizes and SHA-256 of the files; without TensorFlow."""
@@ -167,11 +166,7 @@ class Tfds:
     @cached_property
     def _spool(self) -> Spool:
         """Pairs of the datasets whose examples name their languages."""
-        spool = Spool(self._variable_pairs(), self.reading)
-        mixed = [dataset for dataset in self._datasets if dataset.codes is None]
-        names = [self._names(dataset, split)[0] for dataset in mixed for split in self._splits]
-        self._spool_tallies = {name: self.reading.tallies[name] for name in names}
-        return spool
+        return Spool(self._variable_pairs(), self.reading)
 
     def _variable_pairs(self) -> Iterator[tuple[str, str, Pair]]:
         for dataset in self._datasets:

@@ -1,6 +1,6 @@
 """A folder of TSV files: <lang>.train.tsv, <lang>.dev.tsv, <lang>.test.tsv."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from m4.data.sources import Pair
 from m4.data.sources.reading.files import lines
 from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import File
-from m4.data.sources.reading.lines import Reason
+from m4.data.sources.reading.lines import Reason, Tally
 from m4.settings import Between, InputError, SettingError, checked
 
 
@@ -37,20 +37,18 @@ class Tsv(Folder):
     def _settings(self) -> dict:
         return {"english_column": self.english_column}
 
-    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
-        for file in files:
-            found = 0
-            with self.reading.of(file.name, file.path) as tally:
-                for number, line in enumerate(lines(file.path, self.reading.max_line_bytes), 1):
-                    text = tally.text(line, number)
-                    sides = _sides(text, self.english_column) if type(text) is str else text
-                    if isinstance(sides, Reason):
-                        tally.bad(number, sides)
-                    elif pair := tally.pair(number, *sides):
-                        found += 1
-                        yield file.language or "", pair
-            if file.split == "train" and not found:
-                raise InputError(f"{file.path}: {self.reading.nothing_in(file.name)}")
+    def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+        found = 0
+        for number, line in enumerate(lines(file.path, self.reading.max_line_bytes), 1):
+            text = tally.text(line, number)
+            sides = _sides(text, self.english_column) if type(text) is str else text
+            if isinstance(sides, Reason):
+                tally.bad(number, sides)
+            elif pair := tally.pair(number, *sides):
+                found += 1
+                yield file.language or "", pair
+        if file.split == "train" and not found:
+            raise InputError(f"{file.path}: {tally.nothing()}")
 
 
 def _sides(text: str, english_column: int) -> tuple[str, str] | Reason:

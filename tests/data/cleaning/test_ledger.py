@@ -27,6 +27,8 @@ class OneFile(Listed):
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         yield from super().pairs(language, split)
+        with self.reading.of(f"{split}.good", f"{split}.good"):
+            pass
         for file, reason, lines in (
             ("all.jsonl", "not JSON", 5),
             (f"{language}.only", "no tab", 2),
@@ -41,6 +43,7 @@ def test_lines_of_a_file_of_several_languages_are_counted_under_a_star(tmp_path:
     # all.jsonl was read for both languages and all splits, gl.only for all splits of one.
     assert ledger.count(ANY, ANY).as_json() == {
         "read": 5, "kept": 0, "dropped": {"source: not JSON": 5}}  # fmt: skip
+    assert [*ledger.counts[ANY]] == [ANY], "nothing of files without such lines"
     assert ledger.count("gl", ANY).dropped == {"source: no tab": 2}
     assert ledger.count("gl", "train").as_json() == {"read": 1, "kept": 1}
     total = ledger.total()

@@ -13,7 +13,7 @@ from etils import epath
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
 from m4.data.sources.reading.layout import File, FileLayout, named, said_splits
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Tally
 from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError
@@ -45,6 +45,7 @@ class Folder(abc.ABC):
     """
 
     names_say_splits: ClassVar[bool] = True  # words such as test in names of files are splits
+    unit: ClassVar[str] = "line"  # what is numbered in a file
 
     folder: str | os.PathLike[str]
     files: str
@@ -99,11 +100,10 @@ class Folder(abc.ABC):
             raise self.layout.unknown(language, self.languages())
         if self._mixed:
             yield from self._spool.pairs(language, split)
-            self.reading.tallies.update(self._spool_tallies)
             return
         for file in self._files:
-            if file.language == language and self._has(file, split):
-                for _, pair in self._read([file]):
+            if file.language == language and not file.english and self._has(file, split):
+                for _, pair in self._pairs_of(file):
                     if self._split_of(file, pair) == split:
                         yield pair
 
@@ -126,8 +126,12 @@ class Folder(abc.ABC):
         }
 
     @abc.abstractmethod
-    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
-        """Yields (language, pair) of some files."""
+    def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+        """Yields (language, pair) of a file."""
+
+    def _pairs_of(self, file: File) -> Iterator[tuple[str, Pair]]:
+        with self.reading.of(file.name, file.path, self.unit) as tally:
+            yield from self._read(file, tally)
 
     def _settings(self) -> dict:
         """Returns the subclass's settings that decide the text."""
@@ -201,8 +205,6 @@ class Folder(abc.ABC):
         pairs = (
             (language, self._split_of(file, pair), pair)
             for file in self._files
-            for language, pair in self._read([file])
+            for language, pair in self._pairs_of(file)
         )
-        spool = Spool(pairs, self.reading)
-        self._spool_tallies = {file.name: self.reading.tallies[file.name] for file in self._files}
-        return spool
+        return Spool(pairs, self.reading)

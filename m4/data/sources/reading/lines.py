@@ -139,21 +139,6 @@ class Reading:
         yield tally
         self.tallies[name] = tally  # not added: reading a file again counts its lines once
 
-    def nothing_in(self, name: str) -> str:
-        """Returns a message for a file without pairs, with the reason of most of its lines."""
-        found = [(count, *key) for key, count in self.skipped.items() if key[0].startswith(name)]
-        if not found:
-            return "no pairs in it"
-        count, named, reason = max(found)
-        return f"no pairs in it; {count} lines skipped: {reason}{self.where(named, reason)}"
-
-    def where(self, name: str, reason: str) -> str:
-        """Returns the first lines skipped for a reason, ' (line 3, 17)', or '' for no mistake."""
-        tally = self.tallies[name]
-        numbers = tally.places.get(reason, [])
-        more = ", ..." if tally.skipped[reason] > len(numbers) else ""
-        return f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
-
 
 class Tally:
     """Counts of one file: reason -> lines left out, what -> lines put right.
@@ -224,6 +209,19 @@ class Tally:
         """Counts something that is not wanted and no mistake, whatever on_bad_line says."""
         self._notes.clear()
         self.skipped[reason] += 1
+
+    def where(self, reason: str) -> str:
+        """Returns the first lines skipped for a reason, ' (line 3, 17)', or '' for no mistake."""
+        numbers = self.places.get(reason, [])
+        more = ", ..." if self.skipped[reason] > len(numbers) else ""
+        return f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
+
+    def nothing(self) -> str:
+        """Returns a message for a file without pairs, with the reason of most of its lines."""
+        if not self.skipped:
+            return "no pairs in it"
+        lines, reason = max((lines, reason) for reason, lines in self.skipped.items())
+        return f"no pairs in it; {lines} lines skipped: {reason}{self.where(reason)}"
 
     def _sentence(self, text: object, side: str) -> str | Reason:
         if text is None:

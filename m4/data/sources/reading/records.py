@@ -2,9 +2,9 @@
 
 import abc
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from m4.data.directions import STORED
 from m4.data.sources import Pair
@@ -33,7 +33,6 @@ class RecordFolder(Folder):
     translation_field: str = "translation.{lang}"
     english_field: str | None = None
     language_field: str | None = None
-    unit: ClassVar[str] = "line"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,16 +68,14 @@ class RecordFolder(Folder):
         values = (self.translation_field, self.english_field, self.language_field)
         return dict(zip(names, values, strict=True))
 
-    def _read(self, files: Sequence[File]) -> Iterator[tuple[str, Pair]]:
-        for file in files:
-            with self.reading.of(file.name, file.path, self.unit) as tally:
-                for number, record in enumerate(self._records(file, tally), 1):
-                    if isinstance(record, Reason):
-                        tally.bad(number, record)
-                        continue
-                    for language, english, translation in self._sides(record, file.code):
-                        if pair := tally.pair(number, english, translation):
-                            yield language, pair
+    def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+        for number, record in enumerate(self._records(file, tally), 1):
+            if isinstance(record, Reason):
+                tally.bad(number, record)
+                continue
+            for language, english, translation in self._sides(record, file.code):
+                if pair := tally.pair(number, english, translation):
+                    yield language, pair
 
     def _columns(self, names: Iterable[str], code: str | None) -> list[str]:
         """Returns the top-level fields that are needed, including those missing in `names`.

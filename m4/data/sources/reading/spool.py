@@ -20,9 +20,9 @@ class Spool:
 
         Args:
             pairs: (language, split, pair) in any order; the order within a language stays.
-            reading: Reading of these pairs; its `origin` follows `pairs` here, too.
+            reading: Reading of these pairs; its `origin` and `tallies` follow `pairs` here, too.
         """
-        self._reading = reading
+        self._reading, before = reading, {**reading.tallies}
         self._folder = Path(tempfile.mkdtemp(prefix="m4-pairs-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._numbers: dict[tuple[str, str], int] = {}
@@ -39,6 +39,7 @@ class Spool:
                 self._write(kept)
                 characters = 0
         self._write(kept)
+        self._tallies = {n: t for n, t in reading.tallies.items() if before.get(n) is not t}
 
     def _write(self, kept: dict[tuple[str, str], list[str]]) -> None:
         # Opened again every time: hundreds of languages are more files than may be open at once.
@@ -57,6 +58,7 @@ class Spool:
 
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         """Yields the pairs of a language and split."""
+        self._reading.tallies.update(self._tallies)
         if (language, split) not in self._numbers:
             return
         with self._file((language, split)).open(encoding="utf-8", newline="\n") as file:

@@ -68,9 +68,9 @@ def run(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[Collec
 
 def show(name: str, found: Sequence[Collective], console: Console) -> None:
     """Prints a program's collectives."""
-    made = Table("collective", "bytes a device", "of", box=SIMPLE_HEAD, title=name)
+    made = Table("collective", "bytes a device", "name", box=SIMPLE_HEAD, title=name)
     for each in found:
-        made.add_row(each.kind, f"{each.payload_bytes:,}", escape(each.source))
+        made.add_row(each.kind, f"{each.payload_bytes:,}", escape(each.name))
     console.print(made)
     for kind, total in summary(found).items():
         console.print(f"{total.count} {kind}: {total.payload_bytes:,} bytes")

@@ -52,7 +52,7 @@ class Text(NamedTuple):
     @property
     def stem(self) -> str:
         """Name without .gz and the like, and .txt: a file of translations is STEM.xx.txt."""
-        return files.unpacked_name(self.path).removesuffix(".txt")
+        return files.unpacked(self.path.name).removesuffix(".txt")
 
     def lines(self) -> Iterator[str]:
         """Yields the lines without their ends.

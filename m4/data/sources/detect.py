@@ -14,9 +14,9 @@ from m4.data.languages import NO_ENGLISH, describe, is_english
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
-from m4.data.sources.reading.files import COMPRESSED, folder_at, lines
+from m4.data.sources.reading.files import COMPRESSED, folder_at, lines, unpacked
 from m4.data.sources.reading.folder import Folder
-from m4.data.sources.reading.layout import SPLIT_WORDS, File, FileLayout, said_splits, unpacked
+from m4.data.sources.reading.layout import SPLIT_WORDS, File, FileLayout, said_splits
 from m4.data.sources.reading.lines import MAX_LINE_BYTES
 from m4.data.sources.tsv import Tsv
 from m4.settings import InputError

@@ -59,10 +59,9 @@ def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
     return path
 
 
-def unpacked_name(path: epath.Path) -> str:
-    """Returns the file's name without .gz, .zst, .xz or .bz2."""
-    end = packing(path.name)
-    return path.name[: len(path.name) - len(end)]
+def unpacked(name: str) -> str:
+    """Returns a file's name or path without .gz, .zst, .xz or .bz2."""
+    return name.removesuffix(packing(name))
 
 
 def packing(name: object) -> str:

@@ -77,7 +77,7 @@ class Folder(abc.ABC):
 
     def languages(self) -> list[str]:
         """Returns the codes that have training data, sorted."""
-        if self._mixed:
+        if not self.layout.names_language:
             return self._spool.languages()
         return sorted(
             {
@@ -97,8 +97,12 @@ class Folder(abc.ABC):
         """
         assert split in SPLITS, split
         if language not in self.languages():
-            raise self.layout.unknown(language, self.languages())
-        if self._mixed:
+            raise InputError(
+                f"{self.folder}: no {language!r} in files called like {self.files}; there is "
+                f"{', '.join(self.languages()) or 'no language'} ({self.owner}.files, "
+                f"{self.owner}.codes)"
+            )
+        if not self.layout.names_language:
             yield from self._spool.pairs(language, split)
             return
         for file in self._files:
@@ -155,7 +159,8 @@ class Folder(abc.ABC):
         folder_at(self.folder, f"{self.owner}.folder")
         files = self._choose(self.layout.find())
         if not files:
-            raise self.layout.nothing()
+            said = f"no file is called like {self.files} ({self.owner}.files)"
+            raise InputError(f"{self.folder}: {said}")
         self._name_unread(files)
         self._check_splits(files)
         return files
@@ -194,11 +199,6 @@ class Folder(abc.ABC):
                 f"{self.folder}: not read: {named(sorted(unread))} ({why}; {self.owner}.files)",
                 file=sys.stderr,
             )
-
-    @property
-    def _mixed(self) -> bool:
-        """True if files hold several languages."""
-        return not self.layout.names_language
 
     @cached_property
     def _spool(self) -> Spool:

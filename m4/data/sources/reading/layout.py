@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from etils import epath
 
 from m4.data.sources import SPLITS
-from m4.data.sources.reading.files import unpacked_name
+from m4.data.sources.reading.files import unpacked
 from m4.settings import InputError, SettingError, is_one_line
 
 # Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn.
@@ -49,12 +49,6 @@ class File:
 def m4_code(code: str) -> str:
     """Makes a code fit for a direction's name: 'pt-BR' -> 'pt_BR', 'sr@latin' -> 'sr_latin'."""
     return re.sub(r"[^A-Za-z0-9_]", "_", code)
-
-
-def unpacked(name: str) -> str:
-    """Returns a file's path without .gz and the like."""
-    path = epath.Path(name)
-    return name[: len(name) - len(path.name)] + unpacked_name(path)
 
 
 def said_splits(name: str) -> dict[str, str]:
@@ -209,7 +203,7 @@ class FileLayout:
         for path in folder.iterdir():
             if path.name.startswith("."):
                 continue
-            fits = self._parts[level].fullmatch(unpacked_name(path) if last else path.name)
+            fits = self._parts[level].fullmatch(unpacked(path.name) if last else path.name)
             if last and fits:
                 yield name + path.name, path
             elif fits and path.is_dir():
@@ -258,16 +252,3 @@ class FileLayout:
             "splits": self.splits,
             "codes": self.codes,
         }
-
-    def nothing(self) -> InputError:
-        """Returns the error for a folder where nothing fits."""
-        return InputError(
-            f"{self.folder}: no file is called like {self.pattern} ({self.owner}.files)"
-        )
-
-    def unknown(self, language: str, known: list[str]) -> InputError:
-        """Returns the error for a language without training pairs."""
-        return InputError(
-            f"{self.folder}: no {language!r} in files called like {self.pattern}; there is "
-            f"{', '.join(known) or 'no language'} ({self.owner}.files, {self.owner}.codes)"
-        )

@@ -39,7 +39,7 @@ def test_packed_files_of_several_parts(tmp_path: Path, ending: str) -> None:
     path = epath.Path(tmp_path / f"x{ending}")
     path.write_bytes(b"".join(map(pack, parts)))
     assert b"".join(files.chunks(path)) == b"".join(parts)
-    assert files.unpacked_name(path) == "x"
+    assert files.unpacked(path.name) == "x"
 
 
 @pytest.mark.parametrize("ending", files.COMPRESSED)

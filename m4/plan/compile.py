@@ -82,7 +82,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
         **_sizes(program),
         "parameters": memory.counts(program.params),
         "given_bytes": given,
-        "device_bytes": machine.device_bytes,
+        "device_bytes": machine.chip.device_bytes,
         "flops": _flops(program, machine.devices),
     }
     try:
@@ -97,9 +97,9 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
         return {**found, "refused": refused, "compiler": _cost(start, traced)}
     found["compiler"] = _cost(start, traced)
     by_kind = memory.by_kind(given, compiled.memory_analysis(), memory.kept(program))
-    if isinstance(machine, Cluster) and sum(by_kind.values()) > machine.device_bytes:
+    if isinstance(machine, Cluster) and sum(by_kind.values()) > machine.chip.device_bytes:
         # XLA compiles programs for GPUs whether they fit or not.
-        refused = memory.too_much(by_kind, machine.device_bytes, _advice(program, given))
+        refused = memory.too_much(by_kind, machine.chip.device_bytes, _advice(program, given))
         return {**found, "refused": refused}
     found["memory_bytes"] = by_kind
     try:

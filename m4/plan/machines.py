@@ -91,7 +91,7 @@ class Gpu(NamedTuple):
     name: str
     description: str  # CUDA's name for it
     node: int  # GPUs a node at most, linked with each other
-    memory_bytes: int  # memory available to programs under CUDA
+    device_bytes: int  # memory available to programs under CUDA
     # Peak of dense products, a second. XLA multiplies float32 in TF32 by default.
     bfloat16_flops: float
     tf32_flops: float
@@ -140,7 +140,7 @@ class Gpu(NamedTuple):
               l2_cache_size: {self.l2_bytes}
               clock_rate_ghz: {self.clock_hz / 1e9}
               memory_bandwidth: {int(self.memory_speed)}
-              device_memory_size: {self.memory_bytes}
+              device_memory_size: {self.device_bytes}
             }}
         """
 
@@ -150,7 +150,7 @@ _H100 = Gpu(
     *(989e12, 495e12, 3.35e12, 1.98e9, 450e9, 50e9, 132, 50 * 2**20),
 )
 _H200 = _H100._replace(
-    name="h200", description="NVIDIA H200", memory_bytes=int(139.8 * GIB), memory_speed=4.8e12
+    name="h200", description="NVIDIA H200", device_bytes=int(139.8 * GIB), memory_speed=4.8e12
 )
 GPUS = {gpu.name: gpu for gpu in (_H100, _H200)}
 
@@ -191,10 +191,6 @@ class Topology:
         return self.devices // self.slices
 
     @property
-    def device_bytes(self) -> int:
-        return self.chip.device_bytes
-
-    @property
     def clock_hz(self) -> float | None:
         """Clock of the cores, for which the compiler estimates cycles."""
         return self.chip.clock_hz
@@ -228,10 +224,6 @@ class Cluster:
     @property
     def chips(self) -> int:
         return self.devices
-
-    @property
-    def device_bytes(self) -> int:
-        return self.chip.memory_bytes
 
 
 Machine = Topology | Cluster

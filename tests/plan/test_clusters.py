@@ -25,7 +25,7 @@ def test_nodes_and_gpus() -> None:
     machine = topology("h100:16x8")
     assert isinstance(machine, Cluster)
     assert (machine.devices, machine.chips, machine.name) == (128, 128, "h100:16x8")
-    assert machine.device_bytes == int(79.1 * GIB)
+    assert machine.chip.device_bytes == int(79.1 * GIB)
     # TF32 is half of bfloat16 on tensor cores.
     assert machine.chip.device_flops("bfloat16") / machine.chip.device_flops("float32") == (
         pytest.approx(2, rel=0.01)

@@ -9,7 +9,7 @@ from tests.scripts.cloud import SLICES, described
 def test_the_papers_machine() -> None:
     machine = topology("v3:32x32")
     assert (machine.chips, machine.devices) == (1024, 2048)  # two cores a chip
-    assert machine.device_bytes == 16 * GIB
+    assert machine.chip.device_bytes == 16 * GIB
     assert machine.chip.device_flops() == pytest.approx(61.5e12)
     assert isinstance(machine, Topology)
     assert machine.name == "v3:32x32"

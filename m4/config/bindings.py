@@ -113,7 +113,6 @@ class Bindings:
         self._imports: dict[str, None] = {}
         self._macros: dict[str, tuple[Any, str]] = {}
         self._bindings: dict[tuple[tuple[str, ...], int, str], Binding] = {}
-        self._targets: dict[int, Any] = {}
         self._references: list[Reference] = []
         self._named_macros: set[str] = set()
         self.modules: dict[str, str] = {}
@@ -290,7 +289,6 @@ class Bindings:
         ours = module.split(".")[0] == "m4" and is_checked(found)
         if self._allowed is not None and not ours and module.split(".")[0] not in self._allowed:
             raise ConfigError(f"{selector} is no setting of m4: refused in a saved config")
-        self._targets[id(found)] = found
         return found
 
 

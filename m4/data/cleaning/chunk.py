@@ -29,7 +29,7 @@ class Chunk:
     ) -> None:
         assert len(numbers) == len(english) == len(translation)
         self.numbers, self.english, self.translation = numbers, english, translation
-        self._kept: dict[tuple[str, str], npt.NDArray[np.uint64]] = {}
+        self._normal: dict[str, npt.NDArray[np.uint64]] = {}
 
     def __len__(self) -> int:
         return len(self.english)
@@ -48,19 +48,13 @@ class Chunk:
 
     def digests(self, side: str) -> npt.NDArray[np.uint64]:
         """Returns [n] 64 bits of each sentence as it is."""
-        return self._digests("exact", side)
+        return digests(self.side(side))
 
     def normal_digests(self, side: str) -> npt.NDArray[np.uint64]:
         """Returns [n] 64 bits of each sentence without case, width and spacing (`normal`)."""
-        return self._digests("normal", side)
-
-    def _digests(self, kind: str, side: str) -> npt.NDArray[np.uint64]:
-        if (kind, side) not in self._kept:
-            texts = self.side(side)
-            if kind == "normal":
-                texts = [*map(normal, texts)]
-            self._kept[kind, side] = digests(texts)
-        return self._kept[kind, side]
+        if side not in self._normal:
+            self._normal[side] = digests([*map(normal, self.side(side))])
+        return self._normal[side]
 
     def take(self, mask: npt.NDArray[np.bool_]) -> Chunk:
         """Returns the pairs that a mask [n] marks, in their order."""
@@ -72,7 +66,7 @@ class Chunk:
             list(compress(self.english, wanted)),
             list(compress(self.translation, wanted)),
         )
-        made._kept = {key: values[mask] for key, values in self._kept.items()}
+        made._normal = {side: values[mask] for side, values in self._normal.items()}
         return made
 
 

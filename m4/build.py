@@ -52,7 +52,7 @@ def build(
         make_mesh: Makes the mesh. Defaults to the config's, over all devices.
 
     Raises:
-        SettingError: A model that cannot be made.
+        SettingError: A model that cannot be made, or tasks that do not group the directions.
     """
     training, data = experiment.training, experiment.data
     if corpus is not None:
@@ -115,7 +115,10 @@ class Parts:
 
     @functools.cached_property
     def trained(self) -> Directions:
-        """The directions that are trained, in the order of the stream."""
+        """The directions that are trained, in the order of the stream.
+
+        SettingError: a gate by task, and a sampler that leaves out a direction.
+        """
         if self._corpus is None:
             return self.directions
         names = self.stream.directions

@@ -29,8 +29,8 @@ COMMANDS = {
     "data": "build or inspect the corpus: prepare, preview, vocabulary, batch, cleaning_report, "
     "list, remove",
     "watch": "show a training run from its files: loss, speed, experts, time left, scores",
-    "checkpoint": "list, verify, inspect or convert the checkpoints of a run",
-    "export": "write a run's model as a checkpoint that T5X can continue from",
+    "checkpoint": "list, verify, inspect or convert a run's checkpoints; trim a pretrained model",
+    "export": "write a run's model for T5X to continue from, or for transformers and CTranslate2",
     "atlas": "which language goes to which expert: tables, atlas.png",
     "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
     "collectives": "what a config's training step sends and holds, on fake CPU devices",

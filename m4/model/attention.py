@@ -44,8 +44,9 @@ def relative_buckets(offset: Array, *, bidirectional: bool, buckets: int, distan
 class RelativeBias(nn.Module):
     """A learned bias for each head and bucket, [1, N, Q, R]; all layers of a stack share it.
 
-    In decoding, Q is the current position alone (its index is a leaf of the cache) and R covers
-    `max_decode_length` positions of as many interleaved sequences as tokens are decoded together.
+    In decoding, Q is the current position alone (its index is a leaf of the cache) and R counts the
+    `max_decode_length` places of the cache, which the `length` tokens that are decoded together
+    share: place r is position r // length of an interleaved sequence.
 
     Attributes:
         shared: False returns the buckets [1, Q, R], which each layer looks up in a table of its own

@@ -1,7 +1,8 @@
 """T5's small layers: RMS norm, bias-free projection, embedding, positions, dropout.
 
-Every parameter is made by `parameter`, which records its logical axes in the collection
-`params_axes`: the table in `m4.parallel.axes` (or T5X's own) turns them into shardings.
+Every trained parameter is made by `parameter`, which records its logical axes in the collection
+`params_axes`, as `Table` does: the table in `m4.parallel.axes` (or T5X's own) turns them into
+shardings.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,10 @@ def parameter(module: nn.Module, name: str, init: Initializer, shape: Any, axes:
 
 
 class RmsNorm(nn.Module):
-    """T5's layer norm: x / rms(x) * scale, no mean, no bias. [..., M] -> [..., M], in float32."""
+    """T5's layer norm: x / rms(x) * scale, no mean, no bias. [..., M] -> [..., M].
+
+    It is computed in float32; the result has the type `dtype`.
+    """
 
     epsilon: float = 1e-6
     dtype: jnp.dtype = jnp.float32
@@ -150,8 +154,7 @@ class Table(nn.Module):
     """An array without a gradient that is kept in the checkpoint, `<name>/table`.
 
     It is stored as a float32 parameter, integers exact to 2^24, so that it goes wherever parameters
-    go. Optimizers leave parameters of this name alone
-    (`m4.train.optimizer.keep_tables`).
+    go. Optimizers leave parameters of this name alone (`m4.train.optimizer.keep_tables`).
 
     Attributes:
         size: Its length.

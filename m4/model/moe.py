@@ -45,23 +45,27 @@ class MoeLayer(nn.Module):
     """A mixture of experts in place of a feed-forward layer: x_BLM -> y_BLM.
 
     Tokens without a slot get 0 (the residual connection carries them), or what `shared_width` adds.
-    The layer sows into `intermediates` T5X's five metrics, the gate's own metrics and, with
-    `directions`, the counts `assigned_DE`: assigned choices by translation direction and expert,
-    for tokens whose direction is given.
+    The layer sows into `intermediates` T5X's five metrics (auxiliary_loss, router_z_loss,
+    expert_usage, router_confidence, fraction_tokens_left_behind), all as float32, and the other
+    metrics of the gate (`routing.make_routing`). With `directions` it also sows `assigned_DE`,
+    int32: choices with a slot by translation direction and expert, where the tokens' directions are
+    given. With a gate that has a bias it sows `bias_load_E` and `bias_rate` (`move_biases`).
 
     Attributes:
         num_experts: E.
         mlp_width: F of each expert. Defaults to the model's own in a `Transformer`; elsewhere it
             must be given, and so must `activations` and `dropout_rate`.
         group_tokens: Largest S; the largest divisor of B*L up to it is used. 0 is one group.
+            Outside training, where the capacity factor is None, a row is a group.
         train_capacity_factor: Number of slots of an expert, in units of K*S/E
             (`routing.expert_capacity`). None never drops a token.
         eval_capacity_factor: The factor outside training, for whole sentences. With None a
-            sentence's translation does not depend on its batch.
-        decode_capacity_factor: The factor in decoding, one position at a time.
+            sentence's translation does not depend on its batch. Defaults to None.
+        decode_capacity_factor: The factor in decoding, one position at a time. Defaults to None.
         capacity_rule: Rounding of a fraction of a slot (`routing.CAPACITY_RULES`).
         gate: The router (`m4.model.gates`).
-        dispatch: Transport of tokens to their experts and back (`m4.model.dispatch`).
+        dispatch: Transport of tokens to their experts and back (`m4.model.dispatch`), where the
+            capacity factor is a number.
         dropless_dispatch: Transport where the capacity factor is None, so that nothing is dropped.
         shared_width: F of a feed-forward layer that all tokens pass beside their experts, and whose
             output is added to theirs (the shared experts of DeepSeekMoE, arXiv 2401.06066, which
@@ -73,7 +77,7 @@ class MoeLayer(nn.Module):
         causal: The layer is in a decoder; gates that look at later tokens refuse.
         vocab_size: V, for gates that route by token id.
         directions: Number of translation directions whose tokens are counted by expert; 0 for
-            none. It changes neither parameters nor results, but of a gate by task.
+            none. It changes neither parameters nor results, except those of a gate by task.
         tasks: Task of each direction, for gates by task. Defaults to a task for each direction.
         dtype: Type of the experts' products.
     """
@@ -121,8 +125,16 @@ class MoeLayer(nn.Module):
 
         Args:
             mask_BL: True for real tokens; padding gets no slot.
+            ids_BL: Token ids, for gates that route by them.
             direction_BL: Translation direction of each token, int32, for counts and gates.
+            step: Training steps done, for gates that anneal.
+            deterministic: False in training: dropout, noise, and `train_capacity_factor`.
             decode: One step of a search, with `decode_capacity_factor`.
+
+        Raises:
+            TypeError: The mask is not bool.
+            SettingError: `group_tokens` has no divisor that fits, the gate refuses its place or
+                returns no `Routing`, or a size is missing outside a `Transformer`.
         """
         B, L, _ = x_BLM.shape
         if mask_BL.dtype != bool:
@@ -189,7 +201,7 @@ class MoeLayer(nn.Module):
         return S
 
     def _mask_outputs(self, routing: Routing) -> Routing:
-        """Sets the weights of masked outputs to 0; their slots stay taken."""
+        """Sets the weights of masked outputs to 0 (slots stay taken), and raises the others."""
         if not self.output_masking:
             return routing
         keep = 1 - self.output_masking
@@ -253,7 +265,7 @@ class MoeLayer(nn.Module):
         return constrain(logits_GSE, ("batch", None, None))
 
     def _tasks(self, x_GSM: Array, direction_GS: Array | None) -> tuple[Array, Array]:
-        """Returns the embedding of each task, and the tasks of the tokens."""
+        """Returns the embedding of each task [tasks, M], and the tasks of the tokens [G, S]."""
         count = max(self.tasks) + 1 if self.tasks else self.directions
         if direction_GS is None and self.is_initializing():
             direction_GS = jnp.zeros(x_GSM.shape[:2], jnp.int32)
@@ -330,7 +342,11 @@ class MoeFactory:
 
     @classmethod
     def from_function(cls, make: Callable[..., MoeLayer], setting: str) -> "MoeFactory":
-        """Returns a factory from a function that makes layers."""
+        """Returns a factory from a function that makes layers, or `make` if it is one already.
+
+        Raises:
+            SettingError: `make`, the value of `setting`, makes no `MoeLayer`.
+        """
         if isinstance(make, cls):
             return make
         wanted = "a function that makes a MoeLayer, such as MoeLayer itself"

@@ -44,6 +44,8 @@ def check(
 
     Args:
         mesh: The mesh; without stages everything fits.
+        rows: Rows that go through the stages at once, over all devices.
+        of: The setting that decides `rows`, for the message.
     """
     G, m = stages(mesh), model.pipeline_microbatches
     if G == 1:
@@ -152,7 +154,8 @@ def pipelined(
     sharded weights (`Training.fsdp_axes`) are gathered once a step, by each stage its own.
 
     Args:
-        stack: Bound scan of dense layers (`m4.model.stack.scanned`).
+        stack: Bound scan of dense layers (`m4.model.stack.scanned`), a layer a block.
+        microbatches: m, a multiple of the number of stages.
         inputs: See `m4.model.stack.Inputs`.
         policy: A name of `REMAT`.
         dropout_key: Key of this stack, from which every layer and microbatch, on every part of the

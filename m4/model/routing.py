@@ -25,10 +25,12 @@ class Routing:
     expert_GSK: Array  # The expert of each choice, int32 in [0, E); a token's choices differ.
     # The choice's slot among those of its group and expert, int32 in [0, C), or -1 without a slot.
     position_GSK: Array
-    weight_GSK: Array  # Factor of the expert's output, float32 in [0, 1]; 0 without a slot.
+    # Factor of the expert's output, float32, not negative; 0 without a slot. It is at most 1, but
+    # for gates that scale it (`deepseek.route_scale`) and with `MoeLayer.output_masking`.
+    weight_GSK: Array
     aux_loss: Array  # Scalar, the gate's balance loss; the gate's docstring says its scale.
     z_loss: Array  # scalar, mean of logsumexp(logits)^2 over real tokens
-    # Scalars (and `load_E`) to log; the trainer averages them over layers.
+    # Scalars, and `load_E` [E], to log (`make_routing`); the trainer averages them over layers.
     metrics: Mapping[str, Array]
     num_experts: int = struct.field(pytree_node=False)  # E
     capacity: int = struct.field(pytree_node=False)  # C, slots of a (group, expert)
@@ -155,7 +157,9 @@ def assign_positions(
     """Hands out slots in the papers' order: all first choices, then all second ones, ...
 
     Args:
+        expert_GSK: The expert of each choice, int32.
         wants_GSK: False for choices that take no slot.
+        capacity: C, slots of a (group, expert).
         priority_GS: Within a choice tokens come by falling priority, ties by the earlier token.
             Defaults to the order of tokens.
         by_token: All choices of a token come together, before those of the next token.
@@ -296,12 +300,20 @@ def make_routing(
 ) -> Routing:
     """Makes a plan with the metrics that every gate has.
 
+    They are fraction_tokens_left_behind, load_E (shares of the choices with a slot) and
+    dead_experts; with `ranked_GSK` first_overflow and, from two choices on, second_overflow and
+    second_dropped; with `logits_GSE` router_entropy in nats; without `expert_GSK`
+    experts_per_token. None of them has a gradient.
+
     Args:
         expert_GSK: The expert of each choice. None for K = E, where choice k is expert k.
         position_GSK: Slots; -1 for a choice without one.
         weight_GSK: Weights; they count for choices with a slot only.
         ranked_GSK: Choices that asked for a slot, in the order of preference; for metrics.
-        logits_GSE: Logits, for z-loss and entropy. None for a gate without a router.
+        logits_GSE: Logits, for z-loss and entropy. None for a gate without a router, or without
+            these two: the z-loss is 0.
+        aux_loss: Scalar. Defaults to 0.
+        metrics: More metrics, of this gate alone.
     """
     assigned_GSK = position_GSK >= 0
     # Shares of the real tokens.

@@ -222,6 +222,8 @@ class Transformer(nn.Module):
         Args:
             encoder_input_tokens: Token ids [B, L]; 0 is padding.
             encoder_segment_ids: Number of the pair that a token of a packed row belongs to.
+            enable_dropout: True in training; the experts' gates and capacity follow it too.
+            encoder_positions: Positions in packed sources; the relative bias does not need them.
             encoder_direction_ids, step: For gates and counts; T5X passes none.
         """
         tokens_BL = encoder_input_tokens.astype(jnp.int32)
@@ -261,17 +263,18 @@ class Transformer(nn.Module):
     ) -> Array:
         """Returns logits of the next tokens, float32 [B, T, V].
 
-        With `decode=True` T is 1 (all T in the call that allocates the cache) and the past is in
-        the collection `cache`.
+        With `decode=True` T is 1, or the number of sequences that are interleaved in the cache (the
+        whole length in the call that allocates it), and the past is in the collection `cache`.
 
         Args:
             encoded: Output of `encode`, [B, L, M].
             encoder_input_tokens: Source token ids [B, L], for the padding.
             decoder_input_tokens: Target token ids [B, T], shifted right by one.
             decoder_target_tokens: Target token ids [B, T]; 0 is padding. Not read in decoding.
-            encoder_segment_ids: See `encode`.
+            encoder_segment_ids, decoder_segment_ids, enable_dropout: See `encode`.
             decoder_positions: Positions in packed targets; the relative bias does not need them.
-            decoder_direction_ids: Directions [B, T], for gates and counts.
+            max_decode_length: Places of the cache, needed once it is allocated.
+            decoder_direction_ids, step: Directions [B, T], and the step, for gates and counts.
             past_BTR: For T sequences that are interleaved in the cache, one token of each decoded:
                 True where a token sees the position (`m4.eval.decoding.methods.flat`).
         """

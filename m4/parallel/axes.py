@@ -1,10 +1,13 @@
 """The legend: one letter an axis, and the table from logical axes to mesh axes.
 
-Letters (never two meanings, in names such as `x_BLM` and in einsum strings):
+Letters, in names such as `x_BLM` and in einsum strings:
   B batch        L source length   T target length   M model width   N heads       D head width
   F feed-forward V vocabulary      G groups          S tokens/group  E experts     C capacity
   K choices a token  J choices of a group (S K)   P slots of a group (E C)
   Q query positions, R key positions (either L or T)
+
+Where there are no heads, targets or keys, D is also directions, T tasks, N blocks of b rows, R rows
+and X devices along an axis; the docstring there says so.
 
 The GShard paper (arXiv 2006.16668, Algorithm 2) writes H for F; everything else is as there.
 """

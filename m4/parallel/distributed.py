@@ -54,7 +54,8 @@ class _State:
     """State of this process in the job.
 
     Attributes:
-        calls: Calls of `on_primary_then_broadcast`, the same number in all processes.
+        calls: Exchanges and barriers so far, the same number in all processes.
+        alone: The primary is at work for the others, which wait (`on_primary_then_broadcast`).
         linger_seconds: How long the primary stays at most after an error.
     """
 
@@ -192,8 +193,9 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
         work: The work; its result must be JSON.
 
     Raises:
-        ValueError: Raised by work, in all processes.
-        PeerLost: In the others, where work raised another error.
+        ValueError: Raised by work; in the others an InputError with its first line.
+        PeerLost: In the others, where work raised another error, or one with another exit status
+            than 2.
     """
     client = distributed.global_state.client
     if not is_distributed() or _state.alone:

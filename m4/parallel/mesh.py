@@ -19,8 +19,8 @@ from m4.settings import Between, Given, InputError, SettingError, checked, neare
 
 skip_libtpu()
 
-# Logical axis -> mesh axis, several, or None. A logical axis may have more than one rule.
 MeshSize = Annotated[int, Between(-1, 2**20)]
+# Logical axis -> mesh axis, several, or None. A logical axis may have more than one rule.
 Rules = Sequence[tuple[str, str | Sequence[str] | None]]
 
 
@@ -51,6 +51,9 @@ def make_mesh(
             (expert) differently.
         model: Parts of each matrix.
         devices: Sequence of devices, such as those of a topology (`m4.plan`). Defaults to all.
+
+    Raises:
+        SettingError: The sizes do not fit the devices or the slices.
     """
     devices = jax.devices() if devices is None else devices
     slices = slice_count(devices)
@@ -98,7 +101,7 @@ def _arranged(sizes: Mapping[str, int], slices: int, devices: Sequence[Any]) -> 
 
 
 def _check_sizes(sizes: Mapping[str, int], count: int) -> str | None:
-    """Returns the axis whose size is -1; SettingError if the sizes do not fit the devices."""
+    """Returns the axis of size -1, if any; SettingError if the sizes do not fit the devices."""
     for name, size in sizes.items():
         if size == 0:
             raise SettingError(f"make_mesh.{name}", size, "at least 1, or -1 for what is left")
@@ -154,8 +157,8 @@ def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
     """Makes logical axes in the model mean axes of this mesh, by the table of parallel/axes.py.
 
     Args:
-        extra_rules: Rules for the axes that the table leaves whole. Defaults to those of a context
-            around this one, if any.
+        extra_rules: Rules for the axes that the table leaves whole. Defaults to the rules of a
+            context around this one, else to the table.
     """
     rules = with_extra_rules(extra_rules) if extra_rules else _rules()
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
@@ -163,7 +166,11 @@ def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
 
 
 def with_extra_rules(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
-    """Returns the table with `rules` after those that split, before those that leave axes whole."""
+    """Returns the table with `rules` after those that split, before those that leave axes whole.
+
+    Raises:
+        SettingError: A rule of an axis that is not known, or that the table splits.
+    """
     whole = {name for name, _ in LOGICAL_AXIS_RULES}
     further: list[tuple[str, str | tuple[str, ...] | None]] = []
     for entry in rules:
@@ -210,6 +217,10 @@ def parameter_shardings(
         params_axes: Logical axes of the parameters.
         params: Parameters, as arrays or shapes.
         fsdp_axes: Mesh axes over which a parameter is sharded further (`shard_further`).
+
+    Raises:
+        SettingError: `fsdp_axes` are not axes of the mesh.
+        InputError: A dimension of a parameter does not divide over its mesh axes.
     """
     if isinstance(fsdp_axes, str) or not set(fsdp_axes) <= set(mesh.shape):
         allowed = (

@@ -16,9 +16,9 @@ Array = jax.Array
 class Averaged(NamedTuple):
     """State of an averaging optimizer."""
 
-    inner: Any
+    inner: Any  # state of the optimizer that makes the steps
     count: Array  # steps done, int32 scalar
-    average: Any
+    average: Any  # the averages, in each parameter's shape
 
 
 @checked
@@ -41,9 +41,12 @@ def averaged(
 
     Args:
         total_steps: Steps of training, for `optimizer`.
-        optimizer: total_steps -> the optimizer that makes the steps.
+        optimizer: total_steps -> the optimizer that makes the steps; it must be given.
         eta: The average goes back over about 1 / (eta + 1) of the steps so far; with 0 all steps
             have the same weight.
+
+    Raises:
+        SettingError: No optimizer is given.
     """
     if optimizer is None:
         raise SettingError("averaged.optimizer", None, "a reference such as @optimizer.adamw")
@@ -89,7 +92,8 @@ class Grouped(NamedTuple):
 
     inner: Any
     surgery: Any  # State of the method that alters gradients, [parts, ...]; None without one.
-    rates: Any  # Factor of each row's last update, by parameter; None where all rates are 1.
+    # Factor of each row's last update, by parameter, without its last axis; None where all are 1.
+    rates: Any
 
 
 def used(state: TrainState) -> Any:

@@ -32,7 +32,7 @@ class BatchStream(Protocol):
 def device_batches(
     mesh: Mesh, stream: BatchStream, start: int
 ) -> Generator[dict[str, jax.Array], None, None]:
-    """The batches from step `start` on, over the mesh; the next one is made meanwhile."""
+    """Yields the batches from step `start` on, over the mesh; the next one is made meanwhile."""
     parts = host_shards(mesh)
     with ThreadPoolExecutor(1) as ahead:
         coming = ahead.submit(host_batch, stream.batch, start, parts)

@@ -93,16 +93,19 @@ def train(
 ) -> Trained:
     """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
 
-    Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end,
-    folder/metrics.jsonl and folder/tensorboard every `log_period` steps, the files of
-    `m4.train.measuring.watchdog`, and of a model that counts directions atlas.train.json. A run
-    that was killed and started again takes the same steps as one that was not: batches, dropout and
-    routing are functions of (seed, step).
+    Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end; rows of
+    folder/metrics.jsonl, and of folder/tensorboard where `Training.tensorboard` asks for it, every
+    `log_period` steps and at each evaluation; the files of `m4.train.measuring.watchdog`; and with
+    the checkpoints of a model that counts directions atlas.train.json. A run that was killed and
+    started again takes the same steps as one that was not: batches, dropout and routing are
+    functions of (seed, step).
 
     Of several processes each gives its host batch and saves its local shards; the primary one
     writes the other files.
 
     Args:
+        evaluators: Run in this order at their periods and at the end.
+        sampling: A sampler that learns from the evaluations. Defaults to fixed rates.
         groups: Resource level -> directions, for the loss that is shown.
         note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
         flops: FLOPs of a step and of the devices, for the share that is used (MFU).
@@ -110,9 +113,9 @@ def train(
         log: Called with each row of metrics, in the primary process.
 
     Raises:
-        InputError: A checkpoint of another stream or vocabulary. BadStep: a step whose numbers are
-            bad, where that ends training (`m4.train.bad_steps`).
-        Interrupted: Ctrl-C or SIGTERM, in any process; the step is saved first.
+        InputError: The latest checkpoint is of another stream or vocabulary, or a mean of several.
+        BadStep: A step whose numbers are bad, where that ends training (`m4.train.bad_steps`).
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP, in any process; the step is saved first.
     """
     about = {**(note or {}), **_about(program, stream)}
     with contextlib.closing(_checkpoints(training, folder)) as checkpoints:
@@ -244,7 +247,7 @@ class Evaluate:
         run.last = run.last or self._stopper.stopped
 
     def before(self, run: Run) -> None:
-        """Measures and prints what the parameters are worth with which a run begins."""
+        """Measures, logs and prints what the parameters are worth with which a run begins."""
         for evaluator in self._evaluators:
             _, values = self._measure(run, evaluator)
             if distributed.is_primary():

@@ -333,8 +333,8 @@ def muon(
     A matrix's update is its momentum with all singular values near 1 (five Newton-Schulz steps),
     times sqrt(max(1, columns / rows)): every direction moves alike, so that fewer steps are needed
     (docs/lab/2026-11-23-evaluation.md), and each costs more. The matrices of experts and of layers
-    are separate. Adam, with Nesterov's momentum, takes embeddings, logits, relative positions,
-    routers and norm scales.
+    are separate. Adam, with Nesterov's momentum, takes embeddings (also of tasks), logits, relative
+    positions, routers (but not the matrix of `noisy_topk`'s noise) and norm scales.
 
     Args:
         total_steps: Steps of training, for the schedule.

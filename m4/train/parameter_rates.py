@@ -17,8 +17,9 @@ ParameterRates = Mapping[Annotated[str, OneOf(GROUPS)], Factor]
 def rate_of(path: Any, rates: ParameterRates) -> float:
     """Returns the factor of the learning rate of the parameter at a tree path.
 
-    "embeddings" has the logits' matrix too; "experts" and "router" are those of both stacks, and
-    count before "encoder" and "decoder".
+    "embeddings" has the logits' matrix too. "experts" (a shared one too) and "router" (all else of
+    a MoE layer: noise, tasks, biases) are those of both stacks, and count before "encoder" and
+    "decoder". A group that is not named has 1, or for a MoE layer the rate of its stack.
     """
     names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
     if names[0].endswith("token_embedder") or names[0] == "logits_dense":
@@ -34,7 +35,8 @@ def with_rates(
 ) -> optax.GradientTransformation:
     """Multiplies an optimizer's updates, weight decay included; its state is that of `optimizer`.
 
-    Averages of parameters (`m4.train.average`) see the multiplied updates.
+    Averages of parameters (`m4.train.average`) see the multiplied updates. `init` raises
+    SettingError where no parameter would be trained.
     """
 
     def init(params: Any) -> Any:

@@ -42,7 +42,7 @@ class TrainProgram:
     groups: DirectionGroups | None = None
 
     def axis_rules(self) -> AbstractContextManager[None]:
-        """Within it logical axes mean the mesh's; the step must be traced and called there."""
+        """A context in which logical axes mean the mesh's; trace and call the step in it."""
         return axis_rules_context(self.mesh, self.extra_axis_rules)
 
     @functools.cached_property
@@ -100,6 +100,9 @@ def train_program(
     Args:
         directions: Directions in the order of a batch's direction_ids. Names alone are of one size.
         batch_shape: Shape of the batches. Defaults to one that is not checked.
+
+    Raises:
+        SettingError: Sizes that do not divide over the mesh, or settings that do not fit together.
     """
     if not isinstance(directions, Directions):
         directions = Directions.assumed(directions)

@@ -21,7 +21,7 @@ class TrainState:
 
     step: Any  # steps done, int32 scalar
     params: Any  # tree of float32 arrays
-    optimizer: Any  # tree of float32 arrays, the optimizer's state
+    optimizer: Any  # the optimizer's state, a tree of float32 arrays and int32 counts
 
 
 def initialize(

@@ -86,9 +86,11 @@ def make_train_step(
     alone, so that a resumed run draws the same ones as an uninterrupted run.
 
     Metrics: loss, nll (nats a token, neither smoothed nor with anything added), gradient_norm,
-    target_tokens, source_tokens, nll_sum_D and tokens_D by direction, and the values that MoE
-    layers sow: means over layers (load_E), in `layers` the same by layer, in `expert_loads` choices
-    by direction and expert where the model counts directions, in `data_counts` pairs and tokens.
+    target_tokens, source_tokens, nll_sum_D and tokens_D by direction, `data_counts` (`count_data`),
+    and the values that MoE layers sow: means over layers (load_E), in `layers` the same by layer,
+    in `expert_loads` by layer the choices by direction and expert (int32; {} where the model counts
+    none). The gradient's norm is that before clipping. With the surgery of `groups`, `conflicts`:
+    the share of the groups' pairs whose gradients point against each other.
 
     Args:
         seed: Seed of dropout, of the gates' random choices and of the surgery's order.
@@ -271,7 +273,10 @@ def count_data(batch: Batch, directions: int) -> dict[str, Array]:
 def make_eval_step(
     model: Transformer, *, directions: int
 ) -> Callable[[dict, Batch], dict[str, Array]]:
-    """Returns (params, batch) -> nll_sum_D and tokens_D, without dropout or dropped tokens."""
+    """Returns (params, batch) -> nll_sum_D and tokens_D, [directions] both.
+
+    Without dropout; experts drop tokens only with a `MoeLayer.eval_capacity_factor`.
+    """
 
     def eval_step(params, batch: Batch) -> dict[str, Array]:
         logits_BTV, _ = apply_model(model, params, batch, None)

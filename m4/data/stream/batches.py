@@ -91,7 +91,7 @@ class SplitReader:
         self._check(max(r.stop for r in rows))
 
     def examples(self, directions: Ints, indices: Ints, epochs: Ints | None = None) -> Examples:
-        """Returns the pairs `indices` of their directions, each segmented by its epoch."""
+        """Returns the pairs `indices` of their directions, each segmented by its epoch (or 0)."""
         entries = self.first_rows[directions] + indices
         if epochs is not None and self.ways > 1:
             entries += epochs % self.ways * self._entries
@@ -195,15 +195,20 @@ def evaluation_batches(
     pack: bool = False,
     limit: int | None = None,
 ) -> Iterator[Batch]:
-    """Yields the pairs of a split once, in order, in batches of `batch_rows` rows.
+    """Yields the pairs of a split once, in batches of `batch_rows` rows.
 
+    They are in order, but packed: then a pair for which a batch has no room comes in the next one.
     The last batch is filled up with empty rows (segment 0, weight 0). Longer pairs are trimmed.
 
     Args:
         directions: One direction, or several, in which `direction_ids` count.
         source_length: Longest source. Defaults to the corpus's.
         target_length: Longest target. Defaults to the corpus's.
+        pack: Puts several pairs in a row; else a row has one pair.
         limit: Takes the first pairs of each direction only. Defaults to all.
+
+    Raises:
+        InputError: A language has no pairs in this split.
     """
     names = [directions] if isinstance(directions, str) else list(directions)
     widest = (source_length or cache.source_length, target_length or cache.target_length)

@@ -94,6 +94,9 @@ def make_stream(
     Args:
         sample_by: Unit of sizes and rates, "examples" or "tokens".
         **options: Arguments of the stream, such as seed, rows and lengths.
+
+    Raises:
+        InputError: A phase that never begins, or no rates that agree with the pairs drawn.
     """
     if not takes(sampler, "drawn"):
         planned = phases(cache, sampler, sample_by)

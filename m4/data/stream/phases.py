@@ -29,9 +29,9 @@ class Stretch:
 class Phases:
     """Rates that change between groups of steps.
 
-    A phase starts at the first group that begins at or after its first step. Draws and epochs of
-    a direction are counted over all phases. How many pairs a group has is found
-    once a phase, when it is first needed: pairs_of(draws).
+    A phase starts at the first group that begins at or after its first step. Draws and epochs of a
+    direction are counted over all phases. How many pairs a group has is found once a phase, when it
+    is first needed: pairs_of(draws).
 
     Attributes:
         entries: All phases, first those of the beginning.
@@ -60,7 +60,7 @@ class Phases:
             raise InputError(f"phases begin at steps {steps}: the first one must begin at 0")
 
     def of(self, group: int) -> Stretch:
-        """The phase of a group."""
+        """Returns the stretch of the phase that a group belongs to."""
         last = max(i for i in range(len(self.entries)) if self._first_group(i) <= group)
         for i in range(len(self._stretches), last + 1):
             first_group = self._first_group(i)
@@ -85,7 +85,7 @@ class Phases:
         return start
 
     def restart(self) -> None:
-        """Forgets those that began later."""
+        """Forgets the phases that began later."""
         del self.entries[self._initial :]
         del self._stretches[self._initial :]
 
@@ -112,7 +112,11 @@ class Phases:
 
 
 def listed(phases: Any, sizes: dict[str, int]) -> Sequence[Phase]:
-    """The phases of a stream's argument: rates, phases of them, or None, temperature(T=5)."""
+    """Returns the phases of a stream's argument: rates, phases of them, or None: temperature(T=5).
+
+    Raises:
+        InputError: There are none.
+    """
     phases = temperature(sizes) if phases is None else phases
     if isinstance(phases, Mapping):
         phases = [Phase(0, dict(phases))]

@@ -42,10 +42,14 @@ class Draws:
 
     Args:
         rates: [D] rates; a direction with rate 0 is not drawn.
-        seed: Decides the order, with the phase.
+        names, sizes: [D] names, which decide the order with the seed, and numbers of pairs.
+        seed: Decides the order, with `phase`, the number of the phase.
         first: [D] draws of each direction before these, from where its epochs continue. Defaults to
             none.
         window: Examples of a stretch.
+
+    Raises:
+        InputError: A rate that is negative, infinite, of no pairs, or too small next to the others.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Draws:
         return [first + count for first, count in zip(self.first, counts, strict=True)]
 
     def _make_block(self, number: int) -> tuple[Ints, Ints]:
-        """Returns the directions of a block's draws, and the earlier draws of each direction."""
+        """Returns the directions of a block's draws, and each one's earlier draws, [block] both."""
         before, after = (np.array(self._before(n)) for n in (number, number + 1))
         order = permutation.permutation(
             self.block, permutation.key("order", self._block_key, number)

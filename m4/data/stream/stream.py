@@ -88,7 +88,7 @@ class Stream:
             window: A direction with more pairs is read in stretches of so many (`Draws`).
 
         Raises:
-            InputError: A direction has no rate.
+            InputError: A direction has no rate, or phases or rates that cannot be.
             SettingError: A length is below the longest training pair.
         """
         check_arguments(Stream, locals())
@@ -150,6 +150,9 @@ class Stream:
 
         Args:
             rates: Rates of directions of this stream.
+
+        Raises:
+            InputError: A direction that is not in this stream, or rates that cannot be.
         """
         if unknown := [name for name in rates if name not in self.directions]:
             raise InputError(f"rates for {', '.join(unknown)}: not in this stream")
@@ -202,7 +205,7 @@ class Stream:
         return {d: seen[d] / n for d, n in zip(self.directions, self._split.sizes, strict=True)}
 
     def dropped(self, step: int) -> int:
-        """Pairs that did not fit in the group whose last step is `step`; 0 for other steps."""
+        """Returns the number of pairs left out of the group that ends with `step`, else 0."""
         number, place = divmod(step + 1, self.group_steps)
         if place:
             return 0
@@ -210,7 +213,7 @@ class Stream:
             return self._group(number - 1).plan.left
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything that decides the batches, phases that began later left out."""
+        """Returns the SHA-256 of all that decides the batches, but phases that began later."""
         return self._fingerprint
 
     def _hash(self) -> str:
@@ -238,7 +241,7 @@ class Stream:
                     raise SettingError(f"Stream.{name}", length, allowed)
 
     def _most_pairs(self, draws: Draws) -> int:
-        """Draws a group: nearly the largest number of which nothing was left over in the trials."""
+        """Returns the draws of a group: nearly the most of which the trials left nothing over."""
         if self.layout == "single":
             return self.batch_rows
         most = self._capacity(draws)
@@ -252,7 +255,7 @@ class Stream:
         return max(int(_SPARE * pairs), least)
 
     def _capacity(self, draws: Draws) -> float:
-        """About so many pairs would a group hold if no place in it were empty."""
+        """Returns about how many pairs a group would hold if no place in it were empty."""
         shares = np.diff(np.array(draws.bounds, np.float64))
         shares /= shares.sum()
         source, target = shares @ np.array(self._means) + self._extra

@@ -45,7 +45,8 @@ def by_exchange(
         there: Exchange in a manual region over the experts' mesh axes: all experts' slots of this
             device's groups -> its own experts' slots of the groups of all devices along the axes,
             in their order: [E, G/(D X), C, M] -> [E/X, G/D, C, M], with X devices along the axes
-            and D along "data".
+            and D along "data" and "fsdp" together.
+        back: The reverse exchange.
     """
     axes = experts_over(name, x_GSM, routing)
     if not axes:

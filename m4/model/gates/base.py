@@ -103,7 +103,7 @@ def auction(
             (fairseq goes on after 100, with rising prices and without holders.)
 
     Returns:
-        expert_GS, int32, and the number of rounds of the slowest group.
+        expert_GS, int32, and the number of rounds of the slowest group, an int32 scalar.
     """
     S, E = scores_GSE.shape[1:]
     assert S % E == 0, f"{S} tokens for {E} experts"

@@ -38,14 +38,18 @@ def dense_to_sparse(
     plan is that of `switch` without jitter, with the layer's capacity and the auxiliary loss.
 
     Training is one program for both phases: its plan has choice k for expert k and S slots, and
-    after the dense phase Switch's plan as its shortcut.
+    after the dense phase Switch's plan as its shortcut. There the metric `temperature` is tau.
 
     Args:
         tau_max: Temperature after the warm-up.
-        tau_min: Temperature at the start, and after the annealing.
+        tau_min: Temperature at the start of the warm-up, and after the annealing.
         anneal_steps: Steps in which tau falls as a cosine.
         warmup_steps: Steps in which tau rises linearly before that.
         threshold: Must be well below 1/E, or the dense phase may leave a token without an expert.
+
+    Raises:
+        SettingError: `tau_min` is above `tau_max`.
+        InputError: Training without the step, such as T5X's.
     """
     if tau_min > tau_max:
         raise SettingError("dense_to_sparse.tau_min", tau_min, f"at most tau_max = {tau_max}")

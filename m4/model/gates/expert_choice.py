@@ -30,13 +30,14 @@ def expert_choice(
     *,
     capacity_factor: CapacityFactor = 2.0,
 ) -> Routing:
-    """Each expert takes the C = ceil(S * capacity_factor / E) tokens that like it most.
+    """Gives each expert the C = ceil(S * capacity_factor / E) tokens with the largest p, at most S.
 
-    The weight is the softmax over experts, not renormalised. A token may get any number of experts,
-    0 to E; choice k of the plan is expert k. The load is even by construction, so that there is no
-    auxiliary loss. The metric `experts_per_token` is the mean number of experts of real tokens.
+    The weight is p, the softmax over experts, not renormalised. A token may get any number of
+    experts, 0 to E; choice k of the plan is expert k. The load is even by construction, so that
+    there is no auxiliary loss. The metric `experts_per_token` is the mean number of experts of real
+    tokens.
 
-    Outside training only ceil(real tokens * capacity_factor / E) slots of a group are given away.
+    Outside training an expert takes only ceil(real tokens * capacity_factor / E) of a group.
     There a row is a group, so that its result does not depend on its padding. (With a
     `MoeLayer.eval_capacity_factor` groups mix rows, and it depends on the other rows.)
 

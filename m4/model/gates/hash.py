@@ -16,7 +16,7 @@ from m4.model.routing import Capacity, Routing, Tokens, plan_choices
 from m4.settings import Count, InputError, OneOf, SettingError, checked
 
 TABLES = ("random", "balanced", "clustered")
-# The model's vocabulary is that of the corpus, rounded up to a multiple of this.
+# Default of `Experiment.vocabulary_multiple`, to which the corpus's vocabulary is rounded up.
 ROUNDED = 128
 
 
@@ -43,7 +43,7 @@ def hash(
             with the least so far. "clustered": k-means of the embeddings, with `seed`.
         seed: Seed of the table.
         counts: For "balanced", an .npy file with the number of each id, such as the
-            token_counts.npy that is made with the data.
+            token_counts.npy that is made with the data. Up to `ROUNDED` - 1 ids may lack.
         embeddings: For "clustered", an .npy file [V, width], such as a trained model's.
     """
     assert tokens.table is not None

@@ -33,7 +33,7 @@ def wanted(kernel: Path = KERNEL) -> bool:
 
     A GLIBC_TUNABLES that is set already stays as it is. Where JAX computes on a GPU there is no
     request: a step's temporaries are in its memory, and one heap would slow the threads that feed
-        it.
+    it.
     """
     if gpu_expected():
         return False

@@ -47,7 +47,7 @@ def build(
 
     Args:
         corpus: Decides the sizes of vocabularies and the directions. None: the sizes that the
-            config asks for, which a built vocabulary may come a little below.
+            config asks for. A built vocabulary may come a little below, but not the model's sizes.
         languages: Languages without a corpus. Defaults to those of the config.
         make_mesh: Makes the mesh. Defaults to the config's, over all devices.
 
@@ -98,7 +98,7 @@ class Parts:
 
     @property
     def corpus(self) -> Cache:
-        """The corpus, which a part needs that is asked for."""
+        """The corpus, for the parts that need one; `build` must have been given it."""
         assert self._corpus is not None
         return self._corpus
 

@@ -73,8 +73,13 @@ class Run:
 
     Attributes:
         state: State after the last step that was dispatched.
+        end: The last step.
+        received: Signals that this process was sent (`m4.train.preemption`).
         measured: Numbers that evaluators found at the present step.
-        stepped: Whether there was one; else there is nothing to save yet.
+        step: Steps dispatched, those before this process included.
+        last: Nothing follows the present step: it is `end`, or early stopping has stopped.
+        stepped: This process has dispatched a step; else there is nothing to save yet.
+        together: The job has several processes.
     """
 
     program: TrainProgram

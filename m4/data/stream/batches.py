@@ -143,6 +143,9 @@ def lay_out(
     decoder_target_tokens, decoder_loss_weights (float32), decoder_segment_ids, decoder_positions,
     direction_ids [B, T]. Pairs of a row stand in the order of `chosen`. Segments count from 1 in
     each row; 0 is padding everywhere (also where directions count from 0: see the segments).
+
+    Raises:
+        InputError: The corpus is damaged: a pair is longer than its row or the arrays.
     """
     number, parts = part
     rows = shape.rows // parts

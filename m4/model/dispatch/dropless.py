@@ -34,7 +34,9 @@ class Blocks(NamedTuple):
 
 
 def rows_of_block(choices: int, num_experts: int, fewest: int = _FEWEST) -> int:
-    """Returns b, a power of 2: half of an expert's rows when balanced, up to 16 all of them.
+    """Returns b, a power of 2: about half of an expert's rows when balanced, up to 16 about all.
+
+    It is at least `fewest`, or 8 where an expert has 4 rows or more, and at most 128.
 
     Measured on CPUs: smaller blocks read an expert's matrices too often, larger ones have too many
     empty rows. Up to 16 rows an expert's matrices take longer to read than to multiply.
@@ -54,7 +56,11 @@ def blocks_of(expert_J: Array, row_J: Array, size_E: Array, most: int, rows: int
     """Cuts the rows of choices in blocks.
 
     Args:
+        expert_J: The expert of each choice.
         row_J: The choice's number in the order of experts; -1 without a row.
+        size_E: Number of rows of each expert.
+        most: The most choices that can have a row.
+        rows: b.
     """
     J, E = expert_J.shape[0], size_E.shape[0]
     N = most_blocks(most, E, rows)

@@ -23,7 +23,11 @@ _GROUPS = (
 
 
 def experts_over(name: str, x_GSM: Array, routing: Routing) -> tuple[str, ...]:
-    """Returns the mesh axes that the experts are sharded over; () where they are whole."""
+    """Returns the mesh axes that the experts are sharded over; () where they are whole.
+
+    Raises:
+        SettingError: Experts or groups do not divide over their axes.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     axes = split_axes(mesh, "expert")
     if axes:

@@ -17,7 +17,7 @@ from m4.model.feed_forward import Experts
 from m4.model.routing import Array, Routing
 from m4.settings import configurable
 
-# On GPUs measured on an H100 with jax 0.11.2: 34 times the time of `gather`, docs/gpu.md.
+# On GPUs measured on an H100 with jax 0.11.2: 34 times the time of `gather` (docs/gpu.md).
 DENSE_WARNING = (
     "ragged: on CPUs and GPUs lax.ragged_dot is a dense expansion, E times the work and the "
     "memory; use gather (MoeLayer.dispatch)"

@@ -65,6 +65,9 @@ def deepseek(
         expert_groups: Number of groups of consecutive experts.
         best_groups: Number of groups that a token may choose from: those with the largest sum of
             two s + b, or for softmax scores with the largest one.
+
+    Raises:
+        SettingError: The groups do not divide the experts, or have fewer than the choices.
     """
     if num_experts % expert_groups:
         raise SettingError(

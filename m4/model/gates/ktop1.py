@@ -37,6 +37,9 @@ def ktop1(
     Args:
         prototypes: Z, the number of experts that a token uses.
         paper_scale: The auxiliary loss is the sum over prototypes, Z when balanced.
+
+    Raises:
+        SettingError: Z does not divide E.
     """
     if num_experts % prototypes:
         raise SettingError("ktop1.prototypes", prototypes, f"a divisor of {num_experts} experts")

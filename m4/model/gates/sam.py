@@ -50,6 +50,9 @@ def sam(
         alignment: Factor of the misfit.
         paper_scale: Scales as in HetuMoE: the balance is k times as large (the sum over choices),
             and the misfit is summed over tokens, not averaged.
+
+    Raises:
+        SettingError: D does not divide E, or a group has fewer experts than the choices.
     """
     if num_experts % expert_groups:
         raise SettingError(

@@ -53,6 +53,9 @@ def top2_gshard(
             False divides by S and by all groups, padding included (paper and Lingvo legacy).
         paper_scale: The auxiliary loss is that of the paper's line 13; False is E^2 times that, 1
             when balanced.
+
+    Raises:
+        SettingError: There is one expert, or no random numbers for a policy that draws.
     """
     if num_experts < 2:
         raise SettingError("MoeLayer.num_experts", num_experts, "at least 2 for top2_gshard")

@@ -127,7 +127,11 @@ class Listed:
 
 
 def check_groups(grouping: Grouping, directions: Directions, setting: str) -> Groups:
-    """Returns the groups of a grouping."""
+    """Returns the groups of a grouping.
+
+    Raises:
+        SettingError: A direction is not in exactly one group, or there is one group only.
+    """
     groups = {name: list(members) for name, members in grouping(directions).items() if members}
     listed = [d for members in groups.values() for d in members]
     if sorted(listed) != sorted(directions.names):
@@ -148,6 +152,9 @@ def by_direction(setting: str, given: Factors, directions: Directions) -> npt.ND
             level ("low"); the narrower name counts, and all other directions have 1. Or a function,
             such as a sampler, which gives every direction a number; these are divided by their
             mean, so that equal numbers change nothing.
+
+    Raises:
+        SettingError: A name that stands for no direction, or a function without a number for each.
     """
     names = list(directions.names)
     if isinstance(given, Mapping):

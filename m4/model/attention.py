@@ -22,7 +22,9 @@ def relative_buckets(offset: Array, *, bidirectional: bool, buckets: int, distan
 
     Args:
         offset: Position of the key minus position of the query, int32.
-        bidirectional: Half of the buckets are for keys behind the query.
+        bidirectional: Half of the buckets are for keys after the query; else these have bucket 0.
+        buckets: Number of buckets.
+        distance: From here on all offsets have the last bucket of their half.
     """
     result = jnp.zeros_like(offset)
     behind = -offset

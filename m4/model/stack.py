@@ -26,7 +26,8 @@ REMAT = {
     "none": None,
     # Keeps a layer's input only.
     "full": jax.checkpoint_policies.nothing_saveable,
-    # Keeps the results of products with weights too.
+    # Keeps the results of products with weights too, but for those of experts, whose products have
+    # a batch axis.
     "products": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
 }
 

@@ -27,7 +27,8 @@ def rsqrt(
     Args:
         total_steps: Step at which the cooldown ends.
         peak: Highest rate.
-        hold_steps: Step at which the decay begins; None: it never does, however long the run.
+        hold_steps: Step at which the decay begins, or the end of the warm-up if that is later.
+            With None it never does, however long the run.
         warmup_steps: Length of a linear rise from 0 (the paper has none; Adam needs one).
         cooldown_steps: Length of a linear fall to 0 at the end. Short runs gain much by it, or by
             `m4.train.average`, which need not know the end.

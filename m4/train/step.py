@@ -99,8 +99,10 @@ def make_train_step(
         grad_accum_steps: Number of parts in which the rows go through the model, one after the
             other; the sum of their gradients makes one step (T5X: num_microbatches). Loss and
             gradients are the same, in the memory of a part's activations, except for random
-            numbers, which every part draws with a separate key, and for MoE layers where a part is
-            not a whole number of groups (`m4.model.moe`).
+            numbers, which every part draws with a separate key, and for MoE layers: their losses
+            are means of the parts' own, which differ from the batch's where a part is not a whole
+            number of groups (`m4.model.moe`), for a gate whose loss is over all tokens (mixtral,
+            by_direction, noisy_topk), and for z-losses of parts with unlike numbers of tokens.
         rng: JAX's generator (`RNGS`). "unsafe_rbg" is counter-based and far cheaper for dropout's
             many bits, but on TPU every device makes the bits of all devices: 128 GiB for the masks
             of 2,048 experts. "threefry2x32" makes them in shards, the same numbers on any mesh.

@@ -84,7 +84,7 @@ def test_step_is_three_passes_and_rematerialization(remat: str) -> None:
 @pytest.mark.parametrize("experts", [0, 4])
 @pytest.mark.thorough
 def test_policies_trade_operations_for_memory(experts: int) -> None:
-    # Losses and gradients are the same: tests/model/test_blocks.py.
+    # Losses and gradients are the same: tests/model/test_stack.py.
     # Groups of 8 with 4 slots an expert; einsum, whose dispatch is products too.
     moe = functools.partial(
         MoeLayer,

@@ -33,9 +33,10 @@ def dense_to_sparse(
 
     In the dense phase, the first warmup_steps + anneal_steps, g = softmax((log p + Gumbel noise) /
     tau), without the noise where there are no random numbers. A token goes to every expert with g >
-    threshold, with weight g, not renormalised. No token is dropped and there is no auxiliary loss.
-    It is computed densely: E times the work of top-1. After that, and always outside training, the
-    plan is that of `switch` without jitter, with the layer's capacity and the auxiliary loss.
+    threshold, with weight g, not renormalised. Slots suffice for all, and there is no auxiliary
+    loss. It is computed densely: E times the work of top-1. After that, and always outside
+    training, the plan is that of `switch` without jitter, with the layer's capacity and the
+    auxiliary loss.
 
     Training is one program for both phases: its plan has choice k for expert k and S slots, and
     after the dense phase Switch's plan as its shortcut. There the metric `temperature` is tau.

@@ -41,7 +41,7 @@ def noisy_topk(
     decides, and an untrained gate without noise sends every token to experts 0 to k - 1.
 
     The auxiliary loss is importance * CV^2(sum of weights) + load * CV^2(load) by expert, before
-    capacity, over all real tokens of the batch (groups play no part); 0 when balanced, unlike that
+    capacity, over all real tokens of the layer (groups play no part); 0 when balanced, unlike that
     of other gates. The load is smooth: each token counts with the probability that the expert is
     among its k best when its noise is drawn again. It is a plain count without noise or for k = E.
     (tensor2tensor multiplies the two by 1e-2, as `Training.aux_loss_factor` does here; the paper

@@ -32,7 +32,7 @@ COMMANDS = {
     "checkpoint": "list, verify, inspect or convert a run's checkpoints; trim a pretrained model",
     "export": "write a run's model for T5X to continue from, or for transformers and CTranslate2",
     "atlas": "which language goes to which expert: tables, atlas.png",
-    "plan": "ahead-of-time compile for a TPU pod (no TPU needed): memory, traffic, time, cost",
+    "plan": "ahead-of-time compile for TPUs or GPUs (none needed): memory, traffic, time, cost",
     "collectives": "what a config's training step sends and holds, on fake CPU devices",
 }
 # The commands of `m4 data`: the modules m4.jobs.data.<command>.

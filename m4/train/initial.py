@@ -99,7 +99,8 @@ def rows_of(old: Vocabulary, new: Vocabulary, new_pieces: str) -> Rows:
     """Pairs two vocabularies by their pieces.
 
     Raises:
-        ValueError: an old piece is missing in the new one: it is another vocabulary.
+        InputError: An old piece is missing in the new one: it is another vocabulary.
+        SettingError: `new_pieces` is "bytes", and the old vocabulary has no pieces for bytes.
     """
     ids, there = {piece: i for i, piece in enumerate(old.pieces)}, set(new.pieces)
     missing = [piece for piece in old.pieces if piece not in there]
@@ -163,10 +164,10 @@ def task_rows(old: Sequence[Set[str]], new: Sequence[Set[str]]) -> Rows:
 
 
 def plan(old: Shapes, new: Shapes, layers: str | None) -> list[Leaf]:
-    """Source and rule of every parameter; paths are of unscanned layers ("encoder_1/moe/...").
+    """Returns source and rule of each parameter; paths ("encoder_1/moe/...") are unscanned layers'.
 
     Raises:
-        ValueError: another number of layers without a rule; a parameter that no rule takes over,
+        InputError: Another number of layers without a rule; a parameter that no rule takes over,
             with both shapes.
     """
     depth = {stack: (_depth(old, stack), _depth(new, stack)) for stack in ("encoder", "decoder")}
@@ -236,7 +237,7 @@ def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[
 
 
 def unused(leaves: Sequence[Leaf], old: Shapes) -> list[str]:
-    """The old parameters that nothing was taken from."""
+    """Returns the old parameters that nothing was taken from."""
     return sorted(set(old) - {leaf.source for leaf in leaves})
 
 
@@ -260,7 +261,7 @@ def take_over(
         like: The tree, of shapes with shardings.
 
     Raises:
-        ValueError: experts are to be left out or merged, and their use was not counted.
+        InputError: Experts are to be left out or merged, and their use was not counted.
     """
     known = {leaf.path: leaf for leaf in leaves}
     wanted, parts = by_path(like), _parts(like)
@@ -492,12 +493,12 @@ def at_step(state: Any, step: int) -> Any:
 
 
 def shapes_of(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Path among unscanned layers -> shape, of arrays or ShapeDtypeStructs."""
+    """Returns path among unscanned layers -> shape, of arrays or ShapeDtypeStructs."""
     return {path: leaf.shape for path, leaf in by_path(jax.eval_shape(unstack, params)).items()}
 
 
 def restacked(made: Mapping[str, Array], like: Any) -> Any:
-    """Arrays by path among unscanned layers -> the tree `like`, scanned stacks put together."""
+    """Returns arrays by path among unscanned layers as the tree `like`, scanned stacks together."""
     stacked = {
         path: made[path] if path in made else jnp.stack([made[part] for part in parts])
         for path, parts in _parts(like).items()

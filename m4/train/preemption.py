@@ -57,7 +57,7 @@ def stop_signals(to_save: Callable[[], bool] = lambda: True) -> Iterator[list[in
 
 
 def with_stop_flags(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step, whose batch has `stop_flags` under STOP, and its metrics their sum, int32."""
+    """Returns the step with `stop_flags` in its batch under STOP, and their sum in its metrics."""
 
     def run(state: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, dict[str, Any]]:
         rest = dict(batch)
@@ -69,7 +69,7 @@ def with_stop_flags(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stop_flags(mesh: Mesh, stop: bool) -> jax.Array:
-    """int32 [devices], each on its device: 1 on those of a process that is to stop.
+    """Makes flags, int32 [devices], each on its device: 1 on those of a process that is to stop.
 
     Sharded over all axes of the mesh: no device of another process has a copy that could differ.
     """

@@ -128,7 +128,7 @@ def _heads(names: Shapes) -> int:
 def check_shared_bias(names: Shapes, read: Read) -> None:
     """Raises InputError where a scanned stack's layers differ in their position biases.
 
-    m4's layers share one.
+    They are read as one table, which m4's layers share (`relative_bias = "shared"`).
     """
     for stack in ("encoder", "decoder"):
         name = f"{TARGET}{stack}/{stack}/{_RELPOS}"

@@ -63,7 +63,7 @@ MODEL = functools.partial(
 )
 # baselines.FORMAT; what the four steps had on average: loss, norm of the gradients; and the norm of
 # the last average.
-PINNED = (7, (5.683630, 0.826062), 26.32182)
+PINNED = (9, (5.683630, 0.826062), 26.32182)
 
 
 class Made8(Made):

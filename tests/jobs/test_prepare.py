@@ -30,6 +30,7 @@ from m4.parallel.platform.jax_setup import set_up
 from m4.settings import SettingError
 from m4.storage.run_folder import KINDS
 from m4.train.average import averaged
+from m4.train.early_stopping import EarlyStopping
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
 
@@ -38,6 +39,12 @@ def experiment(folder: Path, pairs: int = 40, vocabulary_size: int = 400) -> Exp
     spec = CorpusSpec(source=Made({"gl": pairs}), vocabulary_size=vocabulary_size)
     model = functools.partial(Transformer, width=16, encoder_layers=1, decoder_layers=1)
     return Experiment(str(folder), Data(spec), Training(8, 8, adamw), model)
+
+
+def stopped_early(one: Experiment) -> Experiment:
+    """The experiment as one of bilingual models, which dev ends."""
+    training = dataclasses.replace(one.training, early_stopping=EarlyStopping())
+    return dataclasses.replace(one, training=training)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +71,9 @@ def test_sizes_are_checked_before_the_corpus(
     with pytest.raises(ValueError, match=setting):
         check_and_train(one)
     if change == {"batch_size": 12}:
+        alone = stopped_early(one)
         with pytest.raises(ValueError, match=setting):
-            demo(dataclasses.replace(one, baselines=Baselines(one, one, one)))
+            demo(dataclasses.replace(one, baselines=Baselines(alone, alone, alone)))
     assert not (tmp_path / "data").exists()
 
 
@@ -82,7 +90,8 @@ def test_what_cannot_be_decoded_or_reported_needs_no_corpus(tmp_path: Path) -> N
 def test_baselines_that_cannot_be_need_no_corpus(tmp_path: Path) -> None:
     one = experiment(tmp_path)
     training = dataclasses.replace(one.training, optimizer=averaged)
-    low = dataclasses.replace(one, training=training)
+    low = stopped_early(dataclasses.replace(one, training=training))
+    one = stopped_early(one)
     with pytest.raises(SettingError, match=r"averaged\.optimizer"):
         baselines(dataclasses.replace(one, baselines=Baselines(one, one, low)))
     assert not (tmp_path / "data").exists()

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from m4.plan import memory
 from m4.plan.program import PlannedProgram, decode_program, planned, train_program
 from m4.train import program
 from tests.command_line import TINY, experiment_of, m4
+from tests.shared import tiny_run
 
 
 def planned_experiment(folder: Path, *flags: str) -> Experiment:
@@ -104,10 +106,14 @@ def test_planned_step_is_the_one_that_trains(
 
 @pytest.mark.slow
 def test_planned_search_is_the_one_that_decodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trained = shutil.copytree(tiny_run(tmp_path_factory), tmp_path / "trained")
+
     class Unread:
         """A checkpoint that gives the shapes that it is asked for."""
+
+        folder = trained
 
         def used(self, step: int) -> str:
             return "params"
@@ -134,13 +140,14 @@ def test_planned_search_is_the_one_that_decodes(
 
     monkeypatch.setattr("m4.jobs.decoding.testsets.whole_step", lambda folder, step, used: 1)
     monkeypatch.setattr(inference_checkpoint, "_opened", opened)
+    monkeypatch.setattr(inference_checkpoint, "check_weights", lambda *_: None)  # shapes are none
     monkeypatch.setattr(search, "jit_search", jit_search)
     search._program.cache_clear()
     bindings = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=4"]
     # Of longer sources the corpus may have none; the plan is of the longest.
     bindings.append("--gin.experiment.Decoding.max_source_length=16")
     with pytest.raises(_Seen):
-        m4("decode", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'trained'}", *bindings)
+        m4("decode", f"--gin_file={TINY}", f"--model_dir={trained}", *bindings)
     search._program.cache_clear()
     planned = decode_program(planned_experiment(tmp_path / "planned", *bindings), jax.devices(), 3)
     assert planned.lowered.as_text() == texts[0]

@@ -203,7 +203,7 @@ WRONG = [
     ("--input=BROKEN --to=gl --output=OUT", "broken.gz: damaged, it cannot be unpacked"),
     ("--input=TEXT --to=gl --output=OUT --step=77", "no checkpoint of step 77"),
     ("--input=LOOP --to=gl --output=OUT", "deep/up: a link to a folder that it is in"),
-    ("--input=TEXT --to=gl --output=/dev/null", "--output=/dev/null: no file; - is standard"),
+    ("--input=TEXT --to=gl --output=/dev/null", "--output=/dev/null: not a file but a pipe"),
     ("--input=PIPE --to=gl --output=OUT", "can be read only once; give a file, or - for standard"),
 ]
 

@@ -108,6 +108,7 @@ def planned(gate, setting: Setting, seed: int, capacity: int, real: float, mode)
         ids_GS=jnp.asarray(rng.integers(0, 50, (G, S)), jnp.int32),
         rng=jax.random.key(seed) if with_key else None,
         table=lambda name, make: jnp.asarray(make(50), jnp.int32),
+        bias=lambda: jnp.zeros(E, jnp.float32),
         step=jnp.asarray(7, jnp.int32) if train else None,
         train=train,
     )

@@ -274,7 +274,7 @@ def _expected_languages(experiment: Experiment) -> Sequence[str]:
     """
     training, spec = experiment.training, experiment.data.corpus
     by_name = [*(getattr(training, name) for name in BY_DIRECTION)]
-    by_name += [training.early_stopping and training.early_stopping.direction]
+    by_name += [training.early_stopping and training.early_stopping.direction, experiment.tasks]
     if any(one is not None for one in by_name):
         return spec.settings()["languages"]
     return spec.languages or ["gl"]

@@ -500,5 +500,5 @@ def _is_experts(path) -> bool:
 
 def _is_within_a_layer(path, leaf) -> bool:
     names = _names(path)
-    outside = {"router", "tasks", "logits_dense"}.intersection(names)
+    outside = {"router", "tasks", "noise", "logits_dense"}.intersection(names)
     return names[-1] == "kernel" and not outside and _block_axes(path, leaf) == 2

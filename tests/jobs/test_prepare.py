@@ -24,6 +24,8 @@ from m4.jobs.decoding.testsets import decode
 from m4.jobs.demo import demo
 from m4.jobs.open_run import _programs
 from m4.jobs.train import check_and_train
+from m4.model.gates.by_direction import by_direction
+from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
 from m4.parallel.platform.jax_setup import set_up
@@ -31,6 +33,7 @@ from m4.settings import SettingError
 from m4.storage.run_folder import KINDS
 from m4.train.average import averaged
 from m4.train.early_stopping import EarlyStopping
+from m4.train.multitask.groups import by_family
 from m4.train.optimizer import adamw
 from tests.data.corpus import Made
 
@@ -75,6 +78,16 @@ def test_sizes_are_checked_before_the_corpus(
         with pytest.raises(ValueError, match=setting):
             demo(dataclasses.replace(one, baselines=Baselines(alone, alone, alone)))
     assert not (tmp_path / "data").exists()
+
+
+def test_tasks_are_of_the_languages_that_the_source_has(tmp_path: Path) -> None:
+    """Two languages are two families here, although CorpusSpec.languages names none."""
+    one = experiment(tmp_path)
+    data = Data(dataclasses.replace(one.data.corpus, source=Made({"gl": 40, "sr_Latn": 40})))
+    layer = functools.partial(MoeLayer, num_experts=2, gate=by_direction)
+    model = functools.partial(one.model, moe=layer, moe_every=1)
+    one = dataclasses.replace(one, data=data, model=model, tasks=by_family)
+    assert sorted(set(build(one, None).model.tasks)) == [0, 1]
 
 
 def test_what_cannot_be_decoded_or_reported_needs_no_corpus(tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ def test_first_muon_step_is_optax_muons(experts):
     rng = np.random.default_rng(0)
     shapes = {"query": (8, 8), "key": (8, 8), "wi": (8, 24), "wo": (24, 8), "experts": (2, 8, 8)}
     shapes |= {"encoder_blocks": (2, 16, 4), "router": (4, 3), "logits_dense": (4, 9)}
-    with_adam = {"router", "logits_dense", *(() if experts else ("experts",))}
+    shapes["noise"] = (4, 3)  # the second matrix of noisy top-k's router
+    with_adam = {"router", "noise", "logits_dense", *(() if experts else ("experts",))}
     params: Any = {
         name: {"kernel": rng.normal(size=shape).astype(np.float32)}
         for name, shape in shapes.items()

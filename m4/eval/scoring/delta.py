@@ -263,7 +263,7 @@ def _table(
     small, related = small_tests(rows, levels), any(row.closely_related for row in rows)
     table = Table(
         title=f"{system} against {rows[0].baseline}",
-        caption=f"{metric}; \\[95% interval of the difference, paired bootstrap]"
+        caption=f"{metric}; [95% interval of the difference, paired bootstrap]"
         + ("; ≈ closely related to another language" if related else "")
         + (f"; {UNDERTRAINED}: {UNDERTRAINED_MEANS}" if any(r.undertrained for r in rows) else "")
         + (f"; ○ {small_tests_line(small, levels)}" if small else ""),
@@ -309,7 +309,5 @@ def _cells(row: Delta | Average | None) -> list[str]:
     return [
         f"{row.baseline_score:.1f}",
         f"{row.system_score:.1f}",
-        UNDERTRAINED
-        if row.undertrained
-        else f"{row.delta:+.1f} \\[{row.low:+.1f}, {row.high:+.1f}]",
+        UNDERTRAINED if row.undertrained else f"{row.delta:+.1f} [{row.low:+.1f}, {row.high:+.1f}]",
     ]

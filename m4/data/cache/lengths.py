@@ -1,4 +1,4 @@
-"""How much longer than their sources the targets of a corpus are, by direction."""
+"""The ratios of target length to source length in a corpus, by direction."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -32,7 +32,7 @@ def _line(folder: Path) -> list[str]:
 
 
 def _here(folder: Path) -> str:
-    """What curves say, and each system's mean ΔBLEU over all languages; the page has the rest."""
+    """Returns the curves' finding and each system's mean ΔBLEU over all languages."""
     path = folder / "means.jsonl"
     rows = read_jsonl(path) if path.is_file() else []
     wanted = {"metric": "bleu", "level": "all", "baseline": BILINGUAL}

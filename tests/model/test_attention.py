@@ -48,7 +48,7 @@ def test_buckets_by_hand() -> None:
 
 
 def test_dropout_leaves_out_a_key_for_all_queries_of_a_row() -> None:
-    """As in T5: one mask [B, N, 1, R]. So queries that are alike have the same result."""
+    """One mask [B, N, 1, R], as in T5, so that queries that are alike have the same result."""
     layer = Attention(heads=2, head_width=4, dropout_rate=0.5)
     y_BRM = jax.random.normal(jax.random.key(0), (3, 6, 8))
     x_BQM = jnp.ones((3, 5, 8))

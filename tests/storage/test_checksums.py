@@ -1,4 +1,4 @@
-"""Which files are read and hashed again, and which are known to be as they were."""
+"""The files that are read and hashed again, and those known to be as they were."""
 
 import os
 import time

@@ -72,7 +72,7 @@ def test_a_batch_has_one_factor_of_the_limit():
 
 
 def test_limits_of_translations_are_those_of_their_language(monkeypatch):
-    """What has no end is cut at 2 L + 16, or with the factor of its target language."""
+    """A translation without an end is cut at 2 L + 16, or by the factor of its language."""
 
     def endless(model, params, tokens_BL, limit, *_, **__):
         return jnp.full((len(tokens_BL), 1, limit), 5), jnp.zeros((len(tokens_BL), 1))

@@ -69,7 +69,7 @@ document.documentElement.innerHTML = `<pre>${JSON.stringify(found)}</pre>`;
 
 
 def in_browser(folder, text, script, width=1300):
-    """What a script says of a page, in JSON."""
+    """Returns the JSON that a script in the browser says of a page."""
     page = folder / "page.html"  # without its policy, which lets no other script run
     text = re.sub(r"<meta http-equiv=.*?>", "", text, flags=re.DOTALL)
     page.write_text(text + script, encoding="utf-8")

@@ -47,7 +47,7 @@ def source(name: str) -> SourceHf:
 
 @functools.cache
 def golden(name: str) -> dict[str, np.ndarray]:
-    """What transformers computed, in m4's ids; decoders start with 0, whose row is the start's."""
+    """The numbers of transformers in m4's ids; decoders start with 0, whose row is the start's."""
     with np.load(HF / name / "golden.npz") as file:
         found = {key: file[key] for key in file}
     old_ids = source(name).vocabulary().old_ids
@@ -73,7 +73,7 @@ def begun(name: str, transformer: Transformer, **mesh: int) -> Any:
 
 
 def logits(model: Transformer, params: Any, given: dict[str, np.ndarray]) -> np.ndarray:
-    """Those of real targets [N, V]: a position whose target is padding computes no experts."""
+    """The logits of real targets [N, V]: a position whose target is padding computes no experts."""
     apply = jax.jit(functools.partial(model.apply, enable_dropout=False))
     inputs = (jnp.asarray(given[key]) for key in ("inputs", "decoder_inputs", "targets"))
     return np.asarray(apply({"params": params}, *inputs))[given["targets"] > 0]
@@ -158,7 +158,7 @@ def test_a_run_begins_where_inspect_says_and_its_tags_are_used(tmp_path: Path) -
 
 
 def test_bilingual_models_keep_their_recipe(tmp_path: Path) -> None:
-    """What the gin file of `inspect` says is of the shared model alone, beside that of `m4 new`."""
+    """The gin file of `inspect`, beside that of `m4 new`, sets the shared model alone."""
     write_corpus(tmp_path / "corpus")
     pairs = tmp_path / "pairs.gin"
     assert m4("new", tmp_path / "corpus", f"--out={pairs}", "--yes").status == 0

@@ -27,7 +27,7 @@ def run(
 
 
 def state(run: Path) -> dict[str, str | bytes]:
-    """What a trial must leave as it is: all but the trials' own folders and signs of life."""
+    """The files that a trial must leave: all but the trials' own folders and heartbeats."""
     files = {name: said for name, said in contents(run).items()
              if "=" not in name and not name.endswith("heartbeat.json")}  # fmt: skip
     return {**files, **{name: (run / name).read_bytes() for name in CONFIG}}

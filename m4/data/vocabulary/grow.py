@@ -20,8 +20,8 @@ def grow(
     Old pieces keep their ids and the order of their merges; new merges come after all of them.
 
     Args:
-        texts: Text of which a vocabulary is trained; its pieces are taken in the order in which
-            they were learned.
+        texts: Text of which a vocabulary is trained; its characters are taken first, then its
+            merges in the order in which they were learned.
         languages: Languages that get a tag, unless they have one.
 
     Returns:
@@ -41,11 +41,11 @@ def grow(
         _append(model, tag, _USER_DEFINED)
     about = train(path, old.normalised(texts), size, languages)
     known = {piece.piece for piece in model.pieces}
-    for piece in Model.FromString(path.read_bytes()).pieces:
-        if len(model.pieces) == size:
-            break
-        if piece.type == _NORMAL and piece.piece not in known:
-            _append(model, piece.piece, piece.type)
+    learned = (piece.piece for piece in Model.FromString(path.read_bytes()).pieces
+               if piece.type == _NORMAL and piece.piece not in known)  # fmt: skip
+    # SentencePiece lists characters behind all merges; without them a new script is bytes.
+    for piece in sorted(learned, key=lambda piece: len(piece) > 1)[: size - len(model.pieces)]:
+        _append(model, piece, _NORMAL)
     model.trainer_spec.vocab_size = len(model.pieces)
     with whole(path) as unfinished:
         unfinished.write_bytes(model.SerializeToString(deterministic=True))

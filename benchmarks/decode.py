@@ -28,7 +28,6 @@ from process import device
 from m4.data.preprocess import EOS_ID
 from m4.eval.decoding.decode import parts_of_a_batch, searched
 from m4.eval.decoding.search import search
-from m4.eval.decoding.settings import Method
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.moe import MoeLayer, assigned_choices
 from m4.model.routing import Capacity, Routing, Tokens
@@ -56,7 +55,6 @@ def parser() -> argparse.ArgumentParser:
         "steps": 10,
     }.items():
         result.add_argument(f"--{name}", type=int, default=default)
-    result.add_argument("--flat", action="store_true", help="GShard's flat beam search")
     result.add_argument("--whole_cache", action="store_true", help="from the first step on")
     return result
 
@@ -121,9 +119,8 @@ def main() -> None:
 
     def translated(rows_BL: np.ndarray) -> np.ndarray:
         found = search(
-            model, params, rows_BL, args.target, args.beams, 0.6, Method(flat=args.flat),
-            grows=not args.whole_cache,
-        )  # fmt: skip
+            model, params, rows_BL, args.target, args.beams, 0.6, grows=not args.whole_cache
+        )
         return np.asarray(jax.block_until_ready(found)[0])[:, 0]
 
     parts = np.split(source_BL, args.at_once)

@@ -47,8 +47,7 @@ class RelativeBias(nn.Module):
     """A learned bias for each head and bucket, [1, N, Q, R]; all layers of a stack share it.
 
     In decoding, Q is the current position alone (its index is a leaf of the cache) and R counts the
-    `max_decode_length` places of the cache, which the `length` tokens that are decoded together
-    share: place r is position r // length of an interleaved sequence.
+    `max_decode_length` positions of the cache.
 
     Attributes:
         shared: False returns the buckets [1, Q, R], which each layer looks up in a table of its own
@@ -72,7 +71,7 @@ class RelativeBias(nn.Module):
             index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
             if allocated:
                 assert max_decode_length is not None, "decoding needs the cache's length"
-                query_Q, key_R = index.value[None], jnp.arange(max_decode_length) // length
+                query_Q, key_R = index.value[None], jnp.arange(max_decode_length)
                 index.value = index.value + 1
         bucket_QR = relative_buckets(
             key_R[None, :] - query_Q[:, None],
@@ -92,8 +91,7 @@ def _bias_table(module: Any) -> Array:
 class Attention(nn.Module):
     """Attention of queries x_BQM over memory y_BRM; four projections without biases.
 
-    With `decode=True` a call works on one position: its Q tokens are of Q interleaved sequences,
-    and `mask_BQR` says which positions are each one's past. The past is kept in the collection
+    With `decode=True` a call works on one position, Q = 1. The past is kept in the collection
     `cache`, by T5X's names and rules (docs/model.md): `cached_key` and `cached_value` [B, N, R, D]
     and the scalar `cache_index` in self-attention; `cross_key` and `cross_value` in
     cross-attention, projected once, at position 0, because the memory never changes. The first
@@ -149,8 +147,7 @@ class Attention(nn.Module):
         else:
             k, v = heads(y_BRM, k_kernel), heads(y_BRM, v_kernel)
             if decode:
-                k, v, seen_1QR = self._self_cache(heads_first(k), heads_first(v))
-                mask_BQR = seen_1QR if mask_BQR is None else mask_BQR & seen_1QR
+                k, v, mask_BQR = self._self_cache(heads_first(k), heads_first(v))
         logits_BNQR = jnp.einsum(f"BQND,{memory}->BNQR", q_BQND, k).astype(jnp.float32)
         if bias is not None and bias.ndim == 3:
             bias = jnp.take(_bias_table(self), bias[0], axis=1)[None]
@@ -173,14 +170,14 @@ class Attention(nn.Module):
         keys = self.variable("cache", "cached_key", jnp.zeros, k_BNQD.shape, k_BNQD.dtype)
         values = self.variable("cache", "cached_value", jnp.zeros, v_BNQD.shape, v_BNQD.dtype)
         index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
-        length = k_BNQD.shape[2]
         if not allocated:
+            length = k_BNQD.shape[2]
             return k_BNQD, v_BNQD, jnp.tril(jnp.ones((length, length), bool))[None]
-        at = index.value * length
+        at = index.value
         keys.value = jax.lax.dynamic_update_slice_in_dim(keys.value, k_BNQD, at, axis=2)
         values.value = jax.lax.dynamic_update_slice_in_dim(values.value, v_BNQD, at, axis=2)
         index.value = index.value + 1
-        seen_R = jnp.arange(keys.value.shape[2]) < at + length
+        seen_R = jnp.arange(keys.value.shape[2]) <= at
         return keys.value, values.value, seen_R[None, None, :]
 
     def _cross_cache(

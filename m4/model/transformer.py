@@ -259,12 +259,11 @@ class Transformer(nn.Module):
         max_decode_length: int | None = None,
         decoder_direction_ids: Array | None = None,
         step: Array | None = None,
-        past_BTR: Array | None = None,
     ) -> Array:
         """Returns logits of the next tokens, float32 [B, T, V].
 
-        With `decode=True` T is 1, or the number of sequences that are interleaved in the cache (the
-        whole length in the call that allocates it), and the past is in the collection `cache`.
+        With `decode=True` T is 1 (the whole length in the call that allocates the cache), and the
+        past is in the collection `cache`.
 
         Args:
             encoded: Output of `encode`, [B, L, M].
@@ -275,8 +274,6 @@ class Transformer(nn.Module):
             decoder_positions: Positions in packed targets; the relative bias does not need them.
             max_decode_length: Places of the cache, needed once it is allocated.
             decoder_direction_ids, step: Directions [B, T], and the step, for gates and counts.
-            past_BTR: For T sequences that are interleaved in the cache, one token of each decoded:
-                True where a token sees the position (`m4.eval.decoding.methods.flat`).
         """
         source_BL = encoder_input_tokens.astype(jnp.int32)
         input_BT = decoder_input_tokens.astype(jnp.int32)
@@ -290,7 +287,7 @@ class Transformer(nn.Module):
         causal_TT = jnp.tril(jnp.ones((length, length), bool))
         mask_BTT = causal_TT[None] & same_segment(decoder_segment_ids, decoder_segment_ids)
         if decode:
-            mask_BTT = past_BTR  # without it, the cache masks the positions after this one
+            mask_BTT = None  # the cache masks the positions after this one
         deterministic = not enable_dropout
         x_BTM = self.token_embedder(input_BT)
         if self.absolute_positions:

@@ -108,21 +108,6 @@ def grow_cache(cache: Any, length: int) -> Any:
     return jax.tree_util.tree_map_with_path(grow, cache)
 
 
-class CacheOfBeams(NamedTuple):
-    """Functions that keep what beams have computed, like the three above.
-
-    `expand` makes it of a cache with a row a sentence, `reorder` gives each beam what its parent
-    has, `grow` makes room for so many tokens.
-    """
-
-    expand: Callable[[Any, int], Any]
-    reorder: Callable[[Any, Array], Any]
-    grow: Callable[[Any, int], Any]
-
-
-COPIED = CacheOfBeams(expand_cache, reorder_cache, grow_cache)
-
-
 def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
     """Returns the entries `index_BK` along axis 1 of arrays [B, N] or [B, N, T]."""
     return tuple(
@@ -197,7 +182,6 @@ class _Rules(NamedTuple):
     length: int
     forced_BT: Array  # column t is the token of position t that is forced; 0: none
     constrain: Constrain | None
-    cache_of: CacheOfBeams
 
 
 def _continues(rules: _Rules, search: _Search) -> Array:
@@ -245,7 +229,7 @@ def _advance(rules: _Rules, search: _Search) -> _Search:
         finished_score_BK=finished_score_BK,
         finished_BKT=finished_BKT,
         is_finished_BK=is_finished_BK,
-        cache=rules.cache_of.reorder(new_cache, beam_BK),
+        cache=reorder_cache(new_cache, beam_BK),
     )
 
 
@@ -259,7 +243,7 @@ def _searched(rules: _Rules, search: _Search, stages: Sequence[int]) -> _Search:
         def within(search: _Search, length: int = length) -> Array:
             return (search.step < length) & _continues(rules, search)
 
-        search = search._replace(cache=rules.cache_of.grow(search.cache, length))
+        search = search._replace(cache=grow_cache(search.cache, length))
         search = lax.while_loop(within, advance, search)
     return search
 
@@ -273,7 +257,6 @@ def beam_search(
     alpha: float = 0.6,
     *,
     constrain: Constrain | None = None,
-    cache_of: CacheOfBeams = COPIED,
     stages: Sequence[int] = (),
 ) -> tuple[Array, Array]:
     """Returns the `num_decodes` best sequences of every row, like T5X's `decode_fn`.
@@ -285,7 +268,6 @@ def beam_search(
       tokens_to_logits: DecodingState -> (logits [B*K, V], new cache).
       num_decodes: K. 1 is greedy search. alpha: exponent of the length penalty, >= 0.
       constrain: what may not come next (`m4.eval.decoding.methods.constraints`).
-      cache_of: how beams keep what they have computed.
       stages: lengths of the cache, ascending, up to T: it grows with the sequences. (): it has its
         length. Attention and reordering read no more than there is.
 
@@ -305,9 +287,8 @@ def beam_search(
         length,
         forced_BT=jnp.pad(inputs_BT, ((0, 0), (0, 1))),
         constrain=constrain,
-        cache_of=cache_of,
     )
-    begin = _beginning(batch, num_decodes, length, cache_of.expand(cache, num_decodes))
+    begin = _beginning(batch, num_decodes, length, expand_cache(cache, num_decodes))
     return _result(_searched(rules, begin, stages))
 
 

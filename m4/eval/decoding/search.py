@@ -11,8 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.data.preprocess import EOS_ID
-from m4.eval.decoding.beam import COPIED, DecodingState, beam_search
-from m4.eval.decoding.methods import flat
+from m4.eval.decoding.beam import DecodingState, beam_search
 from m4.eval.decoding.methods.constraints import constraints
 from m4.eval.decoding.methods.sampling import sample
 from m4.eval.decoding.settings import BEST, Method
@@ -55,19 +54,14 @@ def _search(
     # One layer after the other: beams are gathered along the first axis of what is cached.
     model, params = unstacked(model, params)
     more = more or {}
-    batch = tokens_BL.shape[0]
-    # So many rows of the cache has a sentence, and so many positions a row for each token.
-    copies, positions = (1, beams) if method.flat else (method.rows(beams), 1)
+    copies = method.rows(beams)
     lengths = stages(target_length) if grows and method.sampling is None else [target_length]
     step = functools.partial(_step, model, {"params": params})
     direction_B = more.get("direction_B")
-    encoded, cache = _encoded(
-        model, {"params": params}, tokens_BL, positions * lengths[0], direction_B
-    )
+    encoded, cache = _encoded(model, {"params": params}, tokens_BL, lengths[0], direction_B)
     if direction_B is not None:
-        width = beams if method.flat else 1
         each_R = jnp.repeat(direction_B, copies)
-        step = functools.partial(step, **direction_ids(each_R, width, "decoder"))
+        step = functools.partial(step, **direction_ids(each_R, 1, "decoder"))
     # One row a beam, the beams of a sentence adjacent.
     encoded, tokens = (jnp.repeat(x, copies, axis=0) for x in (encoded, tokens_BL))
 
@@ -75,26 +69,16 @@ def _search(
         logits, cache = step(encoded, tokens, state.cur_token, state.cache)
         return logits[:, -1], cache
 
-    def tokens_to_logits_flat(state: DecodingState) -> tuple[jax.Array, Mapping[str, Any]]:
-        past_BKR = flat.with_present(state.cache["past_BKR"], state.cur_index)
-        last_BK = state.cur_token.reshape(batch, beams)
-        logits_BKV, cache = step(encoded, tokens, last_BK, state.cache["model"], past_BTR=past_BKR)
-        return logits_BKV.reshape(batch * beams, -1), {"past_BKR": past_BKR, "model": cache}
-
     constrain = constraints(more.get("forced_BT"), method.min_length, method.no_repeat_ngram)
     if method.sampling is not None:
         return sample(
             more["name_B"], cache, tokens_to_logits, EOS_ID, method.n_best, alpha, target_length,
             method.sampling, constrain,
         )  # fmt: skip
-    cache_of = COPIED
-    if method.flat:
-        cache_of, cache = flat.INTERLEAVED, flat.with_past(cache, beams, lengths[0], batch)
-    start_BT = jnp.zeros((batch, target_length), jnp.int32)
-    scorer = tokens_to_logits_flat if method.flat else tokens_to_logits
+    start_BT = jnp.zeros((tokens_BL.shape[0], target_length), jnp.int32)
     sequences_BKT, scores_BK = beam_search(
-        start_BT, cache, scorer, EOS_ID, num_decodes=beams, alpha=alpha,
-        constrain=constrain, cache_of=cache_of, stages=lengths if grows else (),
+        start_BT, cache, tokens_to_logits, EOS_ID, num_decodes=beams, alpha=alpha,
+        constrain=constrain, stages=lengths if grows else (),
     )  # fmt: skip
     best = slice(-1, -1 - method.n_best, -1)
     return sequences_BKT[:, best], scores_BK[:, best]

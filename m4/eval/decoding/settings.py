@@ -22,7 +22,6 @@ class Method(NamedTuple):
     n_best: int = 1
     min_length: int = 0
     no_repeat_ngram: int = 0
-    flat: bool = False
     sampling: Sampling | None = None
 
     def rows(self, beams: int) -> int:
@@ -54,7 +53,6 @@ class Decoding:
         prefix: what every translation begins with.
         min_length: pieces that a translation has at least.
         no_repeat_ngram: n; no n pieces come twice in a translation. 0: they may.
-        flat: the beams of a sentence as one sequence (GShard, A.1): the same translations.
         mbr: orders the n_best by their mean `mbr_metric` against each other, the best first
             (minimum Bayes risk).
         mbr_metric: of sentences.
@@ -72,7 +70,6 @@ class Decoding:
     prefix: Annotated[str | None, MUTABLE] = None
     min_length: Annotated[Count, MUTABLE] = 0
     no_repeat_ngram: Annotated[Count, MUTABLE] = 0
-    flat: Annotated[bool, MUTABLE] = False
     mbr: Annotated[bool, MUTABLE] = False
     mbr_metric: Annotated[Metric, MUTABLE] = chrf
 
@@ -85,8 +82,6 @@ class Decoding:
         if self.min_length >= self.max_target_length:
             allowed = f"below Decoding.max_target_length = {self.max_target_length}"
             raise SettingError("Decoding.min_length", self.min_length, allowed)
-        if self.flat and self.sampling is not None:
-            raise SettingError("Decoding.flat", True, "False, with Decoding.sampling: no beams")
         if self.mbr and self.n_best < 2:
             raise SettingError("Decoding.n_best", self.n_best, "2 or more, with Decoding.mbr")
 

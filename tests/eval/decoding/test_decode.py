@@ -280,15 +280,12 @@ def test_each_batch_comes_with_its_translations(model_and_params):
 BY_TASK = partial(MOE, gate=by_direction)
 
 
-@pytest.mark.parametrize(
-    ("beams", "flat"),
-    [(1, False)] + [pytest.param(4, flat, marks=pytest.mark.thorough) for flat in (False, True)],
-)
-def test_a_gate_by_task_translates_each_source_by_its_direction(beams, flat):
+@pytest.mark.parametrize("beams", [1, pytest.param(4, marks=pytest.mark.thorough)])
+def test_a_gate_by_task_translates_each_source_by_its_direction(beams):
     model, params = tiny(moe=BY_TASK, directions=3)
     texts = sentences(9, seed=4)
     numbers = [row % 3 for row in range(9)]
-    settings = replace(SETTINGS, beams=beams, flat=flat)
+    settings = replace(SETTINGS, beams=beams)
     together = translations(model, params, Words(), texts, settings, directions=numbers)
     apart = {}
     for number in range(3):

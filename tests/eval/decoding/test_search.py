@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from m4.eval.decoding import search as searching
 from m4.eval.decoding.decode import batches, decode
 from m4.eval.decoding.inference_checkpoint import restore_params, trained_step
 from m4.eval.decoding.routing_counter import RoutingCounter
+from m4.eval.decoding.score_references import log_probabilities, penalty
 from m4.eval.decoding.search import search, search_over
 from m4.model.dispatch.all_to_all import all_to_all
 from m4.model.dispatch.einsum import einsum
@@ -143,15 +145,12 @@ def test_a_bfloat16_model_over_two_devices_is_that_of_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flat", [False, pytest.param(True, marks=THOROUGH)])
-def test_a_cache_that_grows_gives_the_same_translations(
-    flat: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_grows_gives_the_same_translations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "SHORTEST_STAGE", 3)
     assert searching.stages(13) == [4, 7, 13]
     model, params = tiny()
     (rows,) = batches([[*pieces, 1] for pieces in Words().encode_tagged(TEXTS[:4])], [16], 4)
-    asked: Any = (model, params, rows.tokens_BL, 13, 2, 0.6, searching.Method(flat=flat, n_best=2))
+    asked: Any = (model, params, rows.tokens_BL, 13, 2, 0.6, searching.Method(n_best=2))
     whole, whole_scores = search(*asked)
     grown, scores = search(*asked, grows=True)
     assert len(np.unique(whole[:, 0], axis=0)) > 2  # the law would be empty otherwise
@@ -159,6 +158,32 @@ def test_a_cache_that_grows_gives_the_same_translations(
     np.testing.assert_array_equal(grown, whole)
     # A softmax over fewer zeros adds in another order: a dozen sums of float32.
     np.testing.assert_allclose(scores, whole_scores, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.thorough
+def test_enough_beams_find_what_an_enumeration_finds() -> None:
+    # Six tokens, five of which continue: 25 beams hold all of two tokens, so nothing is lost.
+    model, params = tiny(vocab_size=6)
+    source_1L = np.array([[3, 5, 4, 1, 0, 0, 0, 0]])
+    kept = [v for v in range(6) if v != 1]
+    every = [[*tokens, 1] for n in range(3) for tokens in itertools.product(kept, repeat=n)]
+    # Token 0 is padding to a forward pass: of those that have it the search alone can say more.
+    every = [tokens for tokens in every if 0 not in tokens]
+    targets_BT = np.array([[*tokens, 0, 0][:3] for tokens in every])
+    batch = {
+        "encoder_input_tokens": np.repeat(source_1L, len(every), axis=0),
+        "decoder_target_tokens": targets_BT,
+    }
+    logp_B = np.asarray(jax.jit(lambda batch: log_probabilities(model, params, batch))(batch))
+    scores = [lp / penalty(0.6, len(one)) for lp, one in zip(logp_B, every, strict=True)]
+    order = np.argsort(scores)[::-1]
+    method = searching.Method(n_best=25)
+    found, found_scores = jax.device_get(search(model, params, source_1L, 3, 25, 0.6, method))
+    ended = [tokens[: tokens.index(1) + 1] for tokens in found[0].tolist() if 1 in tokens]
+    plain = [k for k, tokens in enumerate(ended) if 0 not in tokens][:8]
+    assert len(plain) == 8
+    np.testing.assert_array_equal(found[0, plain], targets_BT[order[:8]])
+    np.testing.assert_allclose(found_scores[0, plain], np.sort(scores)[::-1][:8], rtol=1e-4)
 
 
 def test_groups_that_do_not_divide_name_the_setting() -> None:

@@ -103,7 +103,6 @@ def test_the_search_has_one_set_of_settings_for_all_its_callers(run: Path) -> No
         ({"n_best": 5}, r"Decoding.n_best = 5: must be at most Decoding.beams = 4"),
         ({"min_length": 128}, r"Decoding.min_length = 128: must be below .*max_target_length"),
         ({"mbr": True}, r"Decoding.n_best = 1: must be 2 or more, with Decoding.mbr"),
-        ({"flat": True, "sampling": library.Sampling()}, r"Decoding.flat = True: must be False"),
         ({"no_repeat_ngram": -1}, r"Decoding.no_repeat_ngram = -1: must be a whole number"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Ways of choosing tokens: constraints, sampling, flat beams."""
+"""Ways of choosing tokens: constraints, sampling."""

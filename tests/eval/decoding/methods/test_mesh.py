@@ -1,4 +1,4 @@
-"""Samples, flat beams and constraints over a mesh are those of one device."""
+"""Samples and constrained beams over a mesh are those of one device."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.eval.small_model import SETTINGS, Words, sentences, tiny
     "method",
     [
         {"sampling": Sampling(temperature=0.7, top_k=9)},
-        {"flat": True, "no_repeat_ngram": 2, "min_length": 2},
+        {"no_repeat_ngram": 2, "min_length": 2},
     ],
-    ids=["sampling", "flat"],
+    ids=["sampling", "constraints"],
 )
 def test_a_mesh_finds_what_one_device_does(method: dict[str, Any]) -> None:
     (model, params), texts = tiny(moe=None), sentences(7, seed=4)

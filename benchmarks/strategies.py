@@ -5,7 +5,7 @@
 
 Each config runs as `m4 train` on 8 fake CPU devices, then the models that differ on one device
 (same config; one device, nothing split). JSON: losses at every step that was logged, the largest
-difference to the one device, tokens a second, and what `m4 collectives` prints of the step; a table
+difference to the one device, tokens a second, and what the compiled step sends and holds; a table
 of the latter. A run that is there is kept. All runs share one corpus. Tokens a second of
 fake devices compare nothing: eight take turns on the machine's cores.
 """
@@ -19,6 +19,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+
+from m4.config import load
+from m4.parallel.platform.jax_setup import use_fake_devices
+from m4.plan import hlo, memory
+from m4.plan.program import train_program
 from m4.storage.files import write_text
 from m4.storage.metrics_log import read_metrics
 
@@ -55,21 +61,25 @@ SAME_AS = {
 def main() -> None:
     arguments = parser().parse_args()
     names = arguments.only or sorted(path.stem for path in CONFIGS.glob("*.gin"))
+    use_fake_devices(DEVICES)
     rows = []
     for name in names:
+        if arguments.collectives:
+            rows.append({"strategy": name, **measured(name)})
+            continue
         one = SAME_AS.get(name, name)
         there = run(arguments.folder, name, DEVICES, arguments.steps)
         here = run(arguments.folder, one, 1, arguments.steps)
         off = max(abs(a - b) / abs(b) for a, b in zip(there["losses"], here["losses"], strict=True))
         rows.append({"strategy": name, "one_device": one, "largest_difference": off, **there})
         rows[-1][HERE] = here["losses"]
-        rows[-1] |= measured(arguments.folder, name)
+        rows[-1] |= measured(name)
         shown = {k: v for k, v in rows[-1].items() if k not in ("losses", "steps", HERE)}
         print(json.dumps(shown), flush=True)
     print(markdown(rows))
     if arguments.output:
         write_text(arguments.output, json.dumps(rows, indent=1) + "\n")
-    if arguments.picture:
+    if arguments.picture and not arguments.collectives:
         draw(rows, arguments.picture)
 
 
@@ -102,13 +112,17 @@ def run(folder: Path, name: str, devices: int, steps: int) -> dict:
     }
 
 
-def measured(folder: Path, name: str) -> dict:
-    """`m4 collectives` of a config: collectives and memory of one device."""
-    at = folder / f"{name}.json"
-    command = [sys.executable, "-m", "m4", "collectives", f"--gin_file={CONFIGS / name}.gin"]
-    command += [f"--devices={DEVICES}", f"--output={at}"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return json.loads(at.read_text(encoding="utf-8"))
+def measured(name: str) -> dict:
+    """Collectives and memory of one device in a config's compiled training step."""
+    program = train_program(load([CONFIGS / f"{name}.gin"]).experiment(), jax.devices(), 10)
+    compiled = program.lowered.compile()
+    found = hlo.summary(hlo.collectives(compiled.as_text() or ""))
+    given = memory.given(program.parts.model, program.params, program.optimizer)
+    stats = compiled.memory_analysis()
+    return {
+        "collectives": {kind: total._asdict() for kind, total in found.items()},
+        "memory_bytes": memory.by_kind(given, stats, memory.kept(program)),
+    }
 
 
 def markdown(rows: list[dict]) -> str:
@@ -160,7 +174,8 @@ def draw(rows: list[dict], path: Path) -> None:
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    result.add_argument("--folder", type=Path, required=True, help="of the runs")
+    result.add_argument("--folder", type=Path, default=Path("runs/strategies"), help="of the runs")
+    result.add_argument("--collectives", action="store_true", help="the table alone, no training")
     result.add_argument("--steps", type=int, default=100)
     result.add_argument("--only", nargs="*", help="names of configs")
     result.add_argument("--output", type=Path, help="JSON")

@@ -33,7 +33,6 @@ COMMANDS = {
     "export": "write a run's model for T5X to continue from, or for transformers and CTranslate2",
     "atlas": "which language goes to which expert: tables, atlas.png",
     "plan": "ahead-of-time compile for TPUs or GPUs (none needed): memory, traffic, time, cost",
-    "collectives": "what a config's training step sends and holds, on fake CPU devices",
 }
 # The commands of `m4 data`: the modules m4.jobs.data.<command>.
 DATA_COMMANDS = {

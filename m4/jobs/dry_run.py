@@ -65,7 +65,7 @@ def _training(experiment: Experiment, languages: int) -> Table:
     table.add_row("steps", f"{training.total_steps:,}")
     table.add_row("directions", f"{len(program.parts.directions.names):,}")
     table.add_row("mesh", _mesh(training.mesh()))
-    table.caption = "without activations, for which the commands plan and collectives compile"
+    table.caption = "without activations, for which the command plan compiles"
     return table
 
 

@@ -22,7 +22,6 @@ from m4.plan.program import PlannedProgram, decode_program, train_program
 from m4.plan.step_time import BETWEEN, step_time
 from m4.settings import InputError, first_line
 
-_KERNEL = "tpu_custom_call"
 PROGRAMS = {"train": train_program, "decode": decode_program}
 
 
@@ -110,26 +109,6 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     return {**found, **read_text(text, machine, found)}
 
 
-def local_facts(experiment: Experiment, languages: int) -> dict[str, Any]:
-    """Returns collectives and bytes of one device in a training step on the devices that are here.
-
-    Nothing is computed and no corpus is read.
-    """
-    program = train_program(experiment, jax.devices(), languages)
-    compiled = program.lowered.compile()
-    found = hlo.summary(hlo.collectives(compiled.as_text() or ""))
-    stats = compiled.memory_analysis()
-    return {
-        "devices": jax.device_count(),
-        "collectives": {kind: total._asdict() for kind, total in found.items()},
-        "memory_bytes": memory.by_kind(
-            memory.given(program.parts.model, program.params, program.optimizer),
-            stats,
-            memory.kept(program),
-        ),
-    }
-
-
 def read_text(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts that the compiled program's text adds to those in `found`."""
     read = hlo.read(text)
@@ -138,11 +117,9 @@ def read_text(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str
     counted = {name: dict(found["flops"][name]) for name in parts}
     seconds = {}
     for name, work in parts.items():
-        count, unread = counted[name], dict(work.unread)
+        count = counted[name]
         # Kernels of grouped products multiply the rows that there are: theirs are by arithmetic.
-        count["kernels"] = float(count["experts_executed"]) if unread.pop(_KERNEL, 0) else 0.0
-        count["compiled"] = work.flops + count["kernels"]
-        count["unread"] = unread
+        count["kernels"] = float(count["experts_executed"]) if work.kernels else 0.0
         time_model = step_time(
             work.cycles,
             count.get("traced", 0.0),

@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: its collectives, matrix products and estimated cycles.
+"""Reads the text of a compiled program: its collectives and estimated cycles.
 
 The text is an optimised HLO module (`compiled.as_text()`), of any backend. That of a large model is
 hundreds of megabytes: it is read once, line by line, and only lines that matter are parsed. What is
@@ -9,8 +9,8 @@ import functools
 import itertools
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -107,17 +107,14 @@ class Work:
     # Operations that run without an estimate: custom kernels, and those where the compiler writes
     # the largest integer.
     uncosted: int = 0
-    flops: int = 0  # operations of matrix products
-    # Operations that are not counted and may be products: kind -> how often they run.
-    unread: Counter[str] = field(default_factory=Counter)
+    kernels: int = 0  # custom kernels of the TPU, among the uncosted
 
     def add(self, part: "Work", times: int) -> None:
         """Adds a part that runs so many times."""
         self.collectives += [each._replace(times=times) for each in part.collectives]
-        self.unread.update({kind: times * n for kind, n in part.unread.items()})
         self.cycles += times * part.cycles
         self.uncosted += times * part.uncosted
-        self.flops += times * part.flops
+        self.kernels += times * part.kernels
 
 
 class Program(NamedTuple):
@@ -171,6 +168,7 @@ class _Computation(Work):
     # of loops. root: Name of the result.
     scalars: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     root: str = ""
+    multiplies: bool = False  # has matrix products
 
 
 def _work(computations: Mapping[str, _Computation], *counted: Mapping[str, int]) -> Work:
@@ -212,28 +210,23 @@ def _computations(lines: Iterable[str]) -> tuple[dict[str, _Computation], str]:
     devices, entry, name = 1, "", ""
     current = _Computation()
     found: dict[str, _Computation] = {}
-    own: list[str] = []  # lines of the current computation, and those that can be products
-    products: list[str] = []
     for line in lines:
         if not line.startswith(" "):
             if line.startswith("HloModule"):
                 devices = math.prod(int(n) for n in _DEVICES.findall(line))
             elif header := _HEADER.match(line):
-                name, current, own, products = header[2], _Computation(), [], []
+                name, current = header[2], _Computation()
                 found[name] = current
                 entry = name if header[1] else entry
-            elif products:  # the computation ends
-                current.flops, current.unread = _product_flops(products, own)
-                products = []
             continue
-        own.append(line)
-        if any(mark in line for mark in _PRODUCTS):
-            products.append(line)
+        current.multiplies |= any(mark in line for mark in _PRODUCTS)
         if '"estimated_cycles"' in line and (cycles := _CYCLES.search(line)):
             known = int(cycles[1]) < _NO_ESTIMATE
             current.cycles += int(cycles[1]) if known else 0
             current.uncosted += not known
-        current.uncosted += '"tpu_custom_call"' in line
+        kernel = '"tpu_custom_call"' in line
+        current.uncosted += kernel
+        current.kernels += kernel
         # Substring checks before the regular expressions: nearly every line is none of these.
         seems = " all-" in line or " collective-" in line or "reduce-s" in line or "-all-" in line
         calls = "calls=" in line or "to_apply=" in line
@@ -267,7 +260,7 @@ def _calls(
     def matters(name: str) -> bool:
         of = known.get(name)
         return of is not None and bool(
-            of.collectives or of.calls or of.cycles or of.uncosted or of.flops or of.unread
+            of.collectives or of.calls or of.cycles or of.uncosted or of.multiplies
         )
 
     instruction = _INSTRUCTION.match(line) if " while(" in line else None
@@ -542,12 +535,6 @@ def type_bytes(text: str) -> int:
     return total
 
 
-def _dimensions(text: str) -> list[int]:
-    """Sizes of an array's type, [2, 8]; of a tuple, those of its first array."""
-    found = _ARRAY.search(text)
-    return _numbers(found[2]) if found else []
-
-
 def _elements(text: str) -> list[str]:
     """Elements of a tuple's type; of any other type, itself."""
     if not text.startswith("("):
@@ -564,116 +551,3 @@ def _elements(text: str) -> list[str]:
         if depth == 0:
             break
     return parts
-
-
-# ------------------------------------------------------------------------- products
-
-# Custom calls without matrix products; the inside of any other is unknown.
-_NO_PRODUCTS = {
-    "AllocateBuffer",
-    "AssumeGatherIndicesInBound",
-    "ConcatBitcast",
-    "GatherScatterIndicesBitpacked",
-    "PrepareAsyncCallDone",
-    "PrepareAsyncCallStart",
-    "Sharding",
-    "SliceId",
-    "TopK",
-    "X64Combine",
-    "X64SplitHigh",
-    "X64SplitLow",
-    "ZeroCrop",
-}
-_TYPE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\S+)")
-_CALL_TARGET = re.compile(r'custom_call_target="([^"]*)"')
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
-# In a GEMM's settings, as JSON.
-_GEMM_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
-_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
-_WINDOW = re.compile(r"window=\{([^}]*)\}")
-
-
-def _product_flops(products: Sequence[str], lines: Sequence[str]) -> tuple[int, Counter[str]]:
-    """Counts the operations of a computation's products, without its callees.
-
-    A contraction over n is 2n operations for each number of the result.
-    """
-    types = {found[1]: found[2] for line in lines if (found := _TYPE.match(line))}
-    total, unread = 0, Counter[str]()
-    for line in products:
-        found = _INSTRUCTION.match(line)
-        opcode = found[3] if found else ""
-        if found is None or not (
-            opcode in ("dot", "convolution") or opcode.endswith(("-dot", "custom-call"))
-        ):
-            continue
-        target = _CALL_TARGET.search(line) if opcode == "custom-call" else None
-        kind = target[1] if target else opcode
-        if kind in _NO_PRODUCTS or kind.startswith("__cub$"):  # sorts
-            continue
-        # Each operand may have its type before it.
-        names = re.findall(r"%([\w.\-]+)", found[4]) or re.findall(r"[\w.\-]+", found[4])
-        operands = [_dimensions(types[name]) for name in names[:2] if name in types]
-        count = None
-        if len(operands) == 2:
-            result = _dimensions(found[2])
-            if kind == "convolution":
-                count = _convolution(line, result, *operands)
-            elif kind == "dot" or kind.startswith("__cublas$"):
-                axes = (_CONTRACTED if kind == "dot" else _GEMM_CONTRACTED).search(line)
-                contracted = [operands[0][i] for i in _numbers(axes[1])] if axes else []
-                count = 2 * math.prod(result) * math.prod(contracted) if axes else None
-        total += count or 0
-        unread[kind] += count is None
-    return total, +unread
-
-
-def _convolution(line: str, result: list[int], left: list[int], right: list[int]) -> int | None:
-    """Counts a convolution's operations; None where the line does not name its dimensions.
-
-    Padding, and gaps of a dilated operand, are not counted: TPUs write batched products as windows
-    of the batch's size, of which one element is not padding.
-    """
-    labels = _LABELS.search(line)
-    if labels is None:
-        return None
-    window = _WINDOW.search(line)
-    settings = dict(re.findall(r"(\w+)=(\S+)", window[1] if window else ""))
-    meet = 1
-    for axis, letter in enumerate(sorted(letter for letter in labels[1] if letter.isdigit())):
-        own = {name: text.split("x")[axis] for name, text in settings.items()}
-        meet *= _meetings(
-            left[labels[1].index(letter)],
-            right[labels[2].index(letter)],
-            result[labels[3].index(letter)],
-            int(own.get("stride", "1")),
-            int(own.get("pad", "0_0").split("_")[0]),
-            int(own.get("lhs_dilate", "1")),
-            int(own.get("rhs_dilate", "1")),
-        )
-    # The kernel's input features are already those of one group, the result's rows of one batch
-    # group.
-    rows, features = result[labels[3].index("b")], result[labels[3].index("f")]
-    return 2 * rows * features * right[labels[2].index("i")] * meet
-
-
-@functools.cache
-def _meetings(
-    left: int, kernel: int, result: int, stride: int, pad: int, left_step: int, kernel_step: int
-) -> int:
-    """Counts along one axis how often an element of the window meets one of the operand.
-
-    Position o of the result has element k of the kernel at position o * stride + k * kernel_step -
-    pad of the operand, whose element i is at i * left_step.
-    """
-    found = 0
-    for o in range(result):
-        start = o * stride - pad
-        if kernel_step == 1:
-            first, last = -(-start // left_step), (start + kernel - 1) // left_step
-            found += max(0, min(last, left - 1) - max(first, 0) + 1)
-            continue
-        for k in range(kernel):
-            i, rest = divmod(start + k * kernel_step, left_step)
-            found += rest == 0 and 0 <= i < left
-    return found

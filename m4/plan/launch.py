@@ -29,7 +29,7 @@ from m4.plan.machines import topology
 from m4.settings import InputError
 
 # It is raised with every change of the facts that a compiling process writes (`m4.plan.compile`).
-FORMAT = 7
+FORMAT = 8
 # No device is needed: libtpu does not look for one, query the cloud's metadata, or lock a TPU.
 ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -28,7 +28,7 @@ OPERATIONS = {
     "experts_used": "experts, two a token (model FLOPs)",
     "dispatch": "one-hot dispatch and combine",
 }
-_OTHER_MODEL, _OTHER_BATCH, _SAME_FLOPS = 0.1, 0.05, 0.01
+_OTHER_MODEL, _OTHER_BATCH = 0.1, 0.05
 
 
 class Report(NamedTuple):
@@ -205,7 +205,6 @@ def _flops(facts: Mapping[str, Any]) -> Iterator[Row]:
         "model": "of the model",
         "executed": "executed, by arithmetic",
         "traced": "executed, in the traced program",
-        "compiled": "executed, in the compiled program",
     }
     for part, prefix in PARTS[facts["program"]].items():
         name, flops = f"FLOPs, 10^12: {prefix}", facts["flops"][part]
@@ -287,22 +286,10 @@ def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
         yield "A loop's length is not in the program: its body counts once."
     for part, name in PARTS[facts["program"]].items():
         flops = facts["flops"][part]
-        more = flops["compiled"] / flops.get("traced", flops["executed"]) - 1
-        if abs(more) > _SAME_FLOPS:
-            yield (
-                f"The compiled {name} has {more:+.1%} of the FLOPs expected. More: the compiler "
-                "repeats on several devices what it does not shard, and recomputes. Less: it "
-                "removes unused and duplicate work, and writes products of vectors as sums."
-            )
         if flops["kernels"]:
             yield (
                 f"Kernels of grouped products (experts) in the {name} are counted by arithmetic, "
                 "as if routing were balanced over the devices."
-            )
-        if unread := flops["unread"]:
-            yield (
-                f"{sum(unread.values()):,} operations of the {name} are not counted and may be "
-                f"products: {', '.join(sorted(unread))}."
             )
         if (count := facts["uncosted"][part]) and topology(facts["topology"]).clock_hz:
             yield f"{count:,} operations of the {name} have no estimate of cycles."

@@ -108,11 +108,6 @@ def test_step_compiled_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     # Two layers, there and back, forward, again (remat) and backward.
     assert facts["collectives"]["all-to-all"]["count"] == 12
     assert facts["seconds"]["step"]["compute"] == pytest.approx(flops["traced"] / 495e12)
-    # Of 2,048 tokens a GPU: the keys and values of the encoder's output in two decoder layers, that
-    # remat repeats, and XLA does not where a stack is one block; and six products of vectors, two
-    # choices' weights times one-hots of 16, which are multiplications there.
-    kept, vectors = 2 * 2 * (2 * 2048 * 1024 * 2048), 6 * (2 * 2048 * 2 * 16)
-    assert flops["traced"] - flops["compiled"] == kept + vectors
     assert "price, at 2 a GPU and hour" in said.out
 
 

@@ -82,8 +82,6 @@ def test_program_for_v5p(tmp_path: Path) -> None:
     assert facts["device_bytes"] == 95 * GIB
     # Two layers exchange there and back, forward and backward.
     assert facts["collectives"]["all-to-all"]["count"] == 2 * 2 * 2
-    assert flops["compiled"] == pytest.approx(flops["traced"], rel=1e-2)
-    assert not flops["unread"]
     # At least as long as its operations take at the peak.
     assert facts["seconds"]["step"]["compute"] > flops["model"] / 459e12
 
@@ -148,9 +146,6 @@ def test_the_papers_smallest_model_on_its_128_cores(
     replicated = facts["given_bytes"]["replicated weights"]
     assert facts["collectives"]["all-reduce"]["payload_bytes"] == pytest.approx(replicated, rel=0.1)
     assert facts["unknown_loops"] == 0
-    # Every product of the traced program is in the compiled one, as a convolution, once.
-    assert flops["compiled"] == pytest.approx(flops["traced"], rel=1e-3)
-    assert not flops["unread"]
     assert flops["traced"] == pytest.approx(flops["executed"], rel=1e-3)
     # At least as long as its operations take at the peak.
     assert facts["seconds"]["step"]["compute"] > flops["executed"] / (123e12 / 2)
@@ -164,8 +159,7 @@ def test_search_over_experts_apart_multiplies_the_rows_that_there_are(tmp_path: 
     for part in ("encoding", "step"):
         flops = facts["flops"][part]
         assert flops["kernels"] > 0
-        assert not flops["unread"]
-        assert flops["compiled"] <= 2 * flops["model"]
+        assert flops["executed"] <= 2 * flops["model"]
     # The rounds of the encoder's rows are no loop of the search.
     assert facts["unknown_loops"] == 1
     # Rows there and back in a layer with experts, three a stack.

@@ -77,9 +77,6 @@ def test_search_is_encoding_and_a_decoding_step(
     monkeypatch.setattr(compiling, "devices_of", lambda machine: jax.devices())
     monkeypatch.setitem(compiling.PROGRAMS, "decode", program)
     facts = compiling.facts(planned_experiment(tmp_path), topology(machine), "decode", 3)
-    # The text's products, derived in tests/plan/test_hlo.py.
-    compiled = {part: found["compiled"] for part, found in facts["flops"].items()}
-    assert compiled == {"encoding": 2 * 1024, "step": 1024 + 4 * 512}
     assert facts["unknown_loops"] == 1
     # One all-reduce before the loop and one after it; in it one more, and four of half the size.
     assert facts["collectives"]["all-reduce"]["count"] == 2 + 1 + 4

@@ -162,9 +162,13 @@ class Parts:
 
     def dev_chrf(self, limit: int | None = None) -> Evaluator:
         """Returns the evaluation by chrF of at most `limit` dev sentences a direction."""
-        directions = dev_directions(self.corpus, self.stream)
-        run = dev_chrf(self.corpus, self.translate(), self.decoding, directions, limit)
-        return Evaluator(self.training.dev_period, run)
+        given = (self.corpus, self.translate(), self.decoding, self._judged())
+        return Evaluator(self.training.dev_period, dev_chrf(*given, limit))
+
+    def _judged(self) -> list[str]:
+        """Returns the directions by whose dev sentences training is judged: none that is kept."""
+        kept = self.data.kept(self.corpus.directions)
+        return [name for name in dev_directions(self.corpus, self.stream) if name not in kept]
 
     def evaluators(self) -> list[Evaluator]:
         """Returns dev losses and, where they are asked for, dev chrF and cosines of gradients.
@@ -173,9 +177,10 @@ class Parts:
             SettingError: Early stopping by a direction that has no dev sentences.
         """
         training, given = self.training, (self.corpus, self.stream, self.model, self.mesh)
-        made = [Evaluator(training.dev_period, dev_loss(*given, training.dev_pairs))]
+        kept = self.data.kept(self.corpus.directions)
+        made = [Evaluator(training.dev_period, dev_loss(*given, training.dev_pairs, kept))]
         if (rule := training.early_stopping) is not None:
-            _check_stopping(rule, dev_directions(self.corpus, self.stream))
+            _check_stopping(rule, self._judged())
             made += [self.dev_chrf(training.dev_pairs)] if rule.by_chrf else []
         if (cosines := training.cosines) is not None:
             made.append(Evaluator(cosines.period, gradient_cosines(*given, cosines, self.trained)))
@@ -200,6 +205,8 @@ class Parts:
             _check_learned(training, sampler)
         if training.cosines is not None:
             training.cosines.of(self.directions)
+        if self.data.keep:
+            self.data.kept(self.directions.names)
         _ = self.program.shardings
 
     def check_decoding(self) -> None:
@@ -226,7 +233,7 @@ def training_stream(training: Training, data: Data, corpus: Cache) -> Stream:
     """Returns the batches of training, drawn at the sampler's first rates."""
     return mixture.make_stream(
         corpus,
-        data.sampler,
+        data.full_sampler,
         data.sample_by,
         training.total_steps,
         data.stream,
@@ -275,6 +282,7 @@ def _expected_languages(experiment: Experiment) -> Sequence[str]:
     training, spec = experiment.training, experiment.data.corpus
     by_name = [*(getattr(training, name) for name in BY_DIRECTION)]
     by_name += [training.early_stopping and training.early_stopping.direction, experiment.tasks]
+    by_name += [experiment.data.keep or None]
     if any(one is not None for one in by_name):
         return spec.settings()["languages"]
     return spec.languages or ["gl"]

@@ -7,12 +7,14 @@ A config binds them (`m4.config`); Python makes them as plain objects. A bilingu
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from m4.data.corpus import CorpusSpec
-from m4.data.samplers import Sampler
+from m4.data.samplers import Planned, Sampler
+from m4.data.samplers.kept import Kept, kept_of
+from m4.data.samplers.learned import Learned
 from m4.data.samplers.temperature import temperature
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.methods.sampling import Sampling as Sampling
@@ -48,6 +50,10 @@ class Data:
         about: what the corpus is, for the report.
         data_dir: folder or address (gs://...) of the tokenized corpus, which runs may share; None:
             MODEL_DIR/data.
+        keep: languages ("gl") or directions ("en-gl") of the model that the run begins from, whose
+            test sets show what it forgets. They may lack training pairs. Dev losses of the others
+            alone are averaged, and stop training.
+        keep_share: share of the draws for them together (replay). Defaults to none.
     """
 
     corpus: CorpusSpec
@@ -57,8 +63,15 @@ class Data:
     levels: Annotated[ResourceLevels, MUTABLE] = DEFAULT_LEVELS
     about: Annotated[str | None, MUTABLE] = None
     data_dir: Annotated[str | None, MUTABLE] = None
+    keep: Sequence[str] = ()
+    keep_share: Annotated[float, Between(0, 1, below=True)] = 0.0
 
     def __post_init__(self) -> None:
+        if self.keep_share and not self.keep:
+            raise SettingError("Data.keep_share", self.keep_share, "0 where Data.keep names none")
+        if self.keep and isinstance(self.sampler, (Planned, Learned)):
+            allowed = "neither a schedule nor one that learns, with Data.keep"
+            raise SettingError("Data.sampler", self.sampler, allowed)
         if self.data_dir is not None:
             try:
                 check_place(self.data_dir)
@@ -66,6 +79,20 @@ class Data:
                 said = str(error).removeprefix(f"{self.data_dir}: ")
                 allowed = f"a folder or an address: {said}"
                 raise SettingError("Data.data_dir", self.data_dir, allowed) from error
+
+    @property
+    def full_sampler(self) -> Sampler:
+        """The sampler, with the share of what is kept."""
+        return Kept(self.sampler, self.keep, self.keep_share) if self.keep else self.sampler
+
+    @property
+    def untrained(self) -> set[str]:
+        """The languages that may lack training pairs."""
+        return {code for name in self.keep for code in name.split("-")}
+
+    def kept(self, directions: Sequence[str]) -> list[str]:
+        """Returns the directions that are kept. SettingError: an unknown one, or all of them."""
+        return kept_of(self.keep, directions)
 
 
 @checked
@@ -122,6 +149,9 @@ class Experiment:
         if shared is not None and f"{shared.rstrip('/')}/".startswith(f"{own}/"):
             allowed = "a folder outside of MODEL_DIR; None: MODEL_DIR/data"
             raise SettingError("Data.data_dir", shared, allowed)
+        if self.data.keep and self.baselines is not None:
+            allowed = "None with Data.keep: compare with a run that has baselines (m4 report)"
+            raise SettingError("Experiment.baselines", self.baselines, allowed)
 
     @property
     def folder(self) -> Path:

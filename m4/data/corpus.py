@@ -8,7 +8,7 @@ never changed. So several runs may share a data_dir, whatever their corpora are.
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -162,6 +162,7 @@ class CorpusSpec:
         identity: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         built: Callable[[Cache], None] = lambda _: None,
+        untrained: Collection[str] = (),
     ) -> Cache:
         """Returns the corpus in `data_dir/<fingerprint>`: opened if it is there, else built.
 
@@ -171,6 +172,7 @@ class CorpusSpec:
             identity: The result of `identity`, if it is known already.
             progress: Called with (stage, done, total); the stages are text, vocabulary, tokens.
             built: Called with a corpus that was built just now.
+            untrained: Languages that may lack training pairs.
 
         Raises:
             InputError: A file of the corpus is damaged; a language has no training pairs.
@@ -193,6 +195,7 @@ class CorpusSpec:
                 self.workers,
                 identity,
                 self._grown_from(),
+                untrained,
             )
         cache = Cache(folder, self.mixture)
         built(cache)

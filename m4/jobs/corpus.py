@@ -5,11 +5,12 @@ It is `<fingerprint>/` in MODEL_DIR/data, or in `Data.data_dir`, which several r
 """
 
 import contextlib
+import functools
 import math
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -128,6 +129,7 @@ def build_corpus(
     *,
     built: Callable[[Cache], None] = lambda _: None,
     progress: Progress | None = None,
+    untrained: Collection[str] = (),
 ) -> Cache:
     """Returns the corpus in `place/<fingerprint>`: opened if it is there, else built.
 
@@ -135,7 +137,7 @@ def build_corpus(
         place: A folder or an address.
         built: Called with a corpus that was built just now; what it writes into the folder is
             uploaded, too.
-        progress: Called with (stage, done, total); see `CorpusSpec.build`.
+        progress, untrained: See `CorpusSpec.build`.
 
     Raises:
         InputError: `place` is of a saved config, and the corpus is not there.
@@ -149,17 +151,20 @@ def build_corpus(
             f"data_dir = {place}: the corpus is not there, and a saved config names no folder to "
             "write to; give it on the command line (--gin.experiment.Data.data_dir=...)"
         )
+    build = functools.partial(
+        spec.build, data_dir, identity=identity, progress=progress, built=built, untrained=untrained
+    )
     if not is_address(place):
         if found is None:
             check_output(data_dir / fingerprint, f"data_dir = {place}")
-        return spec.build(data_dir, identity=identity, progress=progress, built=built)
+        return build()
     if found is not None:
         return Cache(found, spec.mixture)
     try:  # of a machine that built it and could not upload it all
-        cache = spec.build(data_dir, identity=identity, progress=progress, built=built)
+        cache = build()
     except Damaged:  # of one that downloaded a part of it, before it was removed there
         remove(data_dir / fingerprint)
-        cache = spec.build(data_dir, identity=identity, progress=progress, built=built)
+        cache = build()
     upload(cache.folder, f"{place.rstrip('/')}/{fingerprint}")
     return cache
 
@@ -224,7 +229,11 @@ def opened_or_built(experiment: Experiment) -> Cache:
                 print(line)
 
         return build_corpus(
-            experiment.data.corpus, place_of(experiment), built=built, progress=progress
+            experiment.data.corpus,
+            place_of(experiment),
+            built=built,
+            progress=progress,
+            untrained=experiment.data.untrained,
         )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def build(
     workers: int | None,
     identity: Mapping[str, Any],
     grown_from: Path | None = None,
+    untrained: Collection[str] = (),
 ) -> None:
     """Writes a corpus into an empty folder.
 
@@ -49,13 +50,14 @@ def build(
         workers: Number of processes; it changes no file.
         identity: Everything that decides the corpus, for the manifest.
         grown_from: The folder of the vocabularies that this corpus's grow from, if there is one.
+        untrained: Languages that may lack training pairs.
     """
     languages = settings["languages"]
     (folder / "text").mkdir(parents=True)
     if gives_ids(source):
         counts, ledger, made = given_ids.write(folder, source, settings, progress)
     else:
-        counts, ledger = write_text(folder, source, languages, cleaning, progress)
+        counts, ledger = write_text(folder, source, languages, cleaning, progress, untrained)
         pairs = {code: counts[code]["train"]["pairs"] for code in languages}
         made = _train_vocabularies(folder, pairs, settings, progress, grown_from)
         tokenize(folder, languages, counts, settings, progress, workers)
@@ -160,7 +162,9 @@ def sample(
     sizes = ({"en": total} if "english" in sides else {}) | (
         pairs if "translation" in sides else {}
     )
-    rates = temperature(sizes, temperature_)
+    rates = {code: 0.0 for code in sizes} | temperature(
+        {code: size for code, size in sizes.items() if size}, temperature_
+    )
     budget = min(sentences, sum(sizes.values()))
     first = 0
     for code, size in pairs.items():

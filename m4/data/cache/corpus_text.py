@@ -1,7 +1,7 @@
 """The text of a cache: cleaned pairs, one TSV file a split and language."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,12 @@ def read_pairs(path: Path) -> Iterator[Pair]:
 
 
 def write_text(
-    folder: Path, source: Source, languages: Sequence[str], cleaning: Cleaning, progress: Progress
+    folder: Path,
+    source: Source,
+    languages: Sequence[str],
+    cleaning: Cleaning,
+    progress: Progress,
+    untrained: Collection[str] = (),
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger]:
     """Writes the cleaned text of a source, text/<split>.<language>.tsv.
 
@@ -57,7 +62,7 @@ def write_text(
                     kept += len(chunk)
             sides.check(code, split)
             counts[code][split] = {"pairs": kept, **recorded.end(text)}
-            if split == "train" and not kept:
+            if split == "train" and not kept and code not in untrained:
                 raise InputError(
                     f"language {code!r} has no training pairs: "
                     f"{why_none(cleaner.ledger.count(code, split))}"

@@ -32,6 +32,8 @@ def length_factors(
     factors = {}
     for direction in directions_of(settings["mixture"] or "english_centric", [*languages]):
         first, end = languages[language_of(direction)]["train"]["rows"]
+        if first == end:
+            continue
         rows = np.arange(first, end, max(1, (end - first) // _MOST_PAIRS))
         lengths = [
             _lengths(folder, array_name(side, role if by_role(settings) else None), rows)

@@ -145,7 +145,7 @@ def write_arrays(
         ways: Number of ways in which training sentences are tokenized.
 
     Raises:
-        InputError: A language has no training pairs.
+        InputError: All training pairs of a language are too long.
     """
     for split in SPLITS:
         kind = ways if split == "train" else 1
@@ -157,7 +157,7 @@ def write_arrays(
                 language.append(result)
             counts[code][split] |= language.finish(row)
             row += language.pairs
-            if split == "train" and not language.pairs:
+            if split == "train" and not language.pairs and language.too_long:
                 least = min(a.longest for a in arrays)
                 raise InputError(
                     f"language {code!r} has no training pairs: all {language.too_long} are longer "

@@ -85,10 +85,10 @@ def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnL
             pairs / all_pairs,
             round(ids),
             ids / all_tokens,
-            most / size,
+            most / max(size, 1),
             # Every pair comes once before any comes twice (`m4.data.stream.sampling_order`).
             min(max(most - size, 0), size),
-            math.ceil(most / size),
+            math.ceil(most / max(size, 1)),
         )
     return result
 

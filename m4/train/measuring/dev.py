@@ -1,6 +1,6 @@
 """Losses on dev sentences during training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -19,13 +19,20 @@ from m4.train.step import make_eval_step
 
 
 def dev_loss(
-    cache: Cache, stream: Stream, model: Transformer, mesh: Mesh, limit: int | None = None
+    cache: Cache,
+    stream: Stream,
+    model: Transformer,
+    mesh: Mesh,
+    limit: int | None = None,
+    aside: Collection[str] = (),
 ) -> Callable[[Any], dict[str, float]]:
     """Returns params -> {"dev/nll": nats a token, "dev/nll/<direction>": of each direction}.
 
-    Packed rows of the training batch's shape; at most `limit` pairs a direction.
+    Packed rows of the training batch's shape; at most `limit` pairs a direction. Directions of
+    `aside` do not count for dev/nll.
     """
     directions = dev_directions(cache, stream)
+    counts_D = np.array([name not in aside for name in stream.directions])
     jitted = jax.jit(
         make_eval_step(model, directions=len(stream.directions)),
         out_shardings=NamedSharding(mesh, PartitionSpec()),  # every process reads the sums
@@ -40,7 +47,7 @@ def dev_loss(
             for batch in dev_batches(cache, stream, mesh, limit):
                 sums = jax.device_get(compiled(params, batch))
                 nll_D, tokens_D = nll_D + sums["nll_sum_D"], tokens_D + sums["tokens_D"]
-        result = {"dev/nll": float(nll_D.sum() / max(tokens_D.sum(), 1))}
+        result = {"dev/nll": float(nll_D[counts_D].sum() / max(tokens_D[counts_D].sum(), 1))}
         for direction in directions:
             i = stream.directions.index(direction)
             result[f"dev/nll/{direction}"] = float(nll_D[i] / max(tokens_D[i], 1))

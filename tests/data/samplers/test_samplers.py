@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from m4.data import samplers
 from m4.data.samplers import Phase, Planned, Sampler
 from m4.data.samplers.direction_weights import DirectionWeights
+from m4.data.samplers.kept import Kept
 from m4.data.samplers.learned import Learned, improvement, loss
 from m4.data.samplers.mixing_rates import mixing_rates
 from m4.data.samplers.proportional import proportional
@@ -44,6 +45,7 @@ BY_FILE: dict[str, list[Sampler]] = {
     "mixing_rates": [
         functools.partial(mixing_rates, rates={f"en-l{i}": 2.0 for i in range(30)}),
     ],
+    "kept": [Kept(temperature, (), 0.0)],
     "direction_weights": [DirectionWeights(), DirectionWeights(uniform, from_english=0.9)],
 }
 ALL = [

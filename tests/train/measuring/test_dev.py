@@ -48,3 +48,5 @@ def test_directions_have_their_own_losses_where_another_has_none(tmp_path: Path)
         np.testing.assert_allclose(found[f"dev/nll/{direction}"], nll / count, rtol=1e-5)
         total, tokens = total + nll, tokens + count
     np.testing.assert_allclose(found["dev/nll"], total / tokens, rtol=1e-5)
+    aside = dev_loss(cache, stream, model, mesh, aside=["en-gl"])(params)
+    assert aside == {**found, "dev/nll": aside["dev/nll/gl-en"]}

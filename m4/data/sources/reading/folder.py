@@ -90,13 +90,15 @@ class Folder(abc.ABC):
     def pairs(self, language: str, split: str) -> Iterator[Pair]:
         """Yields the pairs of a language in the order of the files' names and lines.
 
-        A language without dev or test has no such pairs.
+        A language without files of a split has no such pairs.
 
         Raises:
-            InputError: The language has no training pairs; a line is bad and on_bad_line is "fail".
+            InputError: There is no such language; a line is bad and on_bad_line is "fail".
         """
         assert split in SPLITS, split
-        if language not in self.languages():
+        if language not in self.languages() and (
+            not self.layout.names_language or language not in {f.language for f in self._files}
+        ):
             raise InputError(
                 f"{self.folder}: no {language!r} in files called like {self.files}; there is "
                 f"{', '.join(self.languages()) or 'no language'} ({self.owner}.files, "

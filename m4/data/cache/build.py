@@ -162,7 +162,7 @@ def sample(
     sizes = ({"en": total} if "english" in sides else {}) | (
         pairs if "translation" in sides else {}
     )
-    rates = {code: 0.0 for code in sizes} | temperature(
+    rates = dict.fromkeys(sizes, 0.0) | temperature(
         {code: size for code, size in sizes.items() if size}, temperature_
     )
     budget = min(sentences, sum(sizes.values()))

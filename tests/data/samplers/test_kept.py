@@ -10,6 +10,7 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
+from m4.data.samplers import Sampler
 from m4.data.samplers.direction_weights import DirectionWeights
 from m4.data.samplers.kept import Kept
 from m4.data.samplers.temperature import temperature
@@ -24,14 +25,14 @@ KEEP = ["pt", "sr_Latn-en"]
 OLD = {"en-pt", "pt-en", "sr_Latn-en"}
 
 
-def stream_of(cache: Cache, sampler: object, sample_by: str = "examples") -> Stream:
+def stream_of(cache: Cache, sampler: Sampler, sample_by: str = "examples") -> Stream:
     return make_stream(cache, sampler, sample_by, seed=3, batch_rows=8)
 
 
 @pytest.mark.parametrize("sampler", [temperature, DirectionWeights(from_english=0.7)])
 @pytest.mark.parametrize("share", [0.25, 0.9])
 def test_kept_directions_have_their_share_of_the_draws(
-    made_cache: Cache, sampler: object, share: float
+    made_cache: Cache, sampler: Sampler, share: float
 ) -> None:
     stream = stream_of(made_cache, Kept(sampler, KEEP, share))
     seen = stream.examples_seen(200)
@@ -84,15 +85,15 @@ def test_a_kept_language_needs_no_training_pairs(tmp_path: Path, segmentations: 
     for unit in ("examples", "tokens"):
         assert stream_of(cache, data.full_sampler, unit).directions == ["en-gl", "gl-en"]
     replay = Data(spec, keep=["pt"], keep_share=0.3)
-    with pytest.raises(SettingError, match="Data.keep_share = 0.3: must be 0: no kept direction"):
+    with pytest.raises(SettingError, match=r"Data.keep_share = 0.3: must be 0: no kept direction"):
         stream_of(cache, replay.full_sampler)
 
 
 def test_what_cannot_be_kept(made: Made, made_cache: Cache) -> None:
     spec = CorpusSpec(made)
-    with pytest.raises(SettingError, match="Data.keep_share = 0.3: must be 0 where Data.keep"):
+    with pytest.raises(SettingError, match=r"Data.keep_share = 0.3: must be 0 where Data.keep"):
         Data(spec, keep_share=0.3)
-    with pytest.raises(SettingError, match="Data.keep = 'fr': must be a language or direction of"):
+    with pytest.raises(SettingError, match=r"Data.keep = 'fr': must be a language or direction of"):
         Data(spec, keep=["fr"]).kept(made_cache.directions)
-    with pytest.raises(SettingError, match="must be some of the directions, so that one"):
+    with pytest.raises(SettingError, match=r"must be some of the directions, so that one"):
         stream_of(made_cache, Data(spec, keep=made.languages()).full_sampler)

@@ -10,7 +10,7 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 MODEL_DIR ?= runs/demo
 FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
 
-.PHONY: demo results test test-thorough chaos setup lint lock pod pod-gpu langid plan-paper
+.PHONY: demo results test test-thorough chaos setup lint lock pod pod-gpu langid plan-paper docs docs-setup
 demo: setup
 	.venv/bin/m4 demo --gin_file=gin_configs/demo.gin --model_dir="$(MODEL_DIR)" $(FLAGS)
 # Figures and tables of results/ again, from what is kept there: no corpus, no training.
@@ -42,6 +42,12 @@ pod-gpu: setup
 langid: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/langid --no-deps \
 	  --require-hashes -r requirements-langid.lock
+# The site, in build/site (NOTEBOOKS=0: without what notebooks print and draw), and what builds it.
+docs: docs-setup
+	PYTHONPATH=.venv/share/m4/docs NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
+docs-setup: setup
+	$(UV) pip install --quiet --python .venv --target .venv/share/m4/docs --no-deps \
+	  --require-hashes -r requirements-docs.lock
 plan-paper: pod
 	.venv/bin/python -m scripts.plan_paper
 # CUDA=1: for an NVIDIA GPU (docs/gpu.md). It stays so, for `make demo` and all else, until CUDA=0: the
@@ -70,5 +76,7 @@ lock: | $(UV)
 	sed -n 's/^jax\(==[^\\]*\).*/jax-cuda12-plugin\1\njax-cuda12-pjrt\1/p' requirements.lock \
 	  | $(UV) pip compile - --no-deps --universal --generate-hashes --no-header --no-emit-index-url \
 	  --quiet -o requirements-cuda-compiler.lock
+	$(UV) pip compile --group docs --constraint requirements.lock --universal --generate-hashes \
+	  --no-header --no-emit-index-url --quiet -o requirements-docs.lock
 	echo 'py3langid>=0.4' | $(UV) pip compile - --no-deps --universal --generate-hashes \
 	  --no-header --no-emit-index-url --quiet -o requirements-langid.lock

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from m4.data.sources import Pair
-from m4.eval.metrics import Statistics
+from m4.eval.metrics import References, Statistics, each_of
 from m4.model.routing import Capacity, Routing, Tokens, balance_loss, plan_choices, top_k
 from m4.settings import Size, checked, configurable
 
@@ -64,12 +64,14 @@ def sigmoid_gate(
 
 
 @configurable
-def word_f1(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Statistics:
+def word_f1(
+    hypotheses: Sequence[str], references: References, language: str, sources: Sequence[str]
+) -> Statistics:
     """A metric (`m4.eval.metrics.Metric`): F1 of words; counts add up over sentences."""
-    del language
+    del language, sources
+    firsts = [several[0] for several in each_of(references)]
     pairs = [
-        (Counter(h.split()), Counter(r.split()))
-        for h, r in zip(hypotheses, references, strict=True)
+        (Counter(h.split()), Counter(r.split())) for h, r in zip(hypotheses, firsts, strict=True)
     ]
     rows = [[(h & r).total(), h.total() + r.total()] for h, r in pairs]
 

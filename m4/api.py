@@ -306,8 +306,8 @@ def load(
 def delta(run: Run | str | Path) -> list[dict[str, Any]]:
     """Returns ΔBLEU of a run against its bilingual baselines; trains nothing.
 
-    There is a row for each direction and system, with the 95% interval of the difference by paired
-    bootstrap.
+    There is a row for each direction, system and metric, with the 95% interval of the difference by
+    paired bootstrap.
 
     Raises:
         InputError: Translations or baselines are missing, or the config names no baselines.
@@ -327,7 +327,7 @@ def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     """Draws rows of `delta` over the size of the training data (GShard, figure 6).
 
     Args:
-        rows: Rows of `delta`.
+        rows: Rows of `delta`, of which those of the first metric are drawn.
         path: File to write: .png, .pdf or .svg.
     """
     from m4.eval.report.plot import plot
@@ -337,7 +337,7 @@ def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
         deltas = from_plain(map(dict, rows))
     except (KeyError, TypeError) as error:
         raise InputError(f"plot_delta: rows must be those of `delta` ({error})") from error
-    plot(deltas, [Path(path)])
+    plot([row for row in deltas if row.metric == deltas[0].metric], [Path(path)])
     return Path(path)
 
 

@@ -41,7 +41,7 @@ def metric_fns(direction: str) -> list[Callable[..., dict[str, float]]]:
 
 def _metric_fn(metric: Metric, language: str) -> Callable[..., dict[str, float]]:
     def call(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-        counted = metric(predictions, targets, language)
+        counted = metric(predictions, targets, language, [""] * len(targets))
         return {counted.metric: counted.value()}
 
     call.__name__ = getattr(metric, "__name__", type(metric).__name__)  # seqio prints it

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from m4.data.cache.lengths import LEAST_FACTOR, SPARE_TOKENS
-from m4.data.preprocess import EOS_ID, target_of, trim
+from m4.data.preprocess import EOS_ID, tag_symbol, target_of, trim
 from m4.eval.decoding.methods.constraints import NEG_INF
 from m4.eval.decoding.search import search, search_over
 from m4.eval.decoding.settings import DEFAULTS, Decoding
@@ -299,16 +299,23 @@ def _encoded_prefixes(
     return encoded
 
 
-def utilities(candidates: Sequence[str], metric: Metric, language: str) -> np.ndarray:
+def utilities(
+    candidates: Sequence[str], metric: Metric, language: str, source: str = ""
+) -> np.ndarray:
     """Returns each candidate's mean metric with every candidate as reference, percent: [K].
+
+    It is negative where lower is better. `source` may have a tag.
 
     Minimum Bayes risk: Kumar and Byrne 2004; Eikema and Aziz 2020. Equal candidates count as often
     as they come: of samples this is the expectation under the model.
     """
     count = len(candidates)
     hypotheses = [each for each in candidates for _ in candidates]
-    statistics = counted(metric, hypotheses, list(candidates) * count, language)
-    return statistics.formula(statistics.counts).reshape(count, count).mean(axis=1)
+    references = list(candidates) * count
+    sources = [source.removeprefix(tag_symbol(language)).strip()] * count**2
+    statistics = counted(metric, hypotheses, references, language, sources)
+    mean_K = statistics.formula(statistics.counts).reshape(count, count).mean(axis=1)
+    return -mean_K if statistics.lower_is_better else mean_K
 
 
 def _ranked(
@@ -327,7 +334,7 @@ def _ranked(
         texts = vocabulary.decode(sequences_KT[kept].tolist())
         scores, gains = [float(score_K[k]) for k in kept], None
         if settings.mbr:
-            utility_K = utilities(texts, settings.mbr_metric, target_of(source))
+            utility_K = utilities(texts, settings.mbr_metric, target_of(source), source)
             order = np.argsort(-utility_K, kind="stable").tolist()
             kept, texts, scores = ([each[k] for k in order] for each in (kept, texts, scores))
             gains = utility_K[order].tolist()

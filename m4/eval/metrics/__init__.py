@@ -15,6 +15,10 @@ import numpy as np
 
 from m4.settings import SettingError, shown
 
+NAME = r"[\w.-]+"  # of a metric, in scores.jsonl and in file names
+# References of each sentence: one text, or several.
+References = Sequence[str | Sequence[str]]
+
 
 @dataclass(frozen=True)
 class Score:
@@ -34,13 +38,14 @@ class Score:
 class Statistics:
     """Sufficient statistics of a corpus score."""
 
-    metric: str  # name in scores.jsonl and in file names: letters, digits, "_", "-", "."
-    counts: np.ndarray  # int64 [sentences, counts], additive over sentences
+    metric: str  # its name, as `NAME`
+    counts: np.ndarray  # int64 or float64 [sentences, counts], additive over sentences
     # Turns sums of rows [..., counts] into scores in percent [...].
     formula: Callable[[np.ndarray], np.ndarray]
     # sacreBLEU's, without the fields of the bootstrap; for another metric any text that says how it
     # was computed.
     signature: str
+    lower_is_better: bool = False
 
     @property
     def sentences(self) -> int:
@@ -57,26 +62,45 @@ class Statistics:
 
 
 class Metric(Protocol):
-    """(hypotheses, references, m4 code of the target language) -> sufficient statistics."""
+    """(hypotheses, references, m4 code of the target language, sources) -> statistics."""
 
     def __call__(
-        self, hypotheses: Sequence[str], references: Sequence[str], language: str
+        self,
+        hypotheses: Sequence[str],
+        references: References,
+        language: str,
+        sources: Sequence[str],
     ) -> Statistics: ...
 
 
+def each_of(references: References) -> list[Sequence[str]]:
+    """Returns the references of each sentence as a list."""
+    return [[one] if isinstance(one, str) else one for one in references]
+
+
+def reference_count(references: Sequence[Sequence[str]]) -> int:
+    """Returns the references of each sentence; sacreBLEU's -1 where their number varies."""
+    counts = {len(several) for several in references}
+    return counts.pop() if len(counts) == 1 else -1
+
+
 def counted(
-    metric: Metric, hypotheses: Sequence[str], references: Sequence[str], language: str
+    metric: Metric,
+    hypotheses: Sequence[str],
+    references: References,
+    language: str,
+    sources: Sequence[str],
 ) -> Statistics:
     """Returns a metric's statistics.
 
     Raises:
         SettingError: They are none, which a metric of the user's own may return.
     """
-    found: Any = metric(hypotheses, references, language)
+    found: Any = metric(hypotheses, references, language, sources)
     count = len(hypotheses)
     right = (
         isinstance(found, Statistics)
-        and re.fullmatch(r"[\w.-]+", found.metric)
+        and re.fullmatch(NAME, found.metric)
         and np.shape(found.counts)[:1] == (count,)
         and np.ndim(found.counts) == 2
         and np.shape(found.formula(found.counts)) == (count,)

@@ -1,13 +1,12 @@
 """BLEU (Papineni et al., 2002) as sacreBLEU computes it, tokenized for the target language."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
-from sacrebleu.metrics.bleu import BLEU, MAX_NGRAM_ORDER
+from sacrebleu.metrics.bleu import BLEU
 
 from m4.data.languages import describe, split_code
-from m4.eval.metrics import Statistics
+from m4.eval.metrics import References, Statistics, each_of, reference_count
 from m4.settings import InputError, configurable
 
 DEFAULT_TOKENIZER = "13a"
@@ -42,33 +41,42 @@ def tokenizer(language: str) -> str:
 
 
 @configurable
-def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Statistics:
-    """Returns statistics of corpus BLEU, one reference a sentence.
-
-    Its counts of a sentence are the two lengths in tokens, then correct and total n-grams for
-    n = 1..4.
+def bleu(
+    hypotheses: Sequence[str], references: References, language: str, sources: Sequence[str] = ()
+) -> Statistics:
+    """Returns statistics of corpus BLEU.
 
     Raises:
         InputError: The tokenizer of the language needs a package that is not installed.
     """
+    del sources
     name = tokenizer(language)
     try:
-        metric = _with_references(name, tuple(references))
+        metric = BLEU(tokenize=name, force=True)
     except RuntimeError as error:
         extra = name.partition("-")[0]
         raise InputError(
             f"BLEU into {language!r} needs sacreBLEU's tokenizer {name!r}: "
             f"pip install 'sacrebleu[{extra}]'"
         ) from error
-    rows = metric._extract_corpus_statistics(list(hypotheses), None)
-    counts = np.array(rows, np.int64).reshape(len(rows), 2 + 2 * MAX_NGRAM_ORDER)
-    return Statistics("bleu", counts, _formula, str(metric.get_signature()))
+    return statistics("bleu", metric, hypotheses, each_of(references))
 
 
-# Systems are scored one after the other on the same references.
-@lru_cache(maxsize=1)
-def _with_references(name: str, references: tuple[str, ...]) -> BLEU:
-    return BLEU(tokenize=name, references=[references])
+def statistics(
+    name: str, metric: BLEU, hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+) -> Statistics:
+    """Returns statistics of corpus BLEU in the tokenization of `metric`.
+
+    Its counts of a sentence are the two lengths in tokens (of several references the nearest one),
+    then correct and total n-grams for n = 1..4.
+    """
+    rows = []
+    for hypothesis, several in zip(hypotheses, references, strict=True):
+        one = metric.corpus_score([hypothesis], [[reference] for reference in several])
+        rows.append([one.sys_len, one.ref_len, *one.counts, *one.totals])
+    metric.num_refs = reference_count(references)
+    counts = np.array(rows, np.int64).reshape(len(rows), 2 + 2 * metric.max_ngram_order)
+    return Statistics(name, counts, _formula, str(metric.get_signature()))
 
 
 def _formula(sums: np.ndarray) -> np.ndarray:

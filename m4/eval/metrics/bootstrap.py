@@ -5,7 +5,8 @@ same draws become counts of each sentence and the sums one matrix product. Every
 resampled with the same seed and number of sentences sees the same resamples.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -108,6 +109,28 @@ def paired_difference(system: Statistics, baseline: Statistics) -> Difference:
     centred = np.abs(replicates) - np.abs(replicates).mean()
     p_value = (np.count_nonzero(centred > abs(delta)) + 1) / (RESAMPLES + 1)
     return Difference(delta, low, high, float(p_value), replicates)
+
+
+def normal_p_value(delta: float, replicates: np.ndarray) -> float:
+    """Returns the two-sided p of a difference with the standard error of its replicates.
+
+    Resamples alone give none below 1 / (RESAMPLES + 1): corrected for 50 tests it is above 5%.
+    """
+    error = float(np.std(replicates))
+    if error == 0.0:
+        return 1.0  # one sentence, or two equal systems: nothing is known
+    return math.erfc(abs(delta) / error / math.sqrt(2))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns the p-values corrected for testing all of them (Holm, 1979), in their order."""
+    count = len(p_values)
+    order = np.argsort(p_values, kind="stable")
+    factors = np.arange(count, 0, -1)
+    ordered = np.minimum(np.maximum.accumulate(np.asarray(p_values, float)[order] * factors), 1.0)
+    found = np.empty(count)
+    found[order] = ordered
+    return found.tolist()
 
 
 def _signature(signature: str) -> str:

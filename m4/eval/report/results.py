@@ -1,6 +1,7 @@
 """The report of one run or several: scores, differences, rates, the ΔBLEU plot, a page with all."""
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +77,7 @@ def write_results(
     `score.train_pairs_of` takes the training sizes from rows of a scores.jsonl.
 
     Args:
-        metrics: Metrics of the scores. The first one is that of the differences and the plot.
+        metrics: Metrics of the scores. The first one is that of the tables and the plot.
         baseline: System to compare with; None makes no differences and no plot.
         directions: Directions that are scored. Defaults to all.
 
@@ -85,9 +86,11 @@ def write_results(
     """
     folder = Path(folder)
     measured = measure(systems, metrics, split, directions=directions)
-    metric = next(iter(measured.statistics))[2]
+    names = dict.fromkeys(name for *_, name in measured.statistics)
+    metric = next(iter(names))
     scores = score_rows(measured, train_pairs, subsets)
-    rows = deltas(measured, train_pairs, metric, baseline) if baseline else []
+    differences = [deltas(measured, train_pairs, name, baseline) for name in names if baseline]
+    rows = differences[0] if differences else []
     means = averages(rows, levels)
     files = ("report.html", "scores.jsonl", "deltas.jsonl", "rates.jsonl")
     html, scored, different, counted = (folder / name for name in files)
@@ -96,7 +99,7 @@ def write_results(
     write_jsonl(counted, rate_rows)
     drawn = None
     if rows:
-        write_jsonl(different, plain(rows))
+        write_jsonl(different, plain(chain(*differences)))
         drawn = draw(rows, means, folder, levels)
     background = background or Background()
     text = page(

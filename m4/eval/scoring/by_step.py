@@ -40,18 +40,22 @@ def rows_by_step(
     metric: str,
     levels: Mapping[str, Sequence[str]],
     kept: Collection[int],
+    *,
+    lower_is_better: bool = False,
 ) -> list[dict[str, Any]]:
     """Returns the rows of scores_by_step.jsonl: a step, metric and level each, and `ALL` levels.
 
     `best` is true for one row: that of the step whose mean over all directions is highest in
-    `metric`; of equal ones the first. Steps whose checkpoints are gone are not compared.
+    `metric`, or lowest; of equal ones the first. Steps whose checkpoints are gone are not compared.
 
     Args:
         metric: Metric that decides which step is the best.
+        lower_is_better: Whether its lowest mean is the best.
     """
     rows = []
     compared = [step for step in sorted(scores) if step in kept]
-    best = max(compared, key=lambda step: fmean(scores[step][metric].values()), default=None)
+    choose = min if lower_is_better else max
+    best = choose(compared, key=lambda step: fmean(scores[step][metric].values()), default=None)
     for step in sorted(scores):
         for name, by_direction in scores[step].items():
             for level in (*LEVELS, ALL):

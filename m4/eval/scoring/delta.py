@@ -30,7 +30,12 @@ BILINGUAL = "bilingual"
 UNDERTRAINED = "undertrained"
 MOST_LINES = 40  # of a table in a terminal
 UNDERTRAINED_MEANS = "below the score of the source itself as the translation"
-METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
+METRIC_NAMES = {
+    "bleu": "BLEU", "chrf": "chrF", "chrfpp": "chrF++", "spbleu": "spBLEU", "ter": "TER",
+    "exact_match": "exact match",
+}  # fmt: skip
+SIGNIFICANT = 0.05
+SIGNIFICANT_MEANS = "significant at 5% over all directions (Holm)"
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,9 @@ class Delta:
     """One language, one direction, one system against its baseline on the same sentences.
 
     Scores are in percent. low and high are the 95% interval of the difference by paired bootstrap;
-    replicates has the difference in every resample, and is empty where read from a file. side is
-    one of `SIDES`; closely_related has languages of the run whose texts are nearly this one's.
+    replicates has the difference in every resample, and is empty where read from a file. p_holm is
+    corrected for all directions of the system and metric (`bootstrap.holm`). side is one of
+    `SIDES`; closely_related has languages of the run whose texts are nearly this one's.
     """
 
     direction: str
@@ -59,12 +65,20 @@ class Delta:
     high: float
     p_value: float
     closely_related: tuple[str, ...] = ()
+    p_holm: float = 1.0
+    lower_is_better: bool = False
     replicates: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
     @property
     def undertrained(self) -> bool:
         """True if the source itself is a better translation: a difference then says nothing."""
-        return self.copy_score is not None and self.system_score < self.copy_score
+        sign = -1 if self.lower_is_better else 1
+        return self.copy_score is not None and sign * (self.system_score - self.copy_score) < 0
+
+    @property
+    def significant(self) -> bool:
+        """True if the systems differ, tested together with all other directions."""
+        return self.p_holm < SIGNIFICANT
 
 
 @dataclass(frozen=True)
@@ -114,8 +128,16 @@ def deltas(
     order = {system.name: rank for rank, system in enumerate(measured.systems)}
     # Languages of equal size keep one order in both groups and in all systems.
     rows.sort(key=lambda r: (order[r.system], -r.train_pairs, r.language, SIDES.index(r.side)))
+    p_values: list[float] = []  # of the rows, which are sorted by system
+    for system in order:
+        mine = [row for row in rows if row.system == system]
+        found = [bootstrap.normal_p_value(row.delta, row.replicates) for row in mine]
+        p_values += bootstrap.holm(found)
     related = {name: tuple(closely_related(name, sorted(languages))) for name in languages}
-    return [replace(row, closely_related=related[row.language]) for row in rows]
+    return [
+        replace(row, closely_related=related[row.language], p_holm=p_value)
+        for row, p_value in zip(rows, p_values, strict=True)
+    ]
 
 
 def _delta(
@@ -151,6 +173,7 @@ def _delta(
         high=difference.high,
         p_value=difference.p_value,
         replicates=difference.replicates,
+        lower_is_better=ours.lower_is_better,
     )
 
 
@@ -216,6 +239,7 @@ def _average(side: str, name: str, system: str, group: Sequence[Delta]) -> Avera
     bounds = bootstrap.interval(np.mean([row.replicates for row in group], axis=0))
     system_score = float(np.mean([row.system_score for row in group]))
     copies = [row.copy_score for row in group if row.copy_score is not None]
+    sign = -1 if group[0].lower_is_better else 1
     return Average(
         side=side,
         level=name,
@@ -226,7 +250,8 @@ def _average(side: str, name: str, system: str, group: Sequence[Delta]) -> Avera
         delta=float(np.mean([row.delta for row in group])),
         low=bounds[0],
         high=bounds[1],
-        undertrained=len(copies) == len(group) and system_score < float(np.mean(copies)),
+        undertrained=len(copies) == len(group)
+        and sign * (system_score - float(np.mean(copies))) < 0,
     )
 
 
@@ -263,7 +288,9 @@ def _table(
     small, related = small_tests(rows, levels), any(row.closely_related for row in rows)
     table = Table(
         title=f"{system} against {rows[0].baseline}",
-        caption=f"{metric}; [95% interval of the difference, paired bootstrap]"
+        caption=f"{metric}{', lower is better' * rows[0].lower_is_better}; "
+        "[95% interval of the difference, paired bootstrap]"
+        + (f"; * {SIGNIFICANT_MEANS}" if any(row.significant for row in rows) else "")
         + ("; ≈ closely related to another language" if related else "")
         + (f"; {UNDERTRAINED}: {UNDERTRAINED_MEANS}" if any(r.undertrained for r in rows) else "")
         + (f"; ○ {small_tests_line(small, levels)}" if small else ""),
@@ -306,8 +333,10 @@ def _table(
 def _cells(row: Delta | Average | None) -> list[str]:
     if row is None:
         return ["", "", ""]
+    mark = "*" * (isinstance(row, Delta) and row.significant)
+    interval = f"[{row.low:+.1f}, {row.high:+.1f}]"
     return [
         f"{row.baseline_score:.1f}",
         f"{row.system_score:.1f}",
-        UNDERTRAINED if row.undertrained else f"{row.delta:+.1f} [{row.low:+.1f}, {row.high:+.1f}]",
+        UNDERTRAINED if row.undertrained else f"{row.delta:+.1f}{mark} {interval}",
     ]

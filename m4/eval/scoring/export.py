@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from m4.data.families import family_of
 from m4.eval.scoring.delta import (
     METRIC_NAMES,
+    SIGNIFICANT_MEANS,
     UNDERTRAINED,
     UNDERTRAINED_MEANS,
     Average,
@@ -96,6 +97,7 @@ def _languages(rows: Sequence[Delta], small: Mapping[str, str], levels: Resource
         lines.append(_line(cells))
     side = rows[0].side.replace("->", " to ")
     about = [f"{metric}, {side}. An asterisk: the 95% interval of the difference leaves out 0"]
+    about += [f"Two asterisks: {SIGNIFICANT_MEANS}"] * any(row.significant for row in rows)
     about += [f"{UNDERTRAINED}: {UNDERTRAINED_MEANS}"] * any(row.undertrained for row in rows)
     about += ["≈ closely related to another language"] * any(row.closely_related for row in rows)
     about += [f"○ {small_tests_line(small, levels)}"] * bool(small)
@@ -106,6 +108,8 @@ def _languages(rows: Sequence[Delta], small: Mapping[str, str], levels: Resource
 def _difference(row: Delta) -> str:
     if row.undertrained:
         return UNDERTRAINED
+    if row.significant:
+        return _signed(row.delta) + r"$^{\ast\ast}$"
     return _signed(row.delta) + r"$^{\ast}$" * (row.low > 0 or row.high < 0)
 
 

@@ -17,7 +17,7 @@ from m4.data.preprocess import language_of, split_direction, tag_symbol
 from m4.eval.metrics import Metric, Statistics, bootstrap, counted
 from m4.settings import InputError
 from m4.storage.files import read_jsonl
-from m4.storage.records import count, number, record, text
+from m4.storage.records import count, listed, number, record, text
 
 COPY = "copy"
 
@@ -26,14 +26,18 @@ Subsets = Mapping[str, Mapping[str, Sequence[bool]]]
 
 
 class Decode(NamedTuple):
-    """One test sentence: the tagged or plain source, the reference, the model's translation."""
+    """One test sentence: the tagged or plain source, the reference, the model's translation.
+
+    `references` has all references where there are several, `reference` first.
+    """
 
     source: str
     reference: str
     hypothesis: str
+    references: Sequence[str] = ()
 
 
-_DECODE = record(dict.fromkeys(Decode._fields, text))
+_DECODE = record({**dict.fromkeys(Decode._fields[:3], text), "references?": listed(text)})
 
 
 def _direction(value: Any, where: str) -> None:
@@ -89,13 +93,18 @@ class Measured:
         return [direction for name, direction in self.decodes if name == system]
 
 
+def _decode(row: Mapping[str, Any]) -> Decode:
+    several = row.get("references") or ()
+    return Decode(row["source"], row["reference"], row["hypothesis"], several)
+
+
 def read_decodes(path: Path) -> list[Decode]:
     """Returns the hypotheses of one direction.
 
     Raises:
         InputError: The file is damaged; file and line.
     """
-    decodes = read_jsonl(path, _DECODE, lambda row: Decode(*(row[name] for name in Decode._fields)))
+    decodes = read_jsonl(path, _DECODE, _decode)
     if not decodes:
         raise InputError(f"{path}: no sentences")
     return decodes
@@ -165,7 +174,7 @@ def measure(
                 continue
             rows = read_decodes(path)
             other, expected = first.setdefault(direction, (system, rows))
-            if [row.reference for row in rows] != [row.reference for row in expected]:
+            if [row[1::2] for row in rows] != [row[1::2] for row in expected]:
                 raise InputError(
                     f"{path}: other test sentences than those of {other.name} in {other.decodes}"
                 )
@@ -186,19 +195,25 @@ def _counted(
     """Returns the counts of each metric for one system's hypotheses, by its name."""
     target = split_direction(direction)[1]
     hypotheses = [row.hypothesis for row in rows]
-    references = [row.reference for row in rows]
+    references = [row.references or row.reference for row in rows]
+    sources = [untagged(row.source, direction) for row in rows]
     found: dict[str, Statistics] = {}
     for metric in metrics:
-        made = counted(metric, hypotheses, references, target)
+        made = counted(metric, hypotheses, references, target, sources)
         if made.metric in found:
             raise InputError(f"two metrics are called {made.metric!r}")
         found[made.metric] = made
     return found
 
 
-def metric_names(metrics: Sequence[Metric]) -> list[str]:
-    """Returns the names of the metrics in rows of scores."""
-    return [counted(metric, ["a"], ["a"], "en").metric for metric in metrics]
+def tried(metrics: Sequence[Metric]) -> dict[str, Statistics]:
+    """Tries each metric on one sentence; returns what it found by its name in rows of scores.
+
+    Raises:
+        InputError: A metric cannot be used: a file or a scorer of its is not there.
+    """
+    found = [counted(metric, ["a"], ["a"], "en", ["a"]) for metric in metrics]
+    return {one.metric: one for one in found}
 
 
 def with_complements(marks: Mapping[str, Sequence[bool]]) -> dict[str, list[bool]]:

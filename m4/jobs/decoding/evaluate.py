@@ -19,6 +19,7 @@ from m4.eval.scoring.score import (
     read_decodes,
     score_rows,
     score_table,
+    tried,
 )
 from m4.experiment import Experiment
 from m4.jobs import streams
@@ -52,6 +53,7 @@ def evaluate(
     The systems: the model, the dense one when asked for, bilingual baselines where they are
     gathered, and the copy baseline. Several processes translate together; the primary scores.
     """
+    distributed.on_primary_then_broadcast("metrics", lambda: [*tried(experiment.decoding.metrics)])
     models = (False, True)[: 1 + dense]
     for which in models:
         decode(experiment, dense=which, split=split, step=step, sentences=sentences)

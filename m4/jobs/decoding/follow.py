@@ -10,7 +10,7 @@ from m4.build import build, levels_of
 from m4.eval.decoding.testsets import Portion
 from m4.eval.report.curves import draw
 from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows_by_step, said
-from m4.eval.scoring.score import metric_names, read_scores
+from m4.eval.scoring.score import read_scores, tried
 from m4.experiment import Experiment
 from m4.jobs.decoding.evaluate import scored, system, system_name
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, scores_folder, trained_step
@@ -137,7 +137,9 @@ class _Scorer:
         self._experiment, self._portion = experiment, portion
         self._folder = experiment.folder
         self._system = system_name(self._decoder.model)
-        self._metrics = metric_names(experiment.decoding.metrics)
+        found = tried(experiment.decoding.metrics)
+        self._metrics = [*found]
+        self._lower_is_better = found[self._metrics[0]].lower_is_better
         self._levels = levels_of(experiment.data, self._decoder.cache)
         self._scores: dict[int, Scores] = {}  # of the primary process
         self.failed: InputError | None = None
@@ -178,7 +180,10 @@ class _Scorer:
         write_jsonl(path, rows)
         self._add(step, rows)
         kept = complete_steps(self._folder / "checkpoints")
-        curve = rows_by_step(self._scores, portion.name, self._metrics[0], self._levels, kept)
+        curve = rows_by_step(
+            self._scores, portion.name, self._metrics[0], self._levels, kept,
+            lower_is_better=self._lower_is_better,
+        )  # fmt: skip
         folder = scores_folder(self._experiment)
         replace_rows(folder / SCORES_BY_STEP, portion.name, curve)
         draw(folder / f"scores_by_step.{portion.name}.png", curve)

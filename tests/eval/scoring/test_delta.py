@@ -7,6 +7,9 @@ import pytest
 from rich.console import Console
 
 from m4.eval.decoding.settings import DEFAULTS
+from m4.eval.metrics import bootstrap
+from m4.eval.metrics.bleu import bleu
+from m4.eval.metrics.ter import ter
 from m4.eval.scoring import delta, score
 from m4.eval.scoring.levels import ResourceLevels
 from m4.storage.files import write_jsonl
@@ -56,6 +59,29 @@ def test_rows(measured):
     assert german.delta < 0 < galician.delta
     assert galician.low > 0
     assert galician.p_value < 0.05
+
+
+def test_p_values_are_corrected_over_the_directions_of_a_system(measured):
+    rows = delta.deltas(measured, TRAIN, "bleu")
+    for system in ("moe", "same"):
+        mine = [row for row in rows if row.system == system]
+        alone = [bootstrap.normal_p_value(row.delta, row.replicates) for row in mine]
+        assert [row.p_holm for row in mine] == bootstrap.holm(alone)
+        assert not any(row.significant for row in mine)  # alone, four of them are: p = 0.013
+    assert replace(rows[0], p_holm=0.049).significant
+
+
+def test_of_errors_the_lower_score_is_the_better_one(measured):
+    """The copy is reversed text, all of it wrong: no system is worse, by TER as by BLEU."""
+    ours = score.measure(measured.systems, [ter, bleu], directions=["gl-en", "en-gl"])
+    by_ter, by_bleu = (delta.deltas(ours, TRAIN, name) for name in ("ter", "bleu"))
+    for errors, row in zip(by_ter, by_bleu, strict=True):
+        assert errors.lower_is_better
+        assert not errors.undertrained
+        assert (errors.delta < 0) == (row.delta > 0)
+        assert replace(errors, copy_score=0.0).undertrained  # a copy without errors
+    means = delta.averages([replace(row, copy_score=0.0) for row in by_ter], LEVELS)
+    assert all(mean.undertrained for mean in means)
 
 
 def test_identical_systems_have_no_difference(measured):

@@ -59,7 +59,7 @@ def test_rows_of_every_system_metric_and_subset(systems, tmp_path):
     assert read_jsonl(tmp_path / "scores.jsonl") == rows
 
 
-def exact(hypotheses, references, language, metric="exact", signature="exact match"):
+def exact(hypotheses, references, language, sources, metric="exact", signature="exact match"):
     """A user's own metric: the share of the sentences that are the reference."""
     counts = [[h == r, 1] for h, r in zip(hypotheses, references, strict=True)]
     return Statistics(metric, np.array(counts, np.int64), share, signature)
@@ -86,10 +86,10 @@ def test_rows_of_a_users_metric(systems):
 
 
 def test_a_metric_that_cannot_be_used_is_named(systems):
-    def too_few(hypotheses, references, language):
-        return exact(hypotheses[:1], references[:1], language)
+    def too_few(hypotheses, references, language, sources):
+        return exact(hypotheses[:1], references[:1], language, sources)
 
-    def undefined(hypotheses, references, language):
+    def undefined(hypotheses, references, language, sources):
         counts = np.zeros((len(hypotheses), 1), np.int64)
         return Statistics("none", counts, lambda sums: sums[..., 0] * np.nan, "")
 

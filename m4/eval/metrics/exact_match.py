@@ -1,0 +1,30 @@
+"""Exact match: the share of the translations that are a reference, letter by letter."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from m4.eval.metrics import References, Statistics, each_of, reference_count
+from m4.settings import configurable
+
+
+@configurable
+def exact_match(
+    hypotheses: Sequence[str], references: References, language: str, sources: Sequence[str] = ()
+) -> Statistics:
+    """Returns statistics of exact match, but for white space around a text."""
+    del language, sources
+    several = each_of(references)
+    rows = [
+        [hypothesis.strip() in {reference.strip() for reference in given}, 1]
+        for hypothesis, given in zip(hypotheses, several, strict=True)
+    ]
+    counts = np.array(rows, np.int64).reshape(len(rows), 2)
+    count = reference_count(several)
+    signature = f"nrefs:{'var' if count < 0 else count}|case:mixed|space:stripped"
+    return Statistics("exact_match", counts, mean_percent, signature)
+
+
+def mean_percent(sums: np.ndarray) -> np.ndarray:
+    """Returns the mean of [..., (sum, sentences)] in percent."""
+    return 100.0 * sums[..., 0] / np.maximum(sums[..., 1], 1)

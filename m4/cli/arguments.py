@@ -22,6 +22,7 @@ COMMANDS = {
     "decode": "translate the test sets, or files of text, with the trained model",
     "eval": "score the test sets, translating them first if needed; --watch: each checkpoint",
     "score": "log-probability of the test sets' references, or of your own translations",
+    "score_files": "scores, intervals and failure rates of anybody's translations; needs no run",
     "report": "scores, ΔBLEU table, plot and report.html from what is decoded; trains nothing",
     "demo": "run all steps: train, baselines, decode, report",
     "average": "make a run folder with the mean of several checkpoints' parameters",
@@ -128,6 +129,8 @@ def _add_commands(
 def split_arguments(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits off --gin.NAME=VALUE: (other arguments, ["NAME = VALUE", ...]); --a-b becomes --a_b.
 
+    So does a command.
+
     Raises:
         InputError: A flag or command has T5X's name; the message has m4's.
     """
@@ -147,5 +150,7 @@ def split_arguments(given: Sequence[str]) -> tuple[list[str], list[str]]:
                 raise InputError(f"{name}: {said}")
         elif not others and argument in _T5X_COMMANDS:
             raise InputError(f"{argument}: m4's name is `{pasted(_T5X_COMMANDS[argument])}`")
+        elif not others:
+            argument = argument.replace("-", "_")
         others.append(argument)
     return others, bindings

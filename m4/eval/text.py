@@ -71,6 +71,25 @@ class Text(NamedTuple):
         return count, digest.hexdigest()
 
 
+def aligned_lines(*paths: Path) -> list[list[str]]:
+    """Returns the lines of files that belong together line by line.
+
+    Raises:
+        InputError: A file cannot be read, or they have different numbers of lines.
+    """
+    found: list[list[str]] = []
+    for path in paths:
+        try:
+            found.append([*Text(epath.Path(path), str(path)).lines()])
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        if len(found[-1]) != len(found[0]):
+            raise InputError(
+                f"{paths[0]} has {len(found[0])} lines, {path} {len(found[-1])}: must be as many"
+            )
+    return found
+
+
 def standard(option: str, name: str) -> str:
     """Returns STANDARD for any name of the option's standard stream, else the name."""
     return STANDARD if name in _STANDARD[option] else name

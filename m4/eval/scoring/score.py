@@ -179,14 +179,26 @@ def measure(
                     f"{path}: other test sentences than those of {other.name} in {other.decodes}"
                 )
             decodes[system.name, direction] = rows
-    for direction, (_, rows) in first.items():
-        decodes[COPY, direction] = copied(rows, direction)
+    return measured_of(systems, decodes, metrics, split)
+
+
+def measured_of(
+    systems: Iterable[System],
+    decodes: Mapping[tuple[str, str], list[Decode]],
+    metrics: Sequence[Metric],
+    split: str = "test",
+) -> Measured:
+    """Adds the copy baseline to hypotheses by (system, direction), and counts as `measure` does."""
+    copies: dict[tuple[str, str], list[Decode]] = {}
+    for (_, direction), rows in decodes.items():
+        copies.setdefault((COPY, direction), copied(rows, direction))
+    decodes = {**decodes, **copies}
     found: dict[tuple[str, str], dict[str, Statistics]] = {}
     # All systems of a direction together: metrics keep what they have counted of its references.
     for name, direction in sorted(decodes, key=lambda key: key[1]):
         found[name, direction] = _counted(decodes[name, direction], direction, metrics)
     statistics = {(*at, metric): one for at in decodes for metric, one in found[at].items()}
-    return Measured(split, systems, decodes, statistics)
+    return Measured(split, tuple(systems), decodes, statistics)
 
 
 def _counted(

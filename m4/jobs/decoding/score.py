@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
 from m4.build import build
 from m4.data.preprocess import tag
 from m4.eval.decoding.hypotheses import decode_to_files
@@ -14,13 +12,12 @@ from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.score_references import score_references
 from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import check_language
-from m4.eval.text import Text
+from m4.eval.text import aligned_lines
 from m4.experiment import Experiment
 from m4.jobs.decoding.ready_model import translator
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
 from m4.progress import ProgressBar
-from m4.settings import InputError
 
 
 def score(
@@ -77,11 +74,7 @@ def score_files(
         InputError: A file is not there or not UTF-8, the files have different lengths, or the model
             has no language `to`.
     """
-    sources, targets = _lines(source), _lines(target)
-    if len(sources) != len(targets):
-        raise InputError(
-            f"{source} has {len(sources)} lines, {target} {len(targets)}: must be as many"
-        )
+    sources, targets = aligned_lines(source, target)
     ready = dataclasses.replace(translator(experiment), source=language)
     check_language(to, ready.languages)
     given = score_references(
@@ -92,10 +85,3 @@ def score_files(
     )  # fmt: skip
     for line, translation, each in zip(sources, targets, given, strict=True):
         yield {"source": line, "target": translation, "to": to, **each._asdict()}
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [*Text(epath.Path(path), str(path)).lines()]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error

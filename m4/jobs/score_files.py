@@ -1,0 +1,110 @@
+"""`m4 score_files`: scores, intervals and failure rates of anybody's files of translations."""
+
+import argparse
+import functools
+import importlib
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m4.jobs import streams
+from m4.settings import InputError
+
+if TYPE_CHECKING:
+    from m4.eval.metrics import Metric
+
+EXAMPLE = "m4 score_files test.en system.gl test.gl --to=gl"
+METRICS = ("bleu", "chrf", "chrfpp", "ter", "exact_match")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("source", type=Path, metavar="SRC", help="sources, one per line")
+    parser.add_argument("hypothesis", type=Path, metavar="HYP", help="their translations")
+    parser.add_argument("references", type=Path, nargs="+", metavar="REF", help="references")
+    parser.add_argument("--to", required=True, metavar="xx", help="target language")
+    parser.add_argument(
+        "--from", dest="language", default="en", metavar="xx", help="source language (default: en)"
+    )
+    parser.add_argument(
+        "--metrics",
+        default="bleu,chrf",
+        help=f"metrics with commas between them: {', '.join(METRICS)} (default: bleu,chrf)",
+    )
+    parser.add_argument(
+        "--spbleu",
+        metavar="FILE",
+        help="score spBLEU too, on the pieces of this SentencePiece model",
+    )
+    parser.add_argument(
+        "--scorer",
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
+        help="score with this command too (docs/evaluation.md); may be repeated",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print rows of scores.jsonl and rates.jsonl"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Scores the files; returns the exit status."""
+    metrics = metrics_of(arguments)
+    from m4.data.cleaning.language_id import Py3langid, installed
+    from m4.eval.scoring.levels import ResourceLevels
+    from m4.eval.scoring.rates import rates, table
+    from m4.eval.scoring.score import Decode, System, measured_of, score_rows, score_table
+    from m4.eval.text import aligned_lines
+
+    streams.utf8_output()
+    paths = [arguments.source, arguments.hypothesis, *arguments.references]
+    name, direction = arguments.hypothesis.name, f"{arguments.language}-{arguments.to}"
+    decodes = [
+        Decode(source, references[0], hypothesis, references if len(references) > 1 else ())
+        for source, hypothesis, *references in zip(*aligned_lines(*paths), strict=True)
+    ]
+    if not decodes:
+        raise InputError(f"{arguments.source}: no lines")
+    system = System(name, arguments.hypothesis.parent)
+    measured = measured_of([system], {(name, direction): decodes}, metrics)
+    scores = score_rows(measured, {})
+    failures = rates(measured, Py3langid() if installed() else None)
+    if arguments.json:
+        for row in (*scores, *failures):
+            print(json.dumps(row, ensure_ascii=False))
+        return 0
+    terminal = streams.console()
+    terminal.print(score_table(scores))
+    for metric, signature in {row["metric"]: row["signature"] for row in scores}.items():
+        print(f"{metric}: {signature}")
+    terminal.print(table(failures, ResourceLevels(min_test_sentences=0)))
+    return 0
+
+
+def metrics_of(arguments: argparse.Namespace) -> list["Metric"]:
+    """Returns the metrics that were asked for.
+
+    Raises:
+        InputError: There is no such metric.
+    """
+    names = [name for name in arguments.metrics.split(",") if name]
+    for name in names:
+        if name not in METRICS:
+            raise InputError(f"--metrics={name}: must be of {', '.join(METRICS)}")
+    found = [getattr(importlib.import_module(f"m4.eval.metrics.{name}"), name) for name in names]
+    if arguments.spbleu:
+        from m4.eval.metrics.spbleu import spbleu
+
+        found.append(functools.partial(spbleu, model=arguments.spbleu))
+    for scorer in arguments.scorer:
+        from m4.eval.metrics.external import External
+
+        name, equals, command = scorer.partition("=")
+        if not equals or not command.strip():
+            raise InputError(f"--scorer={scorer}: must be NAME=COMMAND")
+        found.append(External(shlex.split(command), name))
+    if not found:
+        raise InputError(f"--metrics: names none of {', '.join(METRICS)}")
+    return found

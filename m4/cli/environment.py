@@ -30,16 +30,18 @@ _REFUSALS = (
 )
 # Of Python and of the loader of shared libraries.
 _WORDS = ("failed to map segment from shared object", "can't start new thread", "std::bad_alloc")
-# Open files that a job needs at most, with all its libraries; systems allow 256 and more.
-_LEAST_FILES = 256
+# Open files and memory that a job needs at most, with all its libraries, beyond its model. Systems
+# allow 256 files and more; where a compiler gets no memory, it hangs or aborts.
+_LEAST_FILES, _LEAST_BYTES = 256, 2 << 30
 STATUS = 1
 
 
-def check_files() -> None:
+def check_limits() -> None:
     """Allows as many open files as the system does.
 
     Raises:
-        OSError: It allows too few: libraries would fail at any place, in their threads too.
+        OSError: It allows too few, or too little memory: libraries would fail at any place, in
+            their threads too, or never end.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in (soft, hard) and soft < hard:
@@ -48,6 +50,12 @@ def check_files() -> None:
     if 0 <= soft < _LEAST_FILES:
         said = f"{soft} are allowed (ulimit -n), m4 needs {_LEAST_FILES}"
         raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {said}")
+    for kind, flag in ((resource.RLIMIT_AS, "v"), (resource.RLIMIT_DATA, "d")):
+        if 0 <= (soft := resource.getrlimit(kind)[0]) < _LEAST_BYTES:
+            said = (
+                f"{soft >> 10:,} KiB are allowed (ulimit -{flag}), m4 needs {_LEAST_BYTES >> 10:,}"
+            )
+            raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {said}")
 
 
 def refused(error: BaseException | None) -> str | None:

@@ -97,7 +97,7 @@ def run_alone(parsed: argparse.Namespace) -> int:
         if getattr(parsed, "follow_links", False):
             follow_links()
         _check_outputs(parsed)
-        environment.check_files()
+        environment.check_limits()
         return parsed.do(parsed)
     except InputError as error:
         if parsed.debug:

@@ -147,9 +147,18 @@ def test_an_input_that_is_no_file_is_one_line(name: str, tmp_path: Path) -> None
         next(chunks(epath.Path(path)))
 
 
-def test_too_few_open_files_are_one_line() -> None:
-    command = f"ulimit -n 32; exec {sys.executable} -m m4 watch none"
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("-n 32", "Too many open files: 32 are allowed (ulimit -n), m4 needs 256"),
+        ("-v 1000000", "Cannot allocate memory: 1,000,000 KiB are allowed (ulimit -v), m4 needs "),
+        ("-d 1000000", "Cannot allocate memory: 1,000,000 KiB are allowed (ulimit -d), m4 needs "),
+    ],
+)
+def test_a_machine_that_allows_too_little_is_one_line(limit: str, said: str) -> None:
+    """Of little memory a compiler would not say so: it hangs."""
+    command = f"ulimit {limit}; exec {sys.executable} -m m4 watch none"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "m4 watch: Too many open files: 32 are allowed (ulimit -n), m4 needs 256" in done.stderr
+    assert f"m4 watch: {said}" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -24,6 +24,11 @@ from m4.storage.records import Kind, anything
 _LOCK = ".unfinished"
 _CHECKSUM = "checksum"
 _Parsed = TypeVar("_Parsed")
+# What parsers raise. UnicodeDecodeError and JSONDecodeError are ValueErrors; brackets of brackets
+# are too deep.
+_DAMAGE = (
+    ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError
+)  # fmt: skip
 
 
 @contextmanager
@@ -306,7 +311,7 @@ def undamaged(where: object, remedy: str = "") -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
+    except _DAMAGE as error:
         said = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         more = f"; {remedy}" if remedy else ""
         raise InputError(f"{where}: damaged ({said}){more}") from error
@@ -316,7 +321,6 @@ def parsed(content: bytes, kind: Kind = anything) -> dict[str, Any]:
     """Returns one JSON object. Raises ValueError or TypeError, with what is wrong and where."""
     try:
         found = json.loads(content)
-    # UnicodeDecodeError and JSONDecodeError are ValueErrors; brackets of brackets are too deep.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -1,21 +1,22 @@
 """Arrays in files of the safetensors format, which other frameworks read; data, never code."""
 
 import contextlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from m4.settings import InputError
-from m4.storage.files import check_input, whole
+from m4.storage import records
+from m4.storage.files import check_input, confined, read_json, whole
 from m4.storage.numbers import check_weights
+from m4.storage.records import record, text
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _READ = ("F32", "BF16", "F16")
+_INDEX = record({"weight_map": records.named(text)})
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
@@ -55,7 +56,7 @@ class Weights:
         self.dtypes: set[str] = set()
         index, named = folder / INDEX, None
         if index.is_file():
-            named = _named(index)
+            named = read_json(index, _INDEX)["weight_map"]
         elif not (folder / SINGLE).is_file():
             pickles = [path.name for path in folder.glob("pytorch_model*")]
             raise InputError(
@@ -63,7 +64,7 @@ class Weights:
                 + (f"; {pickles[0]} is a pickle, which m4 never reads" if pickles else "")
             )
         for file in sorted({*named.values()}) if named else [SINGLE]:
-            path = folder / file
+            path = confined(folder, file)
             if not path.is_file():
                 raise InputError(f"{index}: names {file}, which is not in the folder")
             self._look(path)
@@ -95,17 +96,6 @@ class Weights:
             found = file.get_tensor(name)
         check_weights(path, {name: found})
         return found
-
-
-def _named(index: Path) -> dict[str, str]:
-    try:
-        found: Any = json.loads(index.read_text(encoding="utf-8"))
-        named = {str(name): str(file) for name, file in found["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{index}: is no index of shards (weight_map)") from error
-    if wrong := [file for file in named.values() if Path(file).name != file]:
-        raise InputError(f"{index}: names {wrong[0]!r}, which is no file of the folder")
-    return named
 
 
 @contextlib.contextmanager

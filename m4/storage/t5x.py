@@ -24,7 +24,7 @@ from flax import serialization
 from flax.traverse_util import unflatten_dict
 
 from m4.settings import InputError
-from m4.storage.files import whole_folder
+from m4.storage.files import check_tree, undamaged, whole_folder
 from m4.storage.numbers import check_weights
 
 _VERSION = 3  # of the index: since 2021
@@ -55,9 +55,10 @@ class T5xCheckpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        """InputError: no such checkpoint, or one that cannot be read."""
+        """InputError: No such checkpoint, one that cannot be read, or one that leads elsewhere."""
         if not is_checkpoint(folder):
             raise InputError(f"{folder}: no checkpoint of T5X (neither checkpoint nor state/)")
+        check_tree(folder)
         self.folder = folder.absolute()
         index = self.folder / "checkpoint"
         self._leaves = self._indexed(index) if index.is_file() else self._stored()
@@ -95,12 +96,10 @@ class T5xCheckpoint:
         content = index.read_bytes()
         if content.startswith(b"model_checkpoint_path"):
             raise InputError(f"{index}: a checkpoint of TensorFlow; t5x converts it to its own")
-        try:
+        with undamaged(index):
             tree: Any = serialization.msgpack_restore(content)
             leaves = dict(_leaves(tree.get("optimizer", tree)))
-        except (ValueError, TypeError, AttributeError) as error:  # what flax and msgpack raise
-            raise self._unreadable(error) from error
-        return {name: self._opened(name, leaf) for name, leaf in leaves.items()}
+            return {name: self._opened(name, leaf) for name, leaf in leaves.items()}
 
     def _opened(self, name: str, leaf: Any) -> Any:
         """A number or array of the index; or the zarr array that it names."""
@@ -135,7 +134,7 @@ class T5xCheckpoint:
         except ValueError as error:
             raise self._unreadable(error, name) from error
 
-    def _unreadable(self, error: Exception, name: str = "the index") -> InputError:
+    def _unreadable(self, error: Exception, name: str = "state/") -> InputError:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         said = said.partition(" [tensorstore_spec=")[0]
         return InputError(f"{self.folder}: {name} cannot be read: {said}")

@@ -64,6 +64,7 @@ SIZES = {
     "relative_distance": "relative_attention_max_distance",
 }
 _DEFAULTS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
+_LARGEST = 2**31 - 1  # of 32-bit indices
 IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 
 # m4's name of an attention or feed-forward layer -> Hugging Face's, by stack.
@@ -167,8 +168,8 @@ def ids_of(config: Config) -> tuple[int, int, int]:
 
 def _number(config: Config, key: str, least: int = 1) -> int:
     found = config.get(key)
-    if not isinstance(found, int) or isinstance(found, bool) or found < least:
-        raise InputError(f"{key} = {found!r}: must be a whole number from {least}")
+    if type(found) is not int or not least <= found <= _LARGEST:
+        raise InputError(f"{key} = {found!r}: must be a whole number from {least} to {_LARGEST}")
     return found
 
 

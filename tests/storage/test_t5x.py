@@ -1,9 +1,11 @@
 """Checkpoints in T5X's format: what others wrote is read, what m4 writes has their form."""
 
 import json
+import os
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax.numpy as jnp
 import msgpack
@@ -15,6 +17,7 @@ from m4.settings import InputError
 from m4.storage import t5x
 from m4.storage.t5x import T5xCheckpoint
 from tests import t5x_files
+from tests.damage import damaged_json, refused
 
 ARRAYS = {
     "target/encoder/layers_0/mlp/wo/kernel": np.arange(60, dtype=np.float32).reshape(5, 12) - 7,
@@ -94,7 +97,7 @@ def test_what_is_damaged_or_foreign_is_one_line(tmp_path: Path) -> None:
         T5xCheckpoint(place)
     index = place / "checkpoint"
     index.write_bytes(index.read_bytes()[:-9])
-    with pytest.raises(InputError, match="the index cannot be read"):
+    with pytest.raises(InputError, match="checkpoint: damaged"):
         T5xCheckpoint(place)
     index.write_bytes(b'model_checkpoint_path: "model.ckpt-1"')
     with pytest.raises(InputError, match="a checkpoint of TensorFlow"):
@@ -107,3 +110,75 @@ def test_what_is_damaged_or_foreign_is_one_line(tmp_path: Path) -> None:
         T5xCheckpoint(place)
     with pytest.raises(InputError, match="no checkpoint of T5X"):
         T5xCheckpoint(tmp_path)
+
+
+def _damaged_indexes(index: bytes) -> Iterator[bytes]:
+    """The index cut anywhere, with other bytes, and with a value missing or of another kind."""
+    draw = np.random.default_rng(0)
+    yield from (index[:end] for end in range(0, len(index), 37))
+    yield from (draw.bytes(size) for size in (1, 10, 300))
+    for at in draw.integers(0, len(index), 200):
+        yield index[:at] + draw.bytes(1) + index[at + 1 :]
+    deep: Any = 3
+    for _ in range(400):
+        deep = {"a": deep}
+    array = msgpack.packb(([10**9, 2], "float32", b"1234"))
+    ext = [msgpack.ExtType(number, array) for number in (1, 2, 3, 4)]
+    chunked = {"__msgpack_chunked_array__": True, "shape": [2]}
+    others = (None, [], {}, "text", 3, b"bytes", [3, [4]], deep, {"driver": 1, "kvstore": 1}, *ext,
+              {"driver": "zarr", "kvstore": {"path": 3}}, chunked)  # fmt: skip
+    tree = msgpack.unpackb(index, strict_map_key=False)
+    yield from (cast(bytes, msgpack.packb(other)) for other in others)
+
+    def inside(branch: dict) -> Iterator[bytes]:
+        for name, value in list(branch.items()):
+            if isinstance(value, dict):
+                yield from inside(value)
+            for other in others:
+                branch[name] = other
+                yield cast(bytes, msgpack.packb(tree))
+            del branch[name]
+            yield cast(bytes, msgpack.packb(tree))
+            branch[name] = value
+
+    yield from inside(tree)
+
+
+@pytest.mark.parametrize("name", ["checkpoint", ".zarray", "chunk"])
+def test_whatever_is_damaged_in_a_checkpoint_is_one_line(name: str, tmp_path: Path) -> None:
+    kernel = "target/encoder/layers_0/mlp/wo/kernel"
+    place = t5x_files.write(tmp_path, 1, {name: ARRAYS[name] for name in [*ARRAYS][:2]})
+    zarr = place / kernel.replace("/", ".")
+    path = {"checkpoint": place / name, ".zarray": zarr / name, "chunk": zarr / "0.0"}[name]
+    text = path.read_bytes()
+
+    def read() -> None:
+        found = T5xCheckpoint(place)
+        assert found.step >= 0
+        for one in found.shapes:
+            found.read(one)
+
+    kinds: dict[str, Callable[[], Iterator[bytes]]] = {
+        "checkpoint": lambda: _damaged_indexes(text),
+        ".zarray": lambda: damaged_json(text.decode()),
+        "chunk": lambda: (text[:end] for end in range(len(text) - 1)),
+    }
+    times = 0
+    for damaged in kinds[name]():
+        path.write_bytes(damaged)
+        times += refused(read, str(place))
+    assert times >= 10
+    path.write_bytes(text)
+    assert not refused(read, str(place))
+
+
+def test_a_checkpoint_is_of_its_own_files(tmp_path: Path) -> None:
+    """A pipe would never end, and a link may lead to a file of the user's."""
+    place = t5x_files.write(tmp_path, 1, ARRAYS)
+    os.mkfifo(place / "pipe")
+    with pytest.raises(InputError, match="not a file but a pipe"):
+        T5xCheckpoint(place)
+    (place / "pipe").unlink()
+    (place / "link").symlink_to("/etc")
+    with pytest.raises(InputError, match="a link to /etc, outside"):
+        T5xCheckpoint(place)

@@ -1,7 +1,6 @@
 """A pretrained model in a folder of Hugging Face's layout, that a new model begins from."""
 
 import functools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.layout import Layout
 from m4.settings import InputError, SettingError
+from m4.storage.files import read_json
+from m4.storage.records import record, text
 from m4.storage.safetensors import Weights
 from m4.train import hf_layout, initial
 from m4.train.initial import InitialModel, Leaf, Old, Rows, Use
@@ -22,6 +23,7 @@ from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 
 CONFIG = "config.json"
+_CONFIG = record({"model_type": text, "feed_forward_proj?": text, "dense_act_fn?": text})
 
 
 def is_hf(folder: Path) -> bool:
@@ -48,24 +50,35 @@ class SourceHf:
         Raises:
             InputError: It is no model of T5's family, or what it has does not fit its config.json.
         """
-        self.folder, self.config = folder, _config(folder)
+        self.folder, self.config = folder, read_json(folder / CONFIG, _CONFIG)
+        self.weights = Weights(folder)
         try:
             self.family = hf_layout.family_of(self.config)
             self.settings = hf_layout.settings_of(self.config)
             self.experts = hf_layout.experts_of(self.config)
             self.ids = hf_layout.ids_of(self.config)
+            self._check_sizes()
+            experts = {}
+            if (given := self.experts) is not None:
+                make = functools.partial(MoeLayer, num_experts=given["num_experts"], gate=switch)
+                experts = {"moe": make, "moe_every": given["moe_every"]}
+            self.model = Transformer(**self.settings, **experts)
         except InputError as error:
             raise InputError(f"{folder / CONFIG}: {error}") from error
-        experts = {}
-        if (given := self.experts) is not None:
-            make = functools.partial(MoeLayer, num_experts=given["num_experts"], gate=switch)
-            experts = {"moe": make, "moe_every": given["moe_every"]}
-        self.model = Transformer(**self.settings, **experts)
-        self.weights = Weights(folder)
         self.shapes = initial.shapes_of(abstract_variables(self.model)["params"])
         self._places = {path: self._place(path, shape) for path, shape in self.shapes.items()}
         self._check_names()
         self._vocabulary = self._opened_vocabulary()
+
+    def _check_sizes(self) -> None:
+        """Checks that no size is beyond all that the files have: the model would never be made."""
+        has = self.weights.shapes
+        most = max(len(has), *(size for shape in has.values() for size in shape))
+        asked = {key: self.settings[name] for name, key in hf_layout.SIZES.items()}
+        asked |= self.experts or {}
+        for key, size in asked.items():
+            if size > most and key != hf_layout.SIZES["relative_distance"]:
+                raise InputError(f"{key} = {size}: the files are smaller")
 
     def _place(self, path: str, shape: tuple[int, ...]) -> hf_layout.HfParameter:
         """Returns the place of a parameter, which the files have in this shape."""
@@ -192,13 +205,3 @@ def opened(folder: Path, rules: InitialModel, step: int | None) -> SourceHf:
         if given:
             raise SettingError(f"InitialModel.{name}", given, allowed)
     return SourceHf(folder)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{folder / CONFIG}: is no JSON") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{folder / CONFIG}: is no JSON object")
-    return found

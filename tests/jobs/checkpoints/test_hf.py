@@ -32,6 +32,7 @@ from m4.storage.safetensors import Weights
 from m4.train import initial
 from m4.train.initial import Rows
 from tests.command_line import m4
+from tests.damage import damaged_json, refused
 from tests.documents.world import write_corpus
 from tests.jobs.checkpoints.test_initial import saved, train
 from tests.train.trainers import program_of
@@ -252,7 +253,8 @@ def with_tokenizer_json(folder: Path) -> None:
         ("mt5", configured(model_type="bart"), "learned positions (BART)"),
         ("mt5", configured(model_type="longt5"), "must be one of T5's family (t5, mt5, umt5"),
         ("mt5", lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "is a pickle"),
-        ("mt5", lambda f: (f / "config.json").write_text("[]"), "is no JSON object"),
+        ("mt5", lambda f: (f / "config.json").write_text("[]"), "json: damaged (not a JSON object"),
+        ("mt5", configured(d_model=10**9), "d_model = 1000000000: the files are smaller"),
         ("mt5", lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "read as safetensors"),
     ],
 )  # fmt: skip
@@ -263,6 +265,24 @@ def test_what_cannot_be_read_is_one_line(
     damage(folder)
     assert mistake in (said := m4("checkpoint", "inspect", folder).mistake)
     assert str(folder) in said
+
+
+@pytest.mark.parametrize("name", ["config.json", safetensors.INDEX])
+def test_whatever_is_damaged_in_a_file_of_json_is_one_line(name: str, tmp_path: Path) -> None:
+    folder = copied("switch", tmp_path)
+    there = source("switch").weights.files
+    index = {"metadata": {}, "weight_map": {one: path.name for one, path in there.items()}}
+    (folder / safetensors.INDEX).write_text(json.dumps(index))
+    text = (folder / name).read_text()
+    times = 0
+    for damaged in damaged_json(text):
+        (folder / name).write_bytes(damaged)
+        times += refused(lambda: SourceHf(folder), str(folder))
+    assert times >= 10
+    for out in ("../model.safetensors", "/etc/passwd", ""):
+        index["weight_map"]["shared.weight"] = out
+        (folder / safetensors.INDEX).write_text(json.dumps(index))
+        assert refused(lambda: SourceHf(folder), str(folder))
 
 
 def test_a_table_may_have_copies_and_names_that_nothing_reads(tmp_path: Path) -> None:

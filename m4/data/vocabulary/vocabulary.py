@@ -68,9 +68,11 @@ class Vocabulary:
 
         A vocabulary without a pad, such as MADLAD-400's, has its <s>, which no text has, as pad.
         """
+        of = SentencePieceProcessor()
         try:
-            of = SentencePieceProcessor(model_proto=self._file)
-        except RuntimeError as error:
+            of.load_from_serialized_proto(self._file)
+            of.id_to_piece([*range(of.get_piece_size())])  # are all UTF-8
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise InputError(f"{self.path}: not a SentencePiece model") from error
         pad = of.bos_id() if of.pad_id() < 0 else of.pad_id()
         first = pad, of.eos_id(), of.unk_id()

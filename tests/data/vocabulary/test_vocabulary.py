@@ -170,8 +170,11 @@ def test_errors(tmp_path: Path, made_cache: Cache) -> None:
         vocabulary.train(tmp_path / "v.model", ["", " "], 400, ["en"])
     with pytest.raises(ValueError, match="no such vocabulary file"):
         Vocabulary(tmp_path / "v.model")
-    (tmp_path / "v.model").write_bytes(b"not a model")
-    with pytest.raises(ValueError, match="not a SentencePiece model"):
-        _ = Vocabulary(tmp_path / "v.model").size
+    written = made_cache.vocabulary.path.read_bytes()
+    no_text = written.replace("▁".encode(), b"\xff\xff\xff")
+    for content in (b"not a model", b"", written[:-9], no_text):
+        (tmp_path / "v.model").write_bytes(content)
+        with pytest.raises(ValueError, match="not a SentencePiece model"):
+            _ = Vocabulary(tmp_path / "v.model").size
     with pytest.raises(ValueError, match=r"no tag <2eo>; it knows en, gl, pt, sr_Latn"):
         made_cache.vocabulary.tag_id("eo")

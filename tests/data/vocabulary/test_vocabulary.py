@@ -172,7 +172,7 @@ def test_errors(tmp_path: Path, made_cache: Cache) -> None:
         Vocabulary(tmp_path / "v.model")
     written = made_cache.vocabulary.path.read_bytes()
     no_text = written.replace("▁".encode(), b"\xff\xff\xff")
-    for content in (b"not a model", b"", written[:-9], no_text):
+    for content in (b"not a model", b"", no_text):
         (tmp_path / "v.model").write_bytes(content)
         with pytest.raises(ValueError, match="not a SentencePiece model"):
             _ = Vocabulary(tmp_path / "v.model").size

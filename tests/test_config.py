@@ -123,6 +123,21 @@ def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
         experiment_of(path, HERE)
 
 
+def test_a_scope_holds_within_other_scopes() -> None:
+    """Within a baseline, whose scopes come first; a longer scope replaces a shorter one."""
+    experiment = experiment_of(
+        TINY, HERE,
+        "experiment.Experiment.decoding = @own/experiment.Decoding()",
+        "own/experiment.Decoding.beams = 7",
+        "bilingual/experiment.Decoding.alpha = 0.5",
+        "bilingual/low/own/experiment.Decoding.beams = 3",
+    )  # fmt: skip
+    assert experiment.baselines is not None
+    found = [experiment.decoding, experiment.baselines.high.decoding]
+    assert [(one.beams, one.alpha) for one in found] == [(7, 0.6), (7, 0.5)]
+    assert experiment.baselines.low.decoding.beams == 3
+
+
 def test_run_files_of_a_user_are_found_and_the_saved_config_is_complete(tmp_path: Path) -> None:
     """Run files as T5X has them: found in --gin_search_paths, one including the other."""
     runs, models = tmp_path / "runs", tmp_path / "models"

@@ -186,11 +186,16 @@ class Config(Bindings):
                 yield name, part
 
     def _bound(self, target: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
-        """Returns the binding of each parameter; that of an inner scope replaces an outer one."""
+        """Returns the binding of each parameter; that of an inner scope replaces an outer one.
+
+        Of the scopes a/b they are those of nothing, of a, of b and of a/b.
+        """
+        depths = range(len(scopes) + 1)
+        places = [*(scopes[:depth] for depth in depths), *(scopes[-depth:] for depth in depths[1:])]
         found = {}
-        for depth in range(len(scopes) + 1):
+        for place in places:
             for (of, identity, name), binding in self._bindings.items():
-                if identity == id(target) and of == scopes[:depth]:
+                if identity == id(target) and of == place:
                     found[name] = binding
         return found
 

@@ -21,7 +21,8 @@ CONTINUED = "results/starts/continued.gin"
 # Relatives among the others: many; two of its script; one; none; none, and a script of its own.
 NEW = ("cat", "bel", "est", "eus", "kor")
 PAIRS, OLD_TEST, OLD_DEV = 500, 50, 20  # training pairs of the new, sentences of the others
-STEPS, SEEDS = 1500, (0, 1, 2)
+STEPS, SEEDS = 2000, (0, 1, 2)
+SIZE = {"WIDTH": 64, "HEADS": 2, "MLP_WIDTH": 384}
 GROWN = 17000  # pieces of the sources' vocabulary
 SHARES = {"replay_0": 0.2, "replay_30": 0.14}  # of each new language
 
@@ -81,6 +82,7 @@ def commands(out: Path, languages: list[str]) -> Iterator[tuple[str, list[str]]]
             f"--gin_file={GIN}",
             *more,
             f"--model_dir={out / system}",
+            *(f"--gin.{name}={value}" for name, value in SIZE.items()),
             f"--gin.TEXT_DIR='{out / 'text'}'",
             f"--gin.DATA_DIR='{out / 'data'}'",
             f"--gin.BASELINES_DIR='{out / 'baselines'}'",

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from m4.data.cldr import tags
+from m4.data.directions import base_language
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ def describe(code: str) -> Language:
     'kab'), for which CLDR knows name and likely script. An unknown code names itself: users may
     bring their own. The result's `code` is that of the table or of CLDR; it is not a key.
     """
+    if origin := code.partition("~")[2]:
+        known = describe(base_language(code))
+        return replace(known, name=f"{known.name} ({origin})")
     if known := listed(code):
         return known
     if (tag := tags.parse(code)) is None:

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from m4.data.directions import base_language
 from m4.settings import InputError
 
+# Behind the tag of a source that a model wrote (Caswell et al. 2019, arXiv 1906.06442).
+SYNTHETIC = "<bt>"
 PAD_ID, EOS_ID = 0, 1
 # Ids that a source has in addition to its text, and a source or a target.
 TAG_IDS, EOS_IDS = 1, 1
@@ -19,7 +22,7 @@ class Encoder(Protocol):
 
 def tag_symbol(language: str) -> str:
     """Returns the text that asks for a translation into `language`: '<2gl>'."""
-    return f"<2{language}>"
+    return f"<2{base_language(language)}>"
 
 
 def tag(text: str, target_language: str) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from fontTools.unicodedata import Scripts
 
+from m4.data.directions import base_language
 from m4.data.languages import describe, listed, split_code
 
 # ISO 15924's names for several scripts together, and what else texts in a script are written with.
@@ -42,6 +43,7 @@ def scripts_of(code: str) -> frozenset[str] | None:
     The code is m4's or ISO 639's, with or without a script; its own script counts before m4's table
     of languages. The result is None for an unknown code.
     """
+    code = base_language(code)
     _, own = split_code(code)
     known = describe(code) if code == "en" else listed(code)
     return _letters_of(own or (known.script if known else ""))
@@ -54,7 +56,7 @@ def likely_scripts_of(code: str) -> frozenset[str] | None:
     user's own addition ('zh_TW', 'pt_BR_2') nothing says the script: CLDR may know one of the
     territory ('pa_PK' is Arab, 'pa' Guru), or else it is the language's.
     """
-    parts = code.split("_")
+    parts = base_language(code).split("_")
     for end in range(len(parts), 0, -1):
         if script := describe("_".join(parts[:end])).script:
             return _letters_of(script)

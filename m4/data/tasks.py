@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import MIXTURES, directions_of
+from m4.data.directions import MIXTURES, directions_of, is_synthetic
 from m4.data.normalization import Form
-from m4.data.preprocess import language_of, sides_of, split_direction, tag_symbol
+from m4.data.preprocess import SYNTHETIC, language_of, sides_of, split_direction, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS
@@ -218,9 +218,9 @@ def unregister(prefix: str = "m4") -> None:
 
 
 def task_name(direction: str, prefix: str = "m4") -> str:
-    """Returns the name of a task: 'en-gl' -> 'm4.en_gl'; seqio allows no '-'."""
+    """Returns the name of a task: 'en-gl' -> 'm4.en_gl'; seqio allows no '-' or '~'."""
     first, second = split_direction(direction)
-    return f"{prefix}.{first}_{second}"
+    return f"{prefix}.{first}_{second}".replace("~", ".")
 
 
 def _rates(
@@ -250,13 +250,14 @@ def _tokenize(
     """
     source, target = sides_of(direction)
     of = {name: feature.vocabulary for name, feature in output_features.items()}
-    tag = tag_symbol(split_direction(direction)[1])
-    tag_id = of["inputs"].tokenizer.piece_to_id(SPACE + tag)
+    from_, to = split_direction(direction)
+    tags = [tag_symbol(to)] + [SYNTHETIC] * is_synthetic(from_)
+    tag_ids = [of["inputs"].tokenizer.piece_to_id(SPACE + tag) for tag in tags]
 
     def tokenized(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {
-            "inputs_pretokenized": tf.strings.join([tag, " ", example[source]]),
-            "inputs": tf.concat([[tag_id], of["inputs"].text_ids(example[source], form)], 0),
+            "inputs_pretokenized": tf.strings.join([*tags, example[source]], " "),
+            "inputs": tf.concat([tag_ids, of["inputs"].text_ids(example[source], form)], 0),
             "targets_pretokenized": example[target],
             "targets": of["targets"].text_ids(example[target], form and "nfc"),
         }

@@ -9,6 +9,7 @@ from m4.data.cache.origins import Recorded
 from m4.data.cleaning.clean import Cleaner, Cleaning, lines_of
 from m4.data.cleaning.english_side import EnglishSides
 from m4.data.cleaning.ledger import Count, Ledger
+from m4.data.directions import base_language
 from m4.data.sources import SPLITS, Pair, Source
 from m4.settings import InputError
 
@@ -54,7 +55,9 @@ def write_text(
             progress("text", done, len(SPLITS) * len(languages))
             kept, text = 0, text_file(folder, split, code)
             with text.open("w", encoding="utf-8", newline="\n") as file:
-                for chunk in cleaner.pairs(code, split):
+                # Other text of a language is trained on alone, also where a hash decides splits.
+                used = split == "train" or base_language(code) == code
+                for chunk in cleaner.pairs(code, split) if used else ():
                     if split != "train":
                         chunk = cleaning.normalise_all(chunk)
                     file.write(lines_of(chunk, code, split))

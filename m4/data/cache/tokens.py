@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from m4.data.cache.corpus_text import Progress, text_file
 from m4.data.cache.origins import Compressed
-from m4.data.directions import SIDES, SIDES_OF, STORED
+from m4.data.directions import SIDES, SIDES_OF, STORED, is_synthetic
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import (
@@ -103,9 +103,10 @@ def tokenize(
     arrays = arrays_of(folder, settings)
     ways = settings["segmentations"]
     spans = {
-        (split, code): list(ranges_of(text_file(folder, split, code), split == "train"))
-        for split in SPLITS
+        (split, code): list(ranges_of(text_file(folder, split, code), split == "train", synthetic))
         for code in languages
+        for synthetic in [("translation",) * is_synthetic(code)]
+        for split in SPLITS
     }
     results = tokenized(
         [span for of_file in spans.values() for span in of_file],

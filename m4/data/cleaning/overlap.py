@@ -12,7 +12,7 @@ from m4.data.cleaning import Check, CleaningStage, Findings, Opened
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
 from m4.data.cleaning.keys import Digests
 from m4.data.cleaning.normalise import Normalise
-from m4.data.directions import SIDES, STORED
+from m4.data.directions import SIDES, STORED, base_language
 from m4.data.sources import Source
 from m4.data.sources.reading.files import digest
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, plain, text_lines
@@ -111,13 +111,13 @@ class _Registered:
             if side not in sides:
                 continue
             for name in names:
-                seen = self._seen.get((name, code))
+                seen = self._seen.get((name, base_language(code)))
                 if seen is not None and name != split:
                     drop[f"{side} side in {name}"] = seen.contains(chunk.normal_digests(side))
         return Findings(drop)
 
     def _of(self, name: str, code: str) -> Digests:
-        return self._seen.setdefault((name, code), Digests())
+        return self._seen.setdefault((name, base_language(code)), Digests())
 
 
 def _normal(chunk: Chunk) -> Chunk:

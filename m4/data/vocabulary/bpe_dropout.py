@@ -25,7 +25,7 @@ class Dropout:
     def __init__(self, vocabulary: Vocabulary) -> None:
         pieces = vocabulary.pieces
         # Special pieces, tags and bytes are left whole.
-        whole = {*range(vocabulary.byte_ids.stop), *map(vocabulary.tag_id, vocabulary.languages)}
+        whole = {*range(vocabulary.byte_ids.stop), *vocabulary.tag_ids}
         number = {piece: i for i, piece in enumerate(pieces) if i not in whole}
         self._characters = Ragged.of(
             [[i] if i in whole else [number[c] for c in p] for i, p in enumerate(pieces)]

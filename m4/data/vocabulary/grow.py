@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from m4.data.preprocess import tag_symbol
-from m4.data.vocabulary.vocabulary import SPACE, Model, Vocabulary, train
+from m4.data.vocabulary.vocabulary import SPACE, Model, Vocabulary, tags_of, train
 from m4.settings import InputError
 from m4.storage.files import whole
 
@@ -30,8 +29,8 @@ def grow(
     Raises:
         InputError: `size` is too small for the old pieces and the new tags.
     """
-    model, known_tags = old.model(), {*old.languages}
-    tags = [SPACE + tag_symbol(code) for code in languages if code not in known_tags]
+    model, known_tags = old.model(), {piece.removeprefix(SPACE) for piece in old.pieces}
+    tags = [tag for tag in tags_of(languages) if tag.removeprefix(SPACE) not in known_tags]
     if size < old.size + len(tags):
         raise InputError(
             f"CorpusSpec.vocabulary_size = {size}: the vocabulary of {old.path} has {old.size} "

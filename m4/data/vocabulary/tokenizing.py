@@ -38,13 +38,15 @@ class TokenArray(NamedTuple):
 class TextRange(NamedTuple):
     """Whole lines of a text file, from byte `start` up to `stop`.
 
-    In `train` pairs that are too long are left out, and there are several segmentations.
+    In `train` pairs that are too long are left out, and there are several segmentations. The
+    sources of `synthetic` sides get a mark in front.
     """
 
     path: Path
     start: int
     stop: int
     train: bool
+    synthetic: tuple[str, ...] = ()
 
 
 class Tokenized(NamedTuple):
@@ -94,7 +96,10 @@ class RangeTokenizer:
             ]
             for i, side in enumerate(SIDES)
         }
-        best = {a.name: Ragged.of(self._encode(a, sides[a.side])) for a in self.arrays}
+        best = {
+            a.name: Ragged.of(self._encode(a, sides[a.side], a.side in span.synthetic))
+            for a in self.arrays
+        }
         long = np.any([best[a.name].lengths > a.longest for a in self.arrays], axis=0)
         pairs, kept = len(lines), None
         if span.train and long.any():
@@ -114,9 +119,12 @@ class RangeTokenizer:
             kept,
         )
 
-    def _encode(self, array: TokenArray, texts: Sequence[str]) -> list[list[int]]:
+    def _encode(self, array: TokenArray, texts: Sequence[str], synthetic: bool) -> list[list[int]]:
         vocabulary = self._vocabularies[array.vocabulary]
-        return (vocabulary.encode_targets if array.role == "target" else vocabulary.encode)(texts)
+        if array.role == "target":
+            return vocabulary.encode_targets(texts)
+        mark = [vocabulary.synthetic_id] if synthetic else []
+        return [mark + ids for ids in vocabulary.encode(texts)]
 
     def _way(self, array: TokenArray, best: Ragged, span: TextRange, way: int) -> Ragged:
         """Returns one segmentation of each sentence, with ids of the array's type."""
@@ -139,7 +147,7 @@ def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:
     return np.uint16 if Vocabulary(vocabulary).size <= 1 << 16 else np.int32
 
 
-def ranges_of(path: Path, train: bool) -> Iterator[TextRange]:
+def ranges_of(path: Path, train: bool, synthetic: tuple[str, ...] = ()) -> Iterator[TextRange]:
     """Yields a text file in stretches of about a megabyte."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -147,7 +155,7 @@ def ranges_of(path: Path, train: bool) -> Iterator[TextRange]:
         while start < size:
             file.seek(min(start + _RANGE_BYTES, size))
             file.readline()
-            yield TextRange(path, start, stop := file.tell(), train)
+            yield TextRange(path, start, stop := file.tell(), train, synthetic)
             start = stop
 
 

@@ -15,7 +15,7 @@ _BATCH = 10_000
 def used_ids(vocabulary: Vocabulary, texts: Iterable[str]) -> list[int]:
     """Returns the ids that texts use as sources or targets, and those of all special pieces."""
     pieces = vocabulary.model().pieces
-    tags = {vocabulary.tag_id(language) for language in vocabulary.languages}
+    tags = {*vocabulary.tag_ids}
     used = {i for i, piece in enumerate(pieces) if piece.type not in (_NORMAL, _UNUSED)} | tags
     rest = iter(texts)
     while batch := list(itertools.islice(rest, _BATCH)):

@@ -23,8 +23,9 @@ from typing import Any, cast
 import sentencepiece
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
+from m4.data.directions import is_synthetic
 from m4.data.normalization import FORMS, Form, normalised
-from m4.data.preprocess import tag_symbol
+from m4.data.preprocess import SYNTHETIC, tag_symbol
 from m4.settings import InputError, SettingError
 from m4.storage.files import whole
 
@@ -42,7 +43,7 @@ _MOST_LINE_BYTES, _MOST_LINE_CHARACTERS = 1 << 16, 1 << 14
 # protobuf makes its classes while it is imported.
 Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
 _BPE = 2  # TrainerSpec.ModelType
-_TAG = re.compile(SPACE + r"?<2(\w+)>")
+_TAG = re.compile(SPACE + r"?<(2\w+|bt)>")
 # With fewer pieces for merges and characters a vocabulary spells everything out.
 _LEAST_PIECES = 16
 
@@ -241,11 +242,27 @@ class Vocabulary:
 
         Tags of a vocabulary that has grown (`m4.data.vocabulary.grow`) are behind its pieces.
         """
-        return [tag.removeprefix("<2").removesuffix(">") for tag in self._tags]
+        return [tag.removeprefix("<2").removesuffix(">") for tag in self._tags if tag != SYNTHETIC]
+
+    @property
+    def synthetic_id(self) -> int:
+        """The id in front of a source that a model wrote.
+
+        Raises:
+            InputError: The vocabulary was made without such text.
+        """
+        if SYNTHETIC not in self._tags:
+            raise InputError(f"{self.path}: no piece {SYNTHETIC} for synthetic sources")
+        return self._tags[SYNTHETIC]
+
+    @property
+    def tag_ids(self) -> list[int]:
+        """Ids that stand in front of sources: of the tags, and of the mark of synthetic text."""
+        return [*self._tags.values()]
 
     @cached_property
     def _tags(self) -> dict[str, int]:
-        """Tag, "<2gl>" -> id; its piece may begin with a space (m4's) or not (MADLAD-400's)."""
+        """Tag, "<2gl>" or "<bt>" -> id; m4's pieces begin with a space, MADLAD-400's do not."""
         return {
             piece.removeprefix(SPACE): i
             for i, piece in enumerate(self.pieces)
@@ -353,7 +370,7 @@ def train(
     Returns:
         requested_size, size, coverage (the share reached) and characters.
     """
-    tags = [SPACE + tag_symbol(language) for language in languages]
+    tags = tags_of(languages)
     if size < (least := least_size(len(tags))):
         raise SettingError("train.size", size, f"at least {least}")
     free = size - least + _LEAST_PIECES
@@ -379,6 +396,12 @@ def train(
         "coverage": round(covered, 6),
         "characters": len(kept),
     }
+
+
+def tags_of(languages: Sequence[str]) -> list[str]:
+    """Returns the pieces that stand in front of sources: tags, and the mark of synthetic text."""
+    symbols = [*dict.fromkeys(map(tag_symbol, languages))]
+    return [SPACE + one for one in symbols + [SYNTHETIC] * any(map(is_synthetic, languages))]
 
 
 def least_size(tags: int) -> int:

@@ -9,6 +9,7 @@ import flax.linen as nn
 import numpy as np
 
 from m4.data.cache.cache import Cache
+from m4.data.directions import base_language
 from m4.data.preprocess import language_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.decode import Batch, BatchCounts, as_json, cut_said, translations, warn
@@ -100,7 +101,8 @@ def check_held_out(cache: Cache) -> None:
         InputError: A language has no dev or no test sentences.
     """
     for split in ("dev", "test"):
-        if lacking := [code for code in cache.languages() if not cache.size(code, split)]:
+        tested = (code for code in cache.languages() if base_language(code) == code)
+        if lacking := [code for code in tested if not cache.size(code, split)]:
             raise InputError(
                 f"no {split} sentences of {', '.join(lacking)}: bilingual baselines need them; "
                 "leave these languages out (CorpusSpec.languages), or add the files"

@@ -16,6 +16,7 @@ import jax
 from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.corpus import bilingual
+from m4.data.directions import base_language
 from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import check_held_out
@@ -139,7 +140,7 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
     levels = baselines_of(experiment)
     folder = Path(levels.folder or experiment.folder / "baselines")
     plans = {}
-    for language in cache.languages():
+    for language in (code for code in cache.languages() if base_language(code) == code):
         level = experiment.data.levels.of(cache.size(language, "train"))
         base = levels.of(level)
         vocabularies = {name: getattr(base.data.corpus, name) for name in _VOCABULARIES}

@@ -10,8 +10,8 @@ from m4.data.sources import SPLITS
 from m4.data.sources.reading.files import unpacked
 from m4.settings import InputError, SettingError, is_one_line
 
-# Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn.
-_CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
+# Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn, gl~bt.
+_CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*(?:~[a-z0-9]+)?"
 _FIELD = re.compile(r"\{(\w*)\}|(\*)")
 _FIELDS = ("lang", "pair", "side", "split")
 # Words that stand for splits in names, between separators or at an end.
@@ -48,7 +48,7 @@ class File:
 
 def m4_code(code: str) -> str:
     """Makes a code fit for a direction's name: 'pt-BR' -> 'pt_BR', 'sr@latin' -> 'sr_latin'."""
-    return re.sub(r"[^A-Za-z0-9_]", "_", code)
+    return re.sub(r"[^A-Za-z0-9_~]", "_", code)
 
 
 def said_splits(name: str) -> dict[str, str]:
@@ -82,7 +82,8 @@ class Codes:
 
     def __call__(self, code: str, path: epath.Path | None = None) -> str:
         """Returns m4's code; `path` is the file of this language, or None for a record's."""
-        language = self._by_code.get(code) or m4_code(code)
+        plain, *origin = code.split("~")
+        language = "~".join([self._by_code.get(plain) or m4_code(plain), *origin])
         if len(language) > _LONGEST_CODE:
             raise InputError(
                 f"{path or self._folder}: language code {code[:20]}... of {len(code)} letters: "

@@ -1,4 +1,4 @@
-"""Shares: some directions have given shares of the draws, another sampler divides the rest."""
+"""Shares: given shares of the draws for some directions; another sampler divides the rest."""
 
 import dataclasses
 import math
@@ -11,29 +11,31 @@ from m4.data.samplers.learned import Learned
 from m4.data.samplers.temperature import temperature
 from m4.settings import Between, SettingError, checked
 
-_Share = Annotated[float, Between(0, 1)]
-
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Shares:
     """Another sampler's rates, with given shares for the directions that match a pattern.
 
-    Within a pattern, and among the directions that match none, rates keep their proportions.
+    {"en-*": 0.5} gives half of the draws to the directions from English: those to English teach the
+    decoder one language, and are learned long before the others at equal shares (Arivazhagan et al.
+    2019, "Massively Multilingual NMT in the Wild", where any-to-English gains more than
+    English-to-any). {"gl~bt-en": 0.2} is for back-translations.
 
     Attributes:
-        sampler: Rates of all directions. It is not told what the run draws.
-        shares: Pattern -> share of the draws of all directions that match it together, such as
-            {"gl-en": 0.7} or {"*-en": 0.5}. A direction counts for the first pattern that it
-            matches. Directions that match none share what is left; if all match one, the shares
-            are divided by their sum.
+        shares: Pattern -> share of the draws for all directions that match it together. A direction
+            counts for the first pattern that it matches, and keeps its proportion to the others
+            there. What is left is for those that match none, in their proportions; where there are
+            none, or a pattern with * matches none, the other shares are divided by their sum.
+        sampler: Rates of all directions. It is not told what the run draws: unimax needs its own
+            budget here, and its bound on repeats does not hold, since rates rise with their share.
 
     Raises:
         SettingError: The sampler is a schedule, which can have this one in its phases, or learns,
-            which can start from this one; the shares are more than 1; a pattern matches nothing.
+            which can start from this one; shares are above 1 together; a direction is not there.
     """
 
-    shares: Mapping[str, _Share]
+    shares: Mapping[str, Annotated[float, Between(0, 1)]]
     sampler: Sampler = temperature
 
     def __post_init__(self) -> None:
@@ -47,14 +49,19 @@ class Shares:
         """Returns the rates of all directions, which sum to 1."""
         check_sizes(sizes)
         rates = self.sampler(sizes)
-        kinds: dict[str | None, dict[str, float]] = {}
+        parts: dict[str | None, dict[str, float]] = {}
         for name, rate in rates.items():
             matched = (pattern for pattern in self.shares if fnmatchcase(name, pattern))
-            kinds.setdefault(next(matched, None), {})[name] = rate
-        if unused := self.shares.keys() - kinds.keys():
-            allowed = f"patterns that match a direction of {', '.join(sizes)}"
-            raise SettingError("Shares.shares", sorted(unused), allowed)
-        given = {**self.shares, None: 1 - math.fsum(self.shares.values())}
-        divided = {name: given[kind] * rate for kind, one in kinds.items()
-                   for name, rate in normalized(one).items()}  # fmt: skip
-        return normalized({name: divided[name] for name in rates})
+            parts.setdefault(next(matched, None), {})[name] = rate
+        if missing := [name for name in self.shares if name not in parts and "*" not in name]:
+            allowed = f"a direction of {', '.join(sizes)}, or a pattern with *"
+            raise SettingError("Shares.shares", missing[0], allowed)
+        given = {**self.shares, None: max(0.0, 1 - math.fsum(self.shares.values()))}
+        shares = {
+            name: given[pattern] * rate
+            for pattern, part in parts.items()
+            for name, rate in normalized(part).items()
+        }
+        if not any(shares.values()):
+            raise SettingError("Shares.shares", dict(self.shares), "a share for a direction here")
+        return normalized({name: shares[name] for name in rates})

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from m4.data import samplers
 from m4.data.samplers import Phase, Planned, Sampler
-from m4.data.samplers.direction_weights import DirectionWeights
 from m4.data.samplers.kept import Kept
 from m4.data.samplers.learned import Learned, improvement, loss
 from m4.data.samplers.mixing_rates import mixing_rates
 from m4.data.samplers.proportional import proportional
 from m4.data.samplers.schedule import Schedule
+from m4.data.samplers.shares import Shares
 from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
 from m4.data.samplers.unimax import unimax
@@ -46,7 +46,7 @@ BY_FILE: dict[str, list[Sampler]] = {
         functools.partial(mixing_rates, rates={f"en-l{i}": 2.0 for i in range(30)}),
     ],
     "kept": [Kept(temperature, (), 0.0)],
-    "direction_weights": [DirectionWeights(), DirectionWeights(uniform, from_english=0.9)],
+    "shares": [Shares({"en-*": 0.5}), Shares({"x-*": 0.2})],
 }
 ALL = [
     pytest.param(one, id=f"{file}-{number}")
@@ -130,21 +130,23 @@ def test_unimax_is_the_most_uniform_that_keeps_the_bound(
         assert count == pytest.approx(min(most, max_epochs * sizes[name]))
 
 
-def test_direction_weights_by_hand() -> None:
+def test_shares_by_hand() -> None:
     sizes = {"en-gl": 1, "gl-en": 1, "en-es": 3, "es-en": 3}
     # Proportional: 1/8, 1/8, 3/8, 3/8; a side's proportions are 1 to 3.
-    rates = DirectionWeights(proportional, from_english=0.8)(sizes)
+    rates = Shares({"en-*": 0.8}, proportional)(sizes)
     assert rates == pytest.approx({"en-gl": 0.2, "gl-en": 0.05, "en-es": 0.6, "es-en": 0.15})
     assert list(rates) == list(sizes)
-    assert DirectionWeights(proportional)(sizes) == pytest.approx(proportional(sizes))
+    # The first pattern counts, and 0.3 is left for the two that match none.
+    rates = Shares({"gl-en": 0.5, "*-en": 0.2}, uniform)(sizes)
+    assert rates == pytest.approx({"en-gl": 0.15, "gl-en": 0.5, "en-es": 0.15, "es-en": 0.2})
+    # Shares of 1 together leave nothing for others.
+    assert Shares({"gl-en": 1.0})(sizes)["en-gl"] == 0
 
 
 @given(sizes=SIZES, share=st.floats(0.01, 0.99))
-def test_direction_weights_have_their_shares_and_keep_proportions(
-    sizes: dict[str, int], share: float
-) -> None:
+def test_shares_are_drawn_and_keep_proportions(sizes: dict[str, int], share: float) -> None:
     both = sizes | {f"{name.removeprefix('en-')}-en": size for name, size in sizes.items()}
-    rates, inner = DirectionWeights(from_english=share)(both), temperature(both)
+    rates, inner = Shares({"en-*": share})(both), temperature(both)
     assert sum(rates[name] for name in sizes) == pytest.approx(share)
     for side, part in ((sizes, share), (both.keys() - sizes, 1 - share)):
         for name in side:
@@ -154,9 +156,7 @@ def test_direction_weights_have_their_shares_and_keep_proportions(
 @pytest.mark.parametrize("direction", ["en-xx", "xx-en"])
 def test_directions_of_one_kind_keep_their_rates(direction: str) -> None:
     sizes = {direction.replace("xx", name): size for name, size in (("gl", 1), ("es", 3))}
-    assert DirectionWeights(proportional, from_english=0.8)(sizes) == pytest.approx(
-        proportional(sizes)
-    )
+    assert Shares({"en-*": 0.8}, proportional)(sizes) == pytest.approx(proportional(sizes))
 
 
 def test_schedule_by_hand() -> None:
@@ -251,9 +251,11 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: unimax({"a": 3}, budget=0.0), "unimax.budget = 0.0: must be"),
     (lambda: unimax({"a": 3}, max_epochs=math.inf), "max_epochs = inf"),
     (lambda: Schedule([(0, unimax, None)])({"en-gl": 1}), "unimax.budget = None"),
-    (lambda: DirectionWeights(from_english=1.0), "from_english = 1.0: must be a number"),
-    (lambda: DirectionWeights(from_english=math.nan), "from_english = nan: must be a number"),
-    (lambda: DirectionWeights(Learned()), "must be neither a sched"),
+    (lambda: Shares({"en-*": 1.1}), "Shares.shares['en-*'] = 1.1: must be a number"),
+    (lambda: Shares({"en-*": 0.6, "*-en": 0.6}), "must be shares of at most 1 together"),
+    (lambda: Shares({"en-xx": 0.6})({"en-gl": 1}), "'en-xx': must be a direction of en-gl"),
+    (lambda: Shares({"en-*": 0.0})({"en-gl": 1}), "must be a share for a direction here"),
+    (lambda: Shares({"en-*": 0.5}, Learned()), "must be neither a sched"),
     (lambda: Schedule([(5, uniform, None)]), "first steps = [5]: must be whole numbers from 0"),
     (lambda: Schedule([]), "first steps = []"),
     (lambda: Schedule([(0, uniform, None)] * 2), "first steps = [0, 0]"),

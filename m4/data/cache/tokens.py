@@ -104,9 +104,9 @@ def tokenize(
     ways = settings["segmentations"]
     spans = {
         (split, code): list(ranges_of(text_file(folder, split, code), split == "train", synthetic))
+        for split in SPLITS
         for code in languages
         for synthetic in [("translation",) * is_synthetic(code)]
-        for split in SPLITS
     }
     results = tokenized(
         [span for of_file in spans.values() for span in of_file],

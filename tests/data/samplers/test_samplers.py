@@ -251,7 +251,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: unimax({"a": 3}, budget=0.0), "unimax.budget = 0.0: must be"),
     (lambda: unimax({"a": 3}, max_epochs=math.inf), "max_epochs = inf"),
     (lambda: Schedule([(0, unimax, None)])({"en-gl": 1}), "unimax.budget = None"),
-    (lambda: Shares({"en-*": 1.1}), "Shares.shares['en-*'] = 1.1: must be a number"),
+    (lambda: Shares({"en-*": 1.1}), "Shares.shares = {'en-*': 1.1}: must be a dictionary"),
     (lambda: Shares({"en-*": 0.6, "*-en": 0.6}), "must be shares of at most 1 together"),
     (lambda: Shares({"en-xx": 0.6})({"en-gl": 1}), "'en-xx': must be a direction of en-gl"),
     (lambda: Shares({"en-*": 0.0})({"en-gl": 1}), "must be a share for a direction here"),

@@ -1,0 +1,112 @@
+"""Other text of a language: gl~lexicon both ways, and gl~bt, which a model wrote, as a source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
+from m4.data.directions import MIXTURES, base_language, directions_of, is_code
+from m4.data.preprocess import split_direction
+from m4.data.samplers.shares import Shares
+from m4.data.samplers.uniform import uniform
+from m4.data.sources.tsv import Tsv
+from m4.data.stream import mixture
+from m4.data.stream.stream import Stream
+from tests.data.corpus import Made
+
+PAIRS = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text of gl and pt; gl's dev and test; pairs of gl~bt and gl~lexicon, one side of them in test."""
+    folder, made = tmp_path_factory.mktemp("other_text"), Made({"gl": 60, "pt": 60})
+    for code in ("gl", "pt"):
+        for split in ("train", "dev", "test"):
+            write(folder / f"{code}.{split}.tsv", [*made.pairs(code, split)])
+    more = [*made.pairs("gl", "train")]
+    tested = next(iter(made.pairs("gl", "test")))
+    write(folder / "gl~bt.train.tsv", [(f"{e} again", f"{t} <bt>") for e, t in more[:PAIRS]])
+    write(folder / "gl~lexicon.train.tsv", [("sea", "mar"), ("word", tested.translation)])
+    return folder
+
+
+def write(path: Path, pairs: list) -> None:
+    path.write_text("".join(f"{english}\t{other}\n" for english, other in pairs), "utf-8")
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["once", "segmentations"])
+def cache(folder: Path, request: pytest.FixtureRequest, tmp_path_factory) -> Cache:
+    spec = CorpusSpec(Tsv(folder), vocabulary_size=500, segmentations=request.param)
+    return spec.build(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize("code", ["gl", "zh_Hant", "gl~bt", "gl~lexicon"])
+def test_codes(code: str) -> None:
+    assert is_code(code)
+    assert base_language(code) == code.split("~")[0]
+    assert not any(map(is_code, (f"{code}~", f"~{code}", f"{code}~B-")))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_synthetic_text_is_never_a_target(name: str) -> None:
+    found = directions_of(name, ["gl", "gl~bt", "gl~lexicon"])
+    assert "en-gl~bt" not in found
+    assert ("gl~bt-en" in found) == ("gl-en" in found)
+    assert ("en-gl~lexicon" in found) == ("en-gl" in found)
+
+
+def test_other_text_is_trained_on_alone_and_test_sentences_leave_it(cache: Cache) -> None:
+    for code, pairs in (("gl~bt", PAIRS), ("gl~lexicon", 1)):
+        assert [cache.size(code, split) for split in ("train", "dev", "test")] == [pairs, 0, 0]
+    dropped = cache.ledger().count("gl~lexicon", "train").dropped
+    assert dropped == {"overlap: translation side in test": 1}
+
+
+def test_marks_are_in_front_of_synthetic_sources_and_nowhere_else(cache: Cache) -> None:
+    vocabulary = cache.source_vocabulary
+    mark = vocabulary.synthetic_id
+    assert vocabulary.pieces[mark] == "▁<bt>"
+    assert vocabulary.languages == ["en", "gl", "pt"]
+    # A text that has the word is no marked one.
+    assert mark not in vocabulary.encode(["<bt> bos días <bt>"])[0]
+    flat, offsets = cache.tokens("train", "translation")
+    rows, ways = sum(cache.size(code, "train") for code in cache.languages()), cache.segmentations
+    assert len(offsets) == rows * ways + 1
+    marked = np.flatnonzero(flat == mark)
+    starts = [
+        offsets[way * rows + row] for way in range(ways) for row in cache.rows("gl~bt", "train")
+    ]
+    assert marked.tolist() == sorted(starts)
+    assert mark not in cache.tokens("train", "english")[0]
+    pair = next(cache.pairs("gl~bt", "train"))
+    (ids,) = vocabulary.encode([pair.translation])
+    assert flat[offsets[cache.rows("gl~bt", "train")[0]] :][: len(ids) + 1].tolist() == [mark, *ids]
+
+
+def test_batches_have_tag_then_mark_and_the_share_that_is_asked_for(cache: Cache) -> None:
+    names, share = [*cache.directions], 0.3
+    phases = mixture.phases(cache, Shares({"gl~bt-*": share}, uniform))
+    stream = Stream(cache, phases=phases, seed=1, batch_rows=16)
+    vocabulary, drawn = cache.source_vocabulary, np.zeros(len(names))
+    for step in range(40):
+        batch = stream.batch(step)
+        inputs, of = batch["encoder_input_tokens"], batch["encoder_direction_ids"]
+        first = (batch["encoder_positions"] == 0) & (batch["encoder_segment_ids"] > 0)
+        for row, place in zip(*np.nonzero(first), strict=True):
+            source, target = split_direction(names[of[row, place]])
+            assert inputs[row, place] == vocabulary.tag_id(base_language(target))
+            assert (inputs[row, place + 1] == vocabulary.synthetic_id) == (source == "gl~bt")
+            drawn[of[row, place]] += 1
+    assert drawn[names.index("gl~bt-en")] / drawn.sum() == pytest.approx(share, abs=0.02)
+
+
+def test_without_other_text_nothing_is_changed(folder: Path, tmp_path: Path) -> None:
+    spec = CorpusSpec(Tsv(folder), languages=["gl", "pt"], vocabulary_size=500)
+    cache = spec.build(tmp_path / "data")
+    assert not any("bt>" in piece for piece in cache.source_vocabulary.pieces)
+    assert cache.directions == ["en-gl", "en-pt", "gl-en", "pt-en"]

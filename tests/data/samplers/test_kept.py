@@ -11,8 +11,8 @@ import pytest
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.samplers import Sampler
-from m4.data.samplers.direction_weights import DirectionWeights
 from m4.data.samplers.kept import Kept
+from m4.data.samplers.shares import Shares
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import Pair
 from m4.data.stream.mixture import make_stream
@@ -29,7 +29,7 @@ def stream_of(cache: Cache, sampler: Sampler, sample_by: str = "examples") -> St
     return make_stream(cache, sampler, sample_by, seed=3, batch_rows=8)
 
 
-@pytest.mark.parametrize("sampler", [temperature, DirectionWeights(from_english=0.7)])
+@pytest.mark.parametrize("sampler", [temperature, Shares({"en-*": 0.7})])
 @pytest.mark.parametrize("share", [0.25, 0.9])
 def test_kept_directions_have_their_share_of_the_draws(
     made_cache: Cache, sampler: Sampler, share: float

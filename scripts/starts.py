@@ -24,7 +24,7 @@ PAIRS, OLD_TEST, OLD_DEV = 500, 50, 20  # training pairs of the new, sentences o
 STEPS, SEEDS = 2000, (0, 1, 2)
 SIZE = {"WIDTH": 64, "HEADS": 2, "MLP_WIDTH": 384}
 GROWN = 17000  # pieces of the sources' vocabulary
-SHARES = {"replay_0": 0.2, "replay_30": 0.14}  # of each new language
+REPLAY = {"replay_0": 0.0, "replay_30": 0.3}
 
 
 def main() -> int:
@@ -98,20 +98,20 @@ def commands(out: Path, languages: list[str]) -> Iterator[tuple[str, list[str]]]
     five = next(path.parent for path in (out / "data").glob("*/manifest.json")
                 if {*read_json(path)["languages"]} == {*NEW})  # fmt: skip
     for seed in SEEDS:
-        for system, share in SHARES.items():
+        seeded = f"--gin.experiment.Training.seed={seed}"
+        for system, share in REPLAY.items():
             more = [
                 f"--gin_file={CONTINUED}",
                 f"--gin.START='{out / 'start'}@{STEPS}'",
                 f"--gin.VOCABULARY='{five}'",
-                f"--gin.NEW_SHARE={share}",
-                f"--gin.experiment.Training.seed={seed}",
+                f"--gin.OLD={old}",
+                f"--gin.KEEP_SHARE={share}",
+                seeded,
             ]
             yield m4("train", f"{system}_{seed}", languages, *more)
             yield m4("decode", f"{system}_{seed}", languages, *more)
-    for seed in SEEDS:
-        more = [steps, f"--gin.experiment.Training.seed={seed}"]
-        yield m4("train", f"shared_{seed}", languages, *more)
-        yield m4("decode", f"shared_{seed}", languages, *more)
+        yield m4("train", f"shared_{seed}", languages, steps, seeded)
+        yield m4("decode", f"shared_{seed}", languages, steps, seeded)
 
 
 if __name__ == "__main__":

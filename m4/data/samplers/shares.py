@@ -35,7 +35,7 @@ class Shares:
             which can start from this one; shares are above 1 together; a direction is not there.
     """
 
-    shares: Mapping[str, Annotated[float, Between(0, 1)]]
+    shares: Mapping[str, Annotated[float, Between(0, 1)]] = dataclasses.field(default_factory=dict)
     sampler: Sampler = temperature
 
     def __post_init__(self) -> None:

@@ -156,7 +156,9 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
         return folder
     parts, begin = build(experiment, corpus), None
     if start.source is not None and training.initial is not None:
-        beginning = Beginning(training.initial, run, start.source, parts.model, corpus)
+        kept = experiment.data.kept(corpus.directions)
+        given = (training.initial, run, start.source, parts.model, corpus, kept)
+        beginning = Beginning(*given)
         beginning.report(folder)
         begin = beginning.state
     name = "train" if folder == run else "train dense"

@@ -43,6 +43,7 @@ _INITIAL = {
     "step": count,
     "optimizer?": flag,
     "changes?": named(entry(text, text)),
+    "kept?": listed(text),
 }
 _RUN = record(
     {
@@ -64,7 +65,7 @@ KINDS = ("train", "eval", "steps", "data", "baselines")
 _KIND_OF = (
     (r"(compare/\w+/)?decodes/([^/]*=[^/]*/)?(\d+/|scores_by_step\.)|scores_by_step\.", "steps"),
     (
-        r"(compare/\w+/)?decodes/|scores\.(\w+\.)?jsonl$|(deltas|rates)\.jsonl$|delta_bleu\."
+        r"(compare/\w+/)?decodes/|scores\.(\w+\.)?jsonl$|(deltas|rates|forgotten)\.jsonl$|delta_bleu\."
         r"|report\.html$",
         "eval",
     ),
@@ -83,7 +84,7 @@ _OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabul
 _WRITTEN = re.compile(
     r"run\.json|(operative_)?config\.gin|heartbeat\.json|metrics\.jsonl|report\.html"
     r"|dropped\.jsonl\.gz|(data_preview|data_report|vocabulary_report|delta_bleu)\.\w+"
-    r"|(scores|deltas|rates|scores_by_step)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
+    r"|(scores|deltas|rates|scores_by_step|forgotten)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
     r"|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines|compare"
     r"|compilation_cache"
 )

@@ -17,6 +17,7 @@ import numpy as np
 
 from m4.model import pipeline
 from m4.parallel import distributed
+from m4.parallel.platform.hardware import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError
 from m4.storage.checkpoints import Checkpoints, shapes
@@ -139,7 +140,7 @@ def train(
         with undamaged(f"{checkpoints.folder}/{latest}/note"):
             if sampling is not None and not begun:
                 sampling.resume(saved.get("sampling"))
-            clock = StepClock(flops, first_start, saved)
+            clock = StepClock(flops, first_start, saved, _devices(program))
             guard = StepGuard(training.on_bad_step, training.bad_steps, saved, state.step.sharding)
             counters = Counters(stream.directions, groups or {}, saved, start, rows * max(lengths))
         run = Run(program, state, end, StepsInFlight(most_in_flight(program.mesh), clock),
@@ -323,6 +324,12 @@ def _about(program: TrainProgram, stream: BatchStream) -> dict[str, Any]:
                 f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
             )
     return about
+
+
+def _devices(program: TrainProgram) -> int:
+    """Returns the number of devices; on CPUs that of the cores."""
+    on_cpu = program.mesh.devices.flat[0].platform == "cpu"
+    return len(available_cpus()) * jax.process_count() if on_cpu else program.mesh.size
 
 
 def _checkpoints(training: Training, folder: Path) -> Checkpoints:

@@ -17,7 +17,7 @@ from m4.data.preprocess import language_of, split_direction
 from m4.eval.metrics import bootstrap
 from m4.eval.report import curves, plot
 from m4.eval.report.figures import DARK, LIGHT, OF_PAGE, inline
-from m4.eval.scoring import rates
+from m4.eval.scoring import forgetting, rates, winners
 from m4.eval.scoring.delta import (
     METRIC_NAMES,
     UNDERTRAINED,
@@ -28,6 +28,7 @@ from m4.eval.scoring.delta import (
 )
 from m4.eval.scoring.levels import LEVELS, SIDES, ResourceLevels
 from m4.eval.scoring.score import COPY, Decode, Measured, Subsets, untagged, with_complements
+from m4.eval.scoring.winners import Cost, Winner
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SCRIPT = Path(__file__).with_name("report.js")
@@ -56,6 +57,9 @@ class Background(NamedTuple):
     curves: Mapping[str, Sequence[Mapping[str, Any]]] = {}
     sampling: Mapping[str, float] = {}  # language -> its share of the training stream
     epochs: Mapping[str, float] = {}  # language -> how often it was seen
+    costs: Mapping[str, Cost] = {}  # system -> what its training took: then winners are named
+    # Run -> the changes of directions that it keeps from the model that it begins from.
+    forgotten: Mapping[str, Sequence[Delta]] = {}
 
 
 def page(
@@ -73,6 +77,7 @@ def page(
     rate_rows: Sequence[Mapping[str, Any]],
     experts: Sequence[Mapping[str, Any]] = (),
     by_step: Sequence[Mapping[str, Any]] = (),
+    best: Sequence[Winner] = (),
 ) -> str:
     """Returns the text of report.html, one self-contained file (`m4.html.render`).
 
@@ -82,6 +87,7 @@ def page(
         baseline: Name of the baseline, if there is one.
         experts: {title, figure, alarms} of each atlas.
         by_step: {split, figure, best} of each curve of checkpoints; best is a row.
+        best: The winner for each language.
     """
     data = _data_table(train_pairs, background, levels, rows)
     small = small_tests(rows, levels)
@@ -112,6 +118,12 @@ def page(
         metric_key=metric,
         experts=experts,
         by_step=by_step,
+        best=best,
+        advice=winners.advice(best, background.costs, metric),
+        costs=background.costs,
+        cost_rows=winners.cost_rows(background.costs),
+        forgotten={run: (forgetting.summary(changed, levels), changed)
+                   for run, changed in background.forgotten.items()},
         theme={"light": LIGHT, "dark": DARK},
         subsets=_subsets(scores, metric, baseline, order),
         scores={direction: _by(whole, "direction", "system", "metric")[direction]
@@ -155,6 +167,7 @@ _FILTERS = {
     "of_page": lambda colour: OF_PAGE[colour.lower()],
     "arrow": lambda text: text.replace("->", "-").replace("-", "\u2009→\u2009"),
     "rate": lambda row, name: rates.shown(name, row[name]),
+    "lead": winners.lead_of,
 }
 
 

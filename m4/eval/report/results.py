@@ -1,6 +1,7 @@
 """The report of one run or several: scores, differences, rates, the ΔBLEU plot, a page with all."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, p
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import rates, read_rates
 from m4.eval.scoring.score import Subsets, System, measure, score_rows
+from m4.eval.scoring.winners import Winner, winners
 from m4.settings import Count
 from m4.storage.checkpoints import SCORES_BY_STEP
 from m4.storage.files import write_jsonl, write_text
@@ -34,6 +36,8 @@ class Results(NamedTuple):
     averages: list[Average]
     rates: Path
     rate_rows: list[dict[str, Any]]
+    best: list[Winner]
+    background: Background
 
 
 def draw(
@@ -102,13 +106,22 @@ def write_results(
         write_jsonl(different, plain(chain(*differences)))
         drawn = draw(rows, means, folder, levels)
     background = background or Background()
+    best = winners(measured, metric, train_pairs, background.costs, levels) if (
+        background.costs) else []  # fmt: skip
+    for name, facts in (
+        ("winners", [asdict(row) for row in best]),
+        ("forgotten", [{"run": run, **row} for run, changed in background.forgotten.items()
+                       for row in plain(changed)]),
+    ):  # fmt: skip
+        if facts:
+            write_jsonl(folder / f"{name}.jsonl", facts)
     text = page(
         measured, metric, baseline, rows, means, scores, train_pairs, background, subsets or {},
-        levels, samples, rate_rows, _experts(folder, split), _by_step(folder),
+        levels, samples, rate_rows, _experts(folder, split), _by_step(folder), best,
     )  # fmt: skip
     write_text(html, text)
     found = different if rows else None
-    return Results(html, scored, drawn, found, rows, means, counted, rate_rows)
+    return Results(html, scored, drawn, found, rows, means, counted, rate_rows, best, background)
 
 
 def _by_step(folder: Path) -> list[dict[str, Any]]:

@@ -54,14 +54,20 @@ class Beginning:
     """
 
     def __init__(
-        self, rules: InitialModel, run: Path, source: Source, model: Transformer, cache: Cache
+        self,
+        rules: InitialModel,
+        run: Path,
+        source: Source,
+        model: Transformer,
+        cache: Cache,
+        kept: Sequence[str] = (),
     ) -> None:
-        """Checks everything; no parameter is read.
+        """Checks everything; no parameter is read. kept: The directions of `Data.keep`.
 
         Raises:
             InputError: The vocabulary is another one; something that no rule takes over.
         """
-        self._run, self._cache = run, cache
+        self._run, self._cache, self._kept = run, cache, list(kept)
         self._rules, self._source = rules, source
         before = self._source.shapes
         after = initial.shapes_of(abstract_variables(model)["params"])
@@ -105,6 +111,7 @@ class Beginning:
             "new_pieces": grown,
             **by_rule,
             "left": left,
+            "kept": self._kept,
         }
 
     def _changes(self) -> Mapping[str, list[str]]:

@@ -23,10 +23,13 @@ from m4.eval.scoring.delta import BILINGUAL
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import REFERENCE
 from m4.eval.scoring.score import COPY, System, find_decodes, read_scores, train_pairs_of
+from m4.eval.scoring.winners import Cost, cost_of, total
+from m4.jobs.decoding.forgotten import forgotten
 from m4.jobs.decoding.report import curve, show
 from m4.settings import InputError, annotations_of, check_name, pasted
 from m4.storage import run_folder
 from m4.storage.files import check_tree
+from m4.storage.metrics_log import read_metrics
 
 _SPLIT = "test"
 _LEVELS = "experiment.ResourceLevels."
@@ -92,17 +95,22 @@ def compare(
     for one in sources:  # the baseline's come last, and count
         sizes |= _sizes(one)
     languages = set(map(language_of, directions))
+    systems = [_system(one) for one in sources]
     background = Background(
         title=f"{', '.join(one.name for one in sources[:-1])} against {against.name}",
         facts={one.name: str(one.folder) for one in sources},
         configs={one.name: path for one in sources if (path := _config(one)) is not None},
         curves={one.name: curve(path.parent) for one in sources
                 if one is not against and (path := one.above("metrics.jsonl"))},
+        costs={one.name: _cost(one) for one in sources},
+        forgotten=forgotten(
+            [(run.parent, system) for one, system in zip(sources, systems, strict=True)
+             if not one.bilingual and (run := one.above("run.json"))], sizes),
     )  # fmt: skip
     found = levels or next(filter(None, map(_levels, sources)), DEFAULT_LEVELS)
     written = write_results(
         output,
-        [_system(one) for one in sources],
+        systems,
         DEFAULTS.metrics,
         {code: pairs for code, pairs in sizes.items() if code in languages},
         background=background,
@@ -200,6 +208,17 @@ def _levels(source: ComparedRun) -> ResourceLevels | None:
         for name in annotations_of(ResourceLevels)
     }
     return ResourceLevels(**{name: size for name, size in found.items() if size is not None})
+
+
+def _cost(source: ComparedRun) -> Cost:
+    """Returns what a run's training took; of bilingual models together, where scores name them."""
+    if not source.bilingual:
+        path = source.above("metrics.jsonl")
+        return cost_of(read_metrics(path.parent) if path else [])
+    scores = source.above("scores.jsonl")
+    rows = [row for row in (read_scores(scores) if scores else []) if row["system"] == BILINGUAL]
+    folders = {Path(row["config"]).parent for row in rows if row.get("config")}
+    return total([cost_of(read_metrics(folder)) for folder in sorted(folders)])
 
 
 def _config(source: ComparedRun) -> Path | None:

@@ -14,7 +14,7 @@ from m4.eval.decoding.hypotheses import check_hypotheses, hypotheses_path
 from m4.eval.decoding.testsets import Portion, train_pairs
 from m4.eval.report.page import DELTA_TITLE, Background
 from m4.eval.report.results import Results, write_results
-from m4.eval.scoring import rates
+from m4.eval.scoring import forgetting, rates, winners
 from m4.eval.scoring.delta import BILINGUAL, tables
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System, score_table
@@ -24,6 +24,7 @@ from m4.jobs.bilingual.baselines import Finished, find_baselines
 from m4.jobs.checkpoints.initial import name_and_step
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.evaluate import system_of, tested
+from m4.jobs.decoding.forgotten import forgotten
 from m4.jobs.decoding.testsets import (
     command_of,
     decodes_folder,
@@ -73,6 +74,7 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
             curves=curves,
             sampling=shares,
             epochs=epochs,
+            forgotten=forgotten([(experiment.folder, systems[0])], train_pairs(cache)),
         ),
         metrics=experiment.decoding.metrics,
         levels=data.levels,
@@ -89,6 +91,12 @@ def show(written: Results, levels: ResourceLevels) -> None:
     else:
         terminal.print(score_table(read_jsonl(written.scores)))
     terminal.print(rates.table(written.rate_rows, levels))
+    if written.background.forgotten:
+        terminal.print(forgetting.table(written.background.forgotten, levels))
+    if written.best:
+        costs, metric = written.background.costs, written.rows[0].metric
+        terminal.print(winners.table(written.best, costs, metric))
+        terminal.print(winners.advice(written.best, costs, metric), soft_wrap=True)
     config = written.html.with_name("operative_config.gin")
     paths = [written.html, *(written.drawn or ()), written.scores]
     streams.print_files(terminal, [*paths, *([config] if config.is_file() else [])])

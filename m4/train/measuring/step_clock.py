@@ -33,15 +33,18 @@ class StepClock:
             pause's name. since: when the running step or pause began, `time.monotonic`.
     """
 
-    def __init__(self, flops: Flops | None, started: float, saved: Mapping[str, Any]):
+    def __init__(
+        self, flops: Flops | None, started: float, saved: Mapping[str, Any], devices: int = 1
+    ):
         """Continues from a checkpoint.
 
         Args:
             flops: FLOPs of a step and of the devices. Defaults to no MFU.
             started: Time of the run's first start, `time.time`.
+            devices: Number of devices, on CPUs of cores.
         """
         self.step, self.phase, self.since = 0, "step", time.monotonic()
-        self._flops, self._started = flops, started
+        self._flops, self._started, self._devices = flops, started, devices
         self._waited = 0.0
         self._in_steps = float(saved.get("seconds_in_steps", 0.0))
         self._recent: collections.deque[float] = collections.deque(maxlen=_TYPICAL_STEPS)
@@ -95,7 +98,7 @@ class StepClock:
     def row(self) -> dict[str, float]:
         """Returns a row of metrics of the steps since the last one (docs/performance.md)."""
         wall = max(time.time() - self._started, self._in_steps, 1e-9)
-        row = {"goodput": self._in_steps / wall}
+        row = {"goodput": self._in_steps / wall, "device_seconds": self._in_steps * self._devices}
         if self._waits:
             row["data_wait_seconds"] = statistics.fmean(self._waits)
         if self._steps:

@@ -50,7 +50,7 @@ def test_one_page_of_several_runs_against_the_baselines_of_another(runs, tmp_pat
     made = {path.name for path in (tmp_path / "out").iterdir()}
     assert made == {
         "delta_bleu.pdf", "delta_bleu.png", "delta_bleu.svg", "delta_bleu.tex",
-        "deltas.jsonl", "rates.jsonl", "report.html", "scores.jsonl",
+        "deltas.jsonl", "rates.jsonl", "report.html", "scores.jsonl", "winners.jsonl",
     }  # fmt: skip
     rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
     assert {(row["system"], row["baseline"]) for row in rows} == {

@@ -28,7 +28,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 def test_a_row_is_of_the_steps_since_the_last_one(time: Time) -> None:
     # Started 50 s ago; 10 s of steps were saved.
-    clock = StepClock(Flops(2.5e9, 1e10), 1050.0, {"seconds_in_steps": 10.0})
+    clock = StepClock(Flops(2.5e9, 1e10), 1050.0, {"seconds_in_steps": 10.0}, devices=3)
     with clock.pause("compile"):
         time.now += 20
     for seconds in (1.0, 3.0):
@@ -47,11 +47,12 @@ def test_a_row_is_of_the_steps_since_the_last_one(time: Time) -> None:
             "mfu": 5e9 / (4.0 * 1e10),
             # 10 + 4 of 50 + 20 + 4 + 6 seconds
             "goodput": 14 / 80,
+            "device_seconds": 3 * 14,
         }
     )
     assert clock.note() == {"seconds_in_steps": 14.0}
     assert clock.typical_seconds == 2.0
-    assert clock.row() == {"goodput": 14 / 80}
+    assert clock.row() == {"goodput": 14 / 80, "device_seconds": 42}
 
 
 def test_a_step_after_a_pause_begins_at_its_end(time: Time) -> None:

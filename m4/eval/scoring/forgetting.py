@@ -1,0 +1,78 @@
+"""What a model forgets: the change of directions that it keeps from the one that it begins from."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from m4.eval.metrics import Metric, bootstrap
+from m4.eval.scoring.delta import METRIC_NAMES, Delta, deltas, small_tests
+from m4.eval.scoring.levels import ResourceLevels
+from m4.eval.scoring.score import System, measure
+
+
+class Forgotten(NamedTuple):
+    """Mean change over the kept directions with its 95% interval, and the worst one."""
+
+    directions: int
+    mean: float
+    low: float
+    high: float
+    worst: Delta
+
+
+def changes(
+    old: System,
+    new: System,
+    directions: Collection[str],
+    metric: Metric,
+    train_pairs: Mapping[str, int],
+) -> list[Delta]:
+    """Returns the differences of the new model from the old one, on the same test sentences.
+
+    Raises:
+        InputError: They have translated other sentences.
+    """
+    measured = measure([new, old], [metric], directions=directions)
+    name = next(iter(measured.statistics))[2]
+    return deltas(measured, train_pairs, name, old.name)
+
+
+def summary(rows: Sequence[Delta], levels: ResourceLevels) -> Forgotten | None:
+    """Returns mean and worst; test sets that are too small do not count. None: all are."""
+    small = small_tests(rows, levels)
+    rows = [row for row in rows if row.direction not in small]
+    if not rows:
+        return None
+    low, high = bootstrap.interval(np.mean([row.replicates for row in rows], axis=0))
+    mean, worst = float(np.mean([row.delta for row in rows])), min(rows, key=lambda row: row.delta)
+    return Forgotten(len(rows), mean, low, high, worst)
+
+
+def table(forgotten: Mapping[str, Sequence[Delta]], levels: ResourceLevels) -> Table:
+    """Returns a line for each run, for a terminal."""
+    named = {
+        METRIC_NAMES.get(row.metric, row.metric) for rows in forgotten.values() for row in rows
+    }
+    made = Table(title="What is forgotten", title_justify="left", box=SIMPLE_HEAD,
+                 caption=f"change of {'/'.join(named)} of kept directions from the model that the "
+                 "run begins from; [95% interval, paired bootstrap]",
+                 caption_justify="left", padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
+    for title in ("run", "from", "directions", "mean", "worst"):
+        made.add_column(title, justify="right" if title == "directions" else "left")
+    for run, rows in forgotten.items():
+        found = summary(rows, levels)
+        if found is None:
+            made.add_row(run, rows[0].baseline, "0")
+            continue
+        worst = found.worst
+        made.add_row(
+            run,
+            rows[0].baseline,
+            str(found.directions),
+            f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]",
+            f"{worst.direction} {worst.delta:+.1f} [{worst.low:+.1f}, {worst.high:+.1f}]",
+        )
+    return made

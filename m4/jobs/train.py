@@ -170,7 +170,7 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
             parts.stream,
             evaluators=parts.evaluators(),
             sampling=parts.sampling(),
-            groups=parts.directions.levels,
+            groups=parts.trained.levels,
             note={
                 "vocabulary": corpus.vocabulary.fingerprint,
                 "corpus": corpus.fingerprint,

@@ -128,7 +128,7 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
     seen = note.get("seen")
     if seen is None or seen["from_step"]:  # trained before this was counted
         return {}, {}
-    total = sum(count["pairs"] for count in seen["languages"].values())
+    total = sum(count["pairs"] for count in seen["languages"].values()) or 1  # of no steps
     shares = {name: count["pairs"] / total for name, count in seen["languages"].items()}
     epochs: dict[str, float] = {}
     for direction, count in seen["directions"].items():  # a pair is seen in each of its directions

@@ -81,7 +81,9 @@ class Counters:
         del self._steps[step]
 
     def _count(self) -> None:
-        self._loads.add(self._new_loads.take() or {})
+        # A model counts all directions of the corpus; those that are never drawn come last.
+        loads = (self._new_loads.take() or {}).items()
+        self._loads.add({layer: loads_DE[: len(self._directions)] for layer, loads_DE in loads})
         if (added := self._new_data.take()) is not None:
             for name in DATA_COUNTS:
                 self._data[name] += added[name]

@@ -47,7 +47,8 @@ def summary(rows: Sequence[Delta], levels: ResourceLevels) -> Forgotten | None:
     if not rows:
         return None
     low, high = bootstrap.interval(np.mean([row.replicates for row in rows], axis=0))
-    mean, worst = float(np.mean([row.delta for row in rows])), min(rows, key=lambda row: row.delta)
+    mean, sign = float(np.mean([row.delta for row in rows])), -1 if rows[0].lower_is_better else 1
+    worst = min(rows, key=lambda row: sign * row.delta)
     return Forgotten(len(rows), mean, low, high, worst)
 
 

@@ -96,6 +96,8 @@ def winners(
         scores = [one.value() for one in found]
         return float(np.mean(scores)), np.mean([bootstrap.resample(one) for one in found], axis=0)
 
+    first = measured.statistics[systems[0], measured.directions(systems[0])[0], metric]
+    sign = -1 if first.lower_is_better else 1
     rows, kept = [], []
     for language, directions in by_language.items():
         scores = {name: mean(name, directions) for name in systems}
@@ -105,7 +107,7 @@ def winners(
         copy = mean(COPY, directions)[0]
         counts = sentences >= levels.min_test_sentences
         about = (language, train_pairs.get(language, 0), sentences, counts, 1)
-        rows.append(_winner(about, scores, costs, copy))
+        rows.append(_winner(about, scores, costs, copy, sign))
         kept += [(scores, copy, rows[-1])] if counts else []
     rows.sort(key=lambda row: (-row.train_pairs, row.language))
     if not kept:
@@ -117,7 +119,8 @@ def winners(
     pairs, sentences = (sum(getattr(row, name) for *_, row in kept)
                         for name in ("train_pairs", "sentences"))  # fmt: skip
     copy = float(np.mean([copy for _, copy, _ in kept]))
-    return [*rows, _winner((ALL, pairs, sentences, True, len(kept)), everywhere, costs, copy)]
+    about = (ALL, pairs, sentences, True, len(kept))
+    return [*rows, _winner(about, everywhere, costs, copy, sign)]
 
 
 def _winner(
@@ -125,10 +128,12 @@ def _winner(
     scores: Mapping[str, tuple[float, np.ndarray]],
     costs: Mapping[str, Cost],
     copy: float,
+    sign: int,
 ) -> Winner:
-    best = max(scores, key=lambda name: scores[name][0])
+    best = max(scores, key=lambda name: sign * scores[name][0])
+    ahead, resampled = scores[best]
     leads = {
-        name: (scores[best][0] - value, *bootstrap.interval(scores[best][1] - replicates))
+        name: (sign * (ahead - value), *bootstrap.interval(sign * (resampled - replicates)))
         for name, (value, replicates) in scores.items()
         if name != best
     }
@@ -137,7 +142,7 @@ def _winner(
     known = [name for name in level if hours[name] is not None]
     take = min(known, key=lambda name: hours[name] or 0.0) if len(known) == len(level) else best
     values = {name: value for name, (value, _) in scores.items()}
-    undertrained = values[best] < copy
+    undertrained = sign * (values[best] - copy) < 0
     return Winner(*about, values, best, leads, tuple(level), take, undertrained)
 
 
@@ -156,7 +161,7 @@ def advice(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> st
         why = f"level {on_average} with {', '.join(others)}"
         why += ", and the cheapest" if known else " (hours are not known of all)"
     elif whole.leads:
-        second = max(whole.leads, key=lambda name: whole.scores[name])
+        second = min(whole.leads, key=lambda name: whole.leads[name])
         lead, low, high = whole.leads[second]
         why = f"{lead:+.1f} {named} [{low:+.1f}, {high:+.1f}] {on_average} to {second}, the next"
     else:
@@ -180,7 +185,7 @@ def lead_of(row: Winner) -> str:
     """Returns the lead of the best system over the next one with its interval, or ''."""
     if not row.leads:
         return ""
-    lead, low, high = row.leads[max(row.leads, key=lambda name: row.scores[name])]
+    lead, low, high = min(row.leads.values())
     return f"{lead:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 

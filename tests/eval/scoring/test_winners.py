@@ -12,6 +12,7 @@ from rich.console import Console
 
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.metrics import bootstrap
+from m4.eval.metrics.ter import ter
 from m4.eval.scoring import forgetting
 from m4.eval.scoring.delta import deltas
 from m4.eval.scoring.levels import ResourceLevels
@@ -91,6 +92,15 @@ def test_level_systems_go_to_the_cheapest(tmp_path: Path) -> None:
     unknown = by_language(made(tmp_path), {**COSTS, "shared": Cost(None, 1)})
     assert unknown["nl"].take == unknown["nl"].best
     assert unknown["de"].take == "bilingual"
+
+
+def test_of_errors_the_fewest_win(tmp_path: Path) -> None:
+    """By TER, whose lead is positive as BLEU's is."""
+    made(tmp_path)
+    systems = [System(name, tmp_path / name) for name in WRONG]
+    found = winners(measure(systems, [ter]), "ter", TRAIN, COSTS, LEVELS)
+    assert [row.best for row in found if row.language in ("de", "hr")] == ["bilingual", "continued"]
+    assert all(lead >= 0 for row in found for lead, _, _ in row.leads.values())
 
 
 def test_advice_follows_from_the_numbers(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`python -m m4` and `m4`: the command line. Signals end it before anything slow is imported."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments is None:
             signals.install()
+            # A notebook's shell names the notebook's backend, which may not be installed here.
+            os.environ.pop("MPLBACKEND", None)
         from m4.cli.main import main
 
         return main(arguments)

@@ -147,22 +147,25 @@ def notebook(path: Path, uri: str) -> dict[str, str | bytes]:
     if os.environ.get("NOTEBOOKS") != "0":
         execute(book)
     stem, made = uri.removesuffix(".md"), {}
-    parts = []
+    parts, heading = [], ""
     for cell in book.cells:
         if cell.cell_type != "code":
             parts.append(cell.source)
+            heading = (re.findall(r"^#+ (.+)$", cell.source, re.MULTILINE) or [heading])[-1]
             continue
         parts.append(f"```python\n{cell.source}\n```")
+        printed = "".join(o["text"] for o in cell.get("outputs", ()) if o.get("name") == "stdout")
+        # Without colours, and without what a progress bar has overwritten.
+        if printed := re.sub(r"\x1b\[[\d;]*m|[^\n]*\r(?=[^\n])", "", printed).strip():
+            parts.append(f"```text\n{printed}\n```")
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
-            if output.get("name") == "stdout":
-                parts.append(f"```text\n{output['text'].rstrip()}\n```")
-            elif "image/svg+xml" in data or "image/png" in data:
+            if "image/svg+xml" in data or "image/png" in data:
                 drawn = data.get("image/svg+xml")
                 suffix = "png" if drawn is None else "svg"
                 picture = f"{stem}_{len(made) + 1}.{suffix}"
                 made[picture] = base64.b64decode(data["image/png"]) if drawn is None else drawn
-                parts.append(f"![{data['text/plain']}]({posixpath.basename(picture)})")
+                parts.append(f"![{heading}]({posixpath.basename(picture)})")
             elif "text/html" in data:
                 parts.append(data["text/html"])
             elif "text/plain" in data:

@@ -81,7 +81,8 @@ def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
         description="Train, evaluate and use massively multilingual translation models.",
         epilog=_GIN,
     )
-    top.add_argument("--version", action="version", version=f"m4 {package_version('m4')}")
+    version = "show the versions of m4 and jax, and the devices that jax computes on"
+    top.add_argument("--version", action=_Version, nargs=0, help=version)
     _add_commands(top, COMMANDS, "m4.jobs", others)
     arguments, rest = top.parse_known_args(others)
     if hasattr(arguments, "text") and not any(word.startswith("-") for word in rest):
@@ -96,6 +97,21 @@ def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
     if hasattr(arguments, "multiprocess"):
         arguments.processes = distributed_options(environment, arguments)
     return arguments
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import jax
+
+        from m4.parallel.platform.accelerator import check_accelerator
+
+        try:
+            check_accelerator()
+            place = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+        except InputError as error:
+            place = str(error)
+        print(f"m4 {package_version('m4')}, jax {jax.__version__}: {place}")
+        parser.exit()
 
 
 def _add_commands(

@@ -24,7 +24,7 @@ from m4.data.cache.tokens import (
     vocabulary_file,
 )
 from m4.data.cleaning import clean
-from m4.data.directions import Mixture, directions_of, is_code
+from m4.data.directions import Mixture, base_language, directions_of, is_code
 from m4.data.normalization import Form
 from m4.data.sources import Source, gives_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
@@ -56,7 +56,8 @@ class CorpusSpec:
             separate ones, each trained on the text that is source or target in the mixture.
         vocabulary_from: a corpus, or the run that has it, whose vocabularies this one's grow from:
             their pieces keep their ids, new tags and pieces come behind them
-            (`m4.data.vocabulary.grow`). Or a SentencePiece model, as T5's or mT5's (FILE.model), or
+            (`m4.data.vocabulary.grow`), learned from the text of the languages that have no tag
+            there, if there are such. Or a SentencePiece model, as T5's or mT5's (FILE.model), or
             the folder of a pretrained model that has one.
             None: trained on this text alone.
         segmentations: ways to tokenize each training sentence that are kept: the best one, and
@@ -114,7 +115,7 @@ class CorpusSpec:
             "segmentations": self.segmentations,
             "sampling_alpha": float(self.sampling_alpha) if self.segmentations > 1 else None,
             "cleaning": (clean.NOTHING if given else self.cleaning).identity(),
-            **self._grown_from_identity(),
+            **self._grown_from_identity(languages),
             **given,
         }
 
@@ -236,7 +237,7 @@ class CorpusSpec:
             raise SettingError("CorpusSpec.segmentations", self.segmentations, allowed)
         return path
 
-    def _grown_from_identity(self) -> dict[str, Any]:
+    def _grown_from_identity(self, languages: Sequence[str]) -> dict[str, Any]:
         """Returns what `settings` says of `vocabulary_from`; {} if there is none."""
         if (folder := self._grown_from()) is None:
             return {}
@@ -245,7 +246,10 @@ class CorpusSpec:
         if (form := grown[0].normalization or "nfc") != self.normalization:
             allowed = f"{form!r}, as the vocabulary of {folder} has it"
             raise SettingError("CorpusSpec.normalization", self.normalization, allowed)
-        return {"vocabulary_from": [each.fingerprint for each in grown]}
+        known = grown[0].languages
+        new = sorted(code for code in languages if base_language(code) not in known)
+        text = {"vocabulary_text": new} if len(new) in range(1, len(languages)) else {}
+        return {"vocabulary_from": [each.fingerprint for each in grown], **text}
 
     def _check_vocabulary_sizes(self, languages: int) -> None:
         """Raises SettingError if a vocabulary has no room for characters and merges."""

@@ -108,7 +108,7 @@ def _train_vocabularies(
         Role ("shared", or "source" and "target") -> what the manifest says of the vocabulary.
     """
     size, target_size = settings["vocabulary_size"], settings["target_vocabulary_size"]
-    tags = ["en", *pairs]
+    tags, text = ["en", *pairs], settings.get("vocabulary_text", pairs)
     wanted: list[tuple[str | None, int, Sequence[str], list[str]]] = [(None, size, SIDES, tags)]
     if target_size is not None:
         sides = SIDES_OF[settings["mixture"]]
@@ -124,7 +124,7 @@ def _train_vocabularies(
         path = vocabulary_file(folder, role)
         texts = sample(
             folder,
-            pairs,
+            {code: pairs[code] for code in pairs if code in text},
             sides,
             settings["vocabulary_sentences"],
             settings["vocabulary_temperature"],

@@ -1,9 +1,12 @@
 """A vocabulary that has grown: old ids stay, new tags and pieces come behind them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.bpe_dropout import Dropout
 from m4.data.vocabulary.grow import grow
@@ -56,3 +59,19 @@ def test_no_room_for_a_tag_is_one_line(both: tuple[Vocabulary, Vocabulary], tmp_
     old, _ = both
     with pytest.raises(InputError, match=r"vocabulary_size = 400: .* at least 401"):
         grow(tmp_path / "v.model", old, OLD_TEXT, 400, ["en", "gl", "el"])
+
+
+def test_a_corpus_grows_by_the_text_of_new_languages_alone(tmp_path: Path) -> None:
+    """However much text there is of those that have a tag: it would take all new pieces."""
+
+    def corpus(sizes: dict[str, int], **more: Any) -> Cache:
+        size = 420 if more else 400
+        return CorpusSpec(Made(sizes), vocabulary_size=size, **more).build(tmp_path / "data")
+
+    old = str(corpus({"gl": 90, "pt": 90}).folder)
+    new = corpus({"gl": 90, "pt": 90, "de": 30}, vocabulary_from=old)
+    alone = corpus({"de": 30}, vocabulary_from=old)
+    assert new.vocabulary.pieces == alone.vocabulary.pieces
+    assert "vocabulary_text" not in alone.manifest["identity"]
+    same = corpus({"gl": 90, "pt": 95}, vocabulary_from=old)  # none is new: all text
+    assert "vocabulary_text" not in same.manifest["identity"]

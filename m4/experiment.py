@@ -7,6 +7,7 @@ A config binds them (`m4.config`); Python makes them as plain objects. A bilingu
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from m4.data.samplers import Planned, Sampler
 from m4.data.samplers.kept import Kept, kept_of
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.temperature import temperature
+from m4.data.sources import SPLITS
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.methods.sampling import Sampling as Sampling
 from m4.eval.decoding.settings import Decoding as Decoding
@@ -131,6 +133,8 @@ class Experiment:
         model: (vocab_size, directions, ...) -> Transformer.
         tasks: groups of directions that a gate by task (`by_direction`) routes alike, e.g.
             @groups.by_target; None: each direction is a task.
+        testsets: name -> a test set of its own (`m4.data.testsets`) or a source, apart from the
+            corpus.
         vocabulary_multiple: the embedding's rows are rounded up to a multiple of this: it divides
             over meshes and fills the tiles of matrix units.
     """
@@ -143,8 +147,16 @@ class Experiment:
     baselines: Annotated[Baselines | None, MUTABLE] = None
     tasks: Grouping | None = None
     vocabulary_multiple: Annotated[int, Between(1, 2**16)] = 128
+    testsets: Annotated[Mapping[str, Any], MUTABLE] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, testset in self.testsets.items():
+            if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in SPLITS:
+                allowed = f"named by letters, digits and _, not {', '.join(SPLITS)}"
+                raise SettingError("Experiment.testsets", self.testsets, allowed)
+            if not (hasattr(testset, "segments") or hasattr(testset, "pairs")):
+                allowed = f"test sets, with brackets: {{'{name}': @testsets.Aligned()}}"
+                raise SettingError("Experiment.testsets", self.testsets, allowed)
         own, shared = self.model_dir.rstrip("/"), self.data.data_dir
         if shared is not None and f"{shared.rstrip('/')}/".startswith(f"{own}/"):
             allowed = "a folder outside of MODEL_DIR; None: MODEL_DIR/data"

@@ -22,7 +22,8 @@ from tests.command_line import experiment_of
 
 FOLDER = Path(__file__).parents[1] / "gin_configs"
 T5X = FOLDER / "t5x"  # which stock T5X reads, not m4
-CONFIGS = sorted(path for path in FOLDER.glob("**/*.gin") if path.parent != T5X)
+PARTS = FOLDER / "testsets"  # no whole experiments
+CONFIGS = sorted(p for p in FOLDER.glob("**/*.gin") if p.parent not in (T5X, PARTS))
 # A second config of one of the paper's models, with another strategy.
 VARIANTS = {"t_96l_pipeline": "t_96l"}
 PAPERS = [path for path in CONFIGS if paper_row_of(VARIANTS.get(path.stem, path.stem))]

@@ -108,12 +108,12 @@ def closely_related(code: str, among: Iterable[str]) -> list[str]:
     They are in one group of CLDR's, or the same language in the same script, as in another
     territory ('pt' and 'pt_BR').
     """
-    base = _base(code)
+    base = base_of(code)
     group = next((group for group in _GROUPS if base in group), (base,))
-    return [other for other in among if other != code and _base(other) in group]
+    return [other for other in among if other != code and base_of(other) in group]
 
 
-def _base(code: str) -> str:
+def base_of(code: str) -> str:
     """Returns the code without territory: 'sr_Latn' for 'sr_Latn_RS'."""
     known = describe(code)
     if not known.script:

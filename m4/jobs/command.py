@@ -150,6 +150,29 @@ def add_split_and_step(parser: argparse.ArgumentParser, default: str = "test") -
     )
 
 
+def add_testset(parser: argparse.ArgumentParser) -> None:
+    """Adds --testset, for a test set of its own."""
+    parser.add_argument(
+        "--testset",
+        metavar="NAME",
+        help="a test set of experiment.Experiment.testsets instead of the corpus's; NAME.gin is a "
+        "file that binds it (gin_configs/testsets)",
+    )
+
+
+def split_of(arguments: argparse.Namespace, default: str = "test") -> str:
+    """Returns the split, or the test set, that was asked for.
+
+    Raises:
+        InputError: Both were.
+    """
+    if arguments.testset is None:
+        return arguments.split or default
+    if arguments.split is not None:
+        raise InputError(f"--split={arguments.split}: not with --testset={arguments.testset}")
+    return Path(arguments.testset).name.removesuffix(".gin")
+
+
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Adds --beams, for a trial: a command's own settings are not written into a run's config."""
     parser.add_argument(
@@ -233,6 +256,11 @@ def read_config(
         if not saved.is_file():
             raise InputError(f"--model_dir={arguments.model_dir}: no config.gin there; train first")
         files, allowed = [str(saved)], arguments.allow_module
+    testset = getattr(arguments, "testset", None) or ""
+    if testset.endswith(".gin"):
+        if config.find_file(testset, folders) is None:
+            raise InputError(f"--testset={testset}: no such file in {', '.join(folders)}")
+        files.append(testset)
     given = [*arguments.gin_bindings, *more]
     for name in ("beams", "n_best"):
         if (value := getattr(arguments, name, None)) is not None:

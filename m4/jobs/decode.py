@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_search(parser)
     command.add_processes(parser)
     command.add_split_and_step(parser)
+    command.add_testset(parser)
     command.add_dense(parser)
     command.add_dry_run(parser)
     group = parser.add_argument_group("any text", "docs/decoding.md")
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         decode(
             run.experiment,
             dense=arguments.compare == "dense",
-            split=arguments.split or "test",
+            split=command.split_of(arguments),
             step=arguments.step,
             t5x=arguments.format == "t5x",
         )
@@ -99,7 +100,8 @@ def text_request(arguments: argparse.Namespace) -> "Request | None":
         raise InputError(f"--format={arguments.format}: not with --json, another format")
     if missing:
         raise InputError(f"{', '.join(missing)}: missing; --input, --to and --output go together")
-    for name, value in {"--split": arguments.split, "--compare": arguments.compare}.items():
+    given = {"--split": arguments.split, "--testset": arguments.testset}
+    for name, value in {**given, "--compare": arguments.compare}.items():
         if value is not None:
             raise InputError(f"{name}={value}: not with --input")
     targets = [name for name in arguments.to.split(",") if name]

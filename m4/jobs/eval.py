@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_search(parser)
     command.add_processes(parser)
     command.add_split_and_step(parser, "test; dev with --watch")
+    command.add_testset(parser)
     command.add_dense(parser)
     command.add_dry_run(parser)
     parser.add_argument(
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         evaluate(
             run.experiment,
             dense=arguments.compare == "dense",
-            split=arguments.split or "test",
+            split=command.split_of(arguments),
             step=arguments.step,
             sentences=command.portion_of(arguments)[0],
         )
@@ -82,7 +83,7 @@ def follow_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
         steps = command.steps_of(arguments.steps)
     sentences, directions = command.portion_of(arguments)
     return {
-        "split": arguments.split or ("dev" if arguments.watch else "test"),
+        "split": command.split_of(arguments, "dev" if arguments.watch else "test"),
         "sentences": sentences,
         "directions": directions,
         "steps": steps,

@@ -18,8 +18,12 @@ _DIGEST = "hypotheses_sha256"
 # The other fields that do not change what is searched.
 _NO_SEARCH = (_DIGEST, "step", "vocabulary", "sentences", "sha256", "length_factors", "batch_rows")
 
-# Direction ("en-gl") -> (source, reference), source without a tag.
-Pairs = Mapping[str, Sequence[tuple[str, str]]]
+# Direction ("en-gl") -> (source, reference), source without a tag; in a test set of its own also
+# more fields of its lines.
+Pairs = Mapping[str, Sequence[tuple[Any, ...]]]
+
+# Takes tagged sources and the direction of each; returns what a line says of each.
+Translate = Callable[[list[str], list[str]], list[dict[str, Any]]]
 
 
 def hypotheses_path(folder: Path, split: str, direction: str) -> Path:
@@ -28,7 +32,7 @@ def hypotheses_path(folder: Path, split: str, direction: str) -> Path:
 
 
 def decode_to_files(
-    translate: Callable[[list[str], list[str]], list[dict[str, Any]]],
+    translate: Translate,
     folder: Path | str,
     split: str,
     pairs: Pairs,
@@ -65,8 +69,10 @@ def decode_to_files(
         tagged = [tag(source, split_direction(each)[1]) for each, source, *_ in of_each]
         found = iter(translate(tagged, [each for each, *_ in of_each]))
         for each in group if distributed.is_primary() else ():
-            rows = [{"source": source, "reference": reference, **next(found)}
-                    for source, reference, *_ in pairs[each]]  # fmt: skip
+            rows = [
+                {"source": source, "reference": reference, **dict(*more), **next(found)}
+                for source, reference, *more in pairs[each]
+            ]
             path = hypotheses_path(folder, split, each)
             note = path.with_suffix(".json")
             note.unlink(missing_ok=True)  # never an old note with new translations
@@ -100,8 +106,8 @@ def missing(folder: Path, split: str, pairs: Pairs, settings: Mapping[str, Any])
     )
 
 
-def _made_by(pairs: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> dict[str, Any]:
-    text = json.dumps([list(pair)[:2] for pair in pairs]).encode()
+def _made_by(pairs: Sequence[tuple[Any, ...]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    text = json.dumps([list(pair) for pair in pairs]).encode()
     made_by = {**settings, "sentences": len(pairs), "sha256": hashlib.sha256(text).hexdigest()}
     return json.loads(json.dumps(made_by))  # as it will be read: tuples become lists
 

@@ -21,23 +21,27 @@ from m4.storage.records import count, listed, number, record, text
 
 COPY = "copy"
 
-# language -> subset ('seen') -> a mark for every test sentence, in order, for both directions.
+# Language, or direction -> subset ('seen') -> a mark for every test sentence, in order.
 Subsets = Mapping[str, Mapping[str, Sequence[bool]]]
 
 
 class Decode(NamedTuple):
     """One test sentence: the tagged or plain source, the reference, the model's translation.
 
-    `references` has all references where there are several, `reference` first.
+    `references` has all references where there are several, `reference` first; `document` names
+    the document that it is in.
     """
 
     source: str
     reference: str
     hypothesis: str
     references: Sequence[str] = ()
+    document: str | None = None
 
 
-_DECODE = record({**dict.fromkeys(Decode._fields[:3], text), "references?": listed(text)})
+_DECODE = record(
+    {**dict.fromkeys(Decode._fields[:3], text), "references?": listed(text), "document?": text}
+)
 
 
 def _direction(value: Any, where: str) -> None:
@@ -95,7 +99,7 @@ class Measured:
 
 def _decode(row: Mapping[str, Any]) -> Decode:
     several = row.get("references") or ()
-    return Decode(row["source"], row["reference"], row["hypothesis"], several)
+    return Decode(row["source"], row["reference"], row["hypothesis"], several, row.get("document"))
 
 
 def read_decodes(path: Path) -> list[Decode]:
@@ -174,7 +178,9 @@ def measure(
                 continue
             rows = read_decodes(path)
             other, expected = first.setdefault(direction, (system, rows))
-            if [row[1::2] for row in rows] != [row[1::2] for row in expected]:
+            if [row._replace(source="", hypothesis="") for row in rows] != [
+                row._replace(source="", hypothesis="") for row in expected
+            ]:
                 raise InputError(
                     f"{path}: other test sentences than those of {other.name} in {other.decodes}"
                 )
@@ -247,7 +253,8 @@ def score_rows(
     rows = []
     for (name, direction, metric), statistics in measured.statistics.items():
         language = language_of(direction)
-        marks = with_complements((subsets or {}).get(language, {}))
+        known = subsets or {}
+        marks = with_complements(known.get(direction) or known.get(language, {}))
         everything: dict[str, list[bool]] = {"all": [True] * statistics.sentences}
         for subset, keep in (everything | marks).items():
             if len(keep) != statistics.sentences:
@@ -277,6 +284,29 @@ def score_rows(
                     "config": _of(system.config if system else None, direction),
                     "checkpoint_step": _of(system.checkpoint_step if system else None, direction),
                     "train_pairs": train_pairs.get(language),
+                }
+            )
+    return rows
+
+
+def document_rows(measured: Measured) -> list[dict]:
+    """Returns the score of each document, of test sets that name them, in their order."""
+    rows = []
+    for (name, direction, metric), statistics in measured.statistics.items():
+        names = [row.document for row in measured.decodes[name, direction]]
+        for document in dict.fromkeys(names):
+            if document is None:
+                continue
+            part = statistics.select([one == document for one in names])
+            rows.append(
+                {
+                    "system": name,
+                    "direction": direction,
+                    "split": measured.split,
+                    "document": document,
+                    "metric": metric,
+                    "score": _rounded(part.value()),
+                    "sentences": part.sentences,
                 }
             )
     return rows

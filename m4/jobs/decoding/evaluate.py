@@ -1,19 +1,22 @@
 """`m4 eval`: scores of the test sets, translated first if needed."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import language_of
+from m4.data.sources import SPLITS
 from m4.eval.decoding import inference_checkpoint
 from m4.eval.decoding.hypotheses import check_hypotheses, other_search, steps_of
 from m4.eval.decoding.testsets import Portion, train_pairs
 from m4.eval.scoring.delta import BILINGUAL
 from m4.eval.scoring.score import (
+    Measured,
     System,
+    document_rows,
     find_decodes,
     measure,
     read_decodes,
@@ -23,7 +26,7 @@ from m4.eval.scoring.score import (
 )
 from m4.experiment import Experiment
 from m4.jobs import streams
-from m4.jobs.corpus import open_corpus, test_sets
+from m4.jobs.decoding.portions import open_for, subsets
 from m4.jobs.decoding.testsets import (
     command_of,
     decode,
@@ -48,7 +51,8 @@ def evaluate(
     """Scores the translations of a split; returns the path of the scores.
 
     They are in scores.jsonl, those of dev in scores.dev.jsonl, of 20 `sentences` per direction in
-    scores.test20.jsonl, and those of a step or a trial next to its translations.
+    scores.test20.jsonl, of a test set of its own in scores.<name>.jsonl, and those of a step or a
+    trial next to its translations.
 
     The systems: the model, the dense one when asked for, bilingual baselines where they are
     gathered, and the copy baseline. Several processes translate together; the primary scores.
@@ -62,7 +66,7 @@ def evaluate(
     path = scores_folder(experiment, step) / name
 
     def score() -> None:
-        cache = open_corpus(experiment, test_sets)
+        cache = open_for(experiment, split)
         systems = [system_of(experiment, cache, dense=which, split=portion.name, step=step)
                    for which in models]  # fmt: skip
         _score(experiment, cache, systems, portion, path)
@@ -89,9 +93,13 @@ def _score(
             again = [command_of(experiment, name) for name in ("baselines", "report")]
             print(f"bilingual baselines are left out: {other} ({' && '.join(again)})",
                   file=sys.stderr)  # fmt: skip
-    rows = scored(experiment, cache, systems, portion)
+    measured = measure(systems, experiment.decoding.metrics, portion.name)
+    rows = scored(experiment, cache, measured, portion)
     write_jsonl(path, rows)
     made = _task_metrics(experiment, cache, systems[0], portion, path)
+    if documents := document_rows(measured):
+        made.append(path.with_name(path.name.replace("scores", "scores_by_document")))
+        write_jsonl(made[-1], documents)
     terminal = streams.console()
     terminal.print(score_table(rows))
     streams.print_files(terminal, [path, *made])
@@ -105,7 +113,7 @@ def _task_metrics(
     They are in task_metrics.jsonl next to the scores; where there are none, there is no file.
     """
     source: Any = experiment.data.corpus.opened_source
-    if not hasattr(source, "task_metrics"):
+    if portion.split not in SPLITS or not hasattr(source, "task_metrics"):
         return []
     rows, split = [], portion.split
     for direction, path in find_decodes(system.decodes, portion.name).items():
@@ -129,11 +137,11 @@ def _task_metrics(
 
 
 def scored(
-    experiment: Experiment, cache: Cache, systems: Sequence[System], portion: Portion
+    experiment: Experiment, cache: Cache, measured: Measured, portion: Portion
 ) -> list[dict[str, Any]]:
     """Returns the rows of scores.jsonl."""
-    measured = measure(systems, experiment.decoding.metrics, portion.name)
-    return score_rows(measured, train_pairs(cache), portion.subsets(cache))
+    marks = subsets(experiment, cache, portion, decodes_folder(experiment))
+    return score_rows(measured, train_pairs(cache), marks)
 
 
 def tested(cache: Cache) -> list[str]:

@@ -10,7 +10,7 @@ from m4.build import build, levels_of
 from m4.eval.decoding.testsets import Portion
 from m4.eval.report.curves import draw
 from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows_by_step, said
-from m4.eval.scoring.score import read_scores, tried
+from m4.eval.scoring.score import measure, read_scores, tried
 from m4.experiment import Experiment
 from m4.jobs.decoding.evaluate import scored, system, system_name
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, scores_folder, trained_step
@@ -176,7 +176,8 @@ class _Scorer:
         path, portion = self._path(step), self._portion
         steps = dict.fromkeys(self._decoder.pairs, step)
         found = system(self._experiment, self._system, path.parent, steps)
-        rows = scored(self._experiment, self._decoder.cache, [found], portion)
+        measured = measure([found], self._experiment.decoding.metrics, portion.name)
+        rows = scored(self._experiment, self._decoder.cache, measured, portion)
         write_jsonl(path, rows)
         self._add(step, rows)
         kept = complete_steps(self._folder / "checkpoints")

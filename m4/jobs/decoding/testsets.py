@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from m4.build import build
-from m4.eval.decoding.hypotheses import decode_to_files, missing
+from m4.data.sources import SPLITS
+from m4.eval.decoding.hypotheses import Translate, decode_to_files, missing
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.routing_counter import routing_counter
 from m4.eval.decoding.t5x_lines import write_tasks
 from m4.eval.decoding.testsets import Portion, ProgressDecoder
 from m4.experiment import Experiment
-from m4.jobs.corpus import open_corpus, test_sets
+from m4.jobs.decoding.portions import open_for, sentences
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError, pasted
@@ -77,8 +78,8 @@ class PortionDecoder:
         self._name = "decode dense" if dense else f"decode {portion.split}"
         self.experiment = experiment.dense() if dense else experiment
         self.portion = portion
-        self.cache = open_corpus(experiment, test_sets)
-        self.pairs = portion.pairs(self.cache)
+        self.cache = open_for(experiment, portion.split)
+        self.pairs = sentences(experiment, self.cache, portion)
         parts = build(self.experiment, self.cache)
         self.model, self.layout = parts.model, parts.layout()
 
@@ -103,11 +104,23 @@ class PortionDecoder:
                 cache.directions,
                 cache.length_factors,
             )  # fmt: skip
-            decode_to_files(translate, folder, split, pairs, made_by)
+            decode_to_files(self._normalised(translate), folder, split, pairs, made_by)
             bar.update(bar.total)
         if distributed.is_primary() and translate.batches.sentences:
             print(f"{self._name}: {translate.batches.said()}")
         translate.warn_of_cut(self._name)
+
+    def _normalised(self, translate: ProgressDecoder) -> Translate:
+        """Returns a decoder that reads text of a test set of its own as training text was read."""
+        if self.portion.split in SPLITS:
+            return translate
+        normalise = self.experiment.data.corpus.cleaning.normalise
+
+        def translated(tagged: list[str], directions: list[str]) -> list[dict[str, Any]]:
+            parts = (text.partition(" ") for text in tagged)
+            return translate([f"{tag} {normalise(text)}" for tag, _, text in parts], directions)
+
+        return translated
 
     def _made_by(self, step: int) -> dict[str, Any]:
         vocabulary = self.cache.vocabulary.fingerprint
@@ -135,7 +148,7 @@ def decode(
     together; the primary writes.
 
     Args:
-        split: "test" or "dev".
+        split: "test" or "dev", or the name of a test set of its own.
         step: Step of a checkpoint that is kept. Defaults to the latest.
         sentences: Sentences per direction. Defaults to all.
         t5x: Write them as T5X's inference does, too (`m4.eval.decoding.t5x_lines`).

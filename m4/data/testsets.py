@@ -1,0 +1,356 @@
+"""Test sets of their own: sentences with references, in files apart from any corpus.
+
+Published layouts are settings of `Aligned` or `Table` (gin_configs/testsets). Any source of
+sentence pairs is a test set, too: by its test split.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+from etils import epath
+
+from m4.data.cldr import tags
+from m4.data.languages import base_of, describe, is_english
+from m4.data.sources import Source
+from m4.data.sources.reading.files import folder_at, unpacked
+from m4.data.sources.reading.layout import m4_code
+from m4.data.sources.reading.lines import text_lines
+from m4.settings import InputError, SettingError, checked
+
+_MOST_BYTES = 1 << 26  # of a line, which may be a document
+# Codes of languages in names of files; in a pair '-' stands between them.
+_CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
+_ONE = _CODE.replace("[-_@]", "[_@]")
+
+
+class Segment(NamedTuple):
+    """A sentence, or a longer part of a document, to translate."""
+
+    source: str
+    references: tuple[str, ...]
+    document: str | None = None
+
+    def more(self) -> dict[str, Any]:
+        """Returns what a file of hypotheses says in addition to source and first reference."""
+        several = {"references": list(self.references)} if len(self.references) > 1 else {}
+        return several | ({} if self.document is None else {"document": self.document})
+
+
+class Segments(Protocol):
+    """A test set."""
+
+    def directions(self) -> list[str]:
+        """Returns its directions, in its own codes of languages: "eng_Latn-fra_Latn"."""
+        ...
+
+    def segments(self, direction: str) -> list[Segment]:
+        """Returns the segments of a direction, in order."""
+        ...
+
+
+@checked
+@dataclass(eq=False)
+class Aligned:
+    """A folder with a file for each language, line n of each the translation of line n of others.
+
+    Several files of a language are several references; the first one by name is what is translated.
+    All files may be compressed. All directions between its languages are there.
+
+    Attributes:
+        folder: on disk, or gs://, s3:// and the like.
+        files: pattern of names with {lang}, the code of a language; '*' is any part of a name.
+        documents: file with the document of each line, or None.
+        codes: m4's code -> the code in names, where m4 does not know which it is.
+    """
+
+    folder: str | os.PathLike[str]
+    files: str = "{lang}"
+    documents: str | None = None
+    codes: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if "{lang}" not in self.files:
+            raise SettingError("Aligned.files", self.files, "a pattern with {lang}")
+
+    def directions(self) -> list[str]:
+        """Returns the directions between all languages."""
+        codes = [*self._files]
+        return [f"{a}-{b}" for a in codes for b in codes if a != b]
+
+    def segments(self, direction: str) -> list[Segment]:
+        """Returns the lines.
+
+        Raises:
+            InputError: Two files have different numbers of lines.
+        """
+        source, target = direction.split("-")
+        paths = [self._files[source][0], *self._files[target]]
+        documents = folder_at(self.folder, "Aligned.folder") / (self.documents or "")
+        paths += [documents] if self.documents else []
+        columns = [[*text_lines(path, _MOST_BYTES)] for path in paths]
+        for path, column in zip(paths, columns, strict=True):
+            if len(column) != len(columns[0]):
+                raise InputError(
+                    f"{paths[0]} has {len(columns[0])} lines, {path} {len(column)}: line n of one "
+                    "must be the translation of line n of the other"
+                )
+        count = len(self._files[target])
+        return [
+            Segment(row[0], row[1 : 1 + count], row[-1] if self.documents else None)
+            for row in zip(*columns, strict=True)
+        ]
+
+    @cached_property
+    def _files(self) -> dict[str, list[epath.Path]]:
+        """Returns the files of each language, by name."""
+        found: dict[str, list[epath.Path]] = {}
+        for match, path in _find("Aligned", self.folder, self.files):
+            found.setdefault(m4_code(match["lang"]), []).append(path)
+        return found
+
+
+@checked
+@dataclass(eq=False)
+class Table:
+    """A folder of files with a segment a line: JSON lines (.jsonl, .json), else columns with tabs.
+
+    A field with a list is several references next to a text, and the sentences of a document next
+    to another list. All files may be compressed.
+
+    Attributes:
+        folder: on disk, or gs://, s3:// and the like.
+        files: pattern of names; {pair} is 'en-de', and '*' any part of a name.
+        header: names of columns, of files whose first line does not have them.
+        source: field of the text to translate.
+        target: field of its reference, or several.
+        languages: fields of both languages, or one of 'en-de_DE'; None: {pair} says it.
+        document: field of a document's name. A list of sentences is a document, too.
+        where: field -> value that a line must have; others are left out.
+        both_ways: whether references are translated, too.
+        codes: m4's code -> the code in the data, where m4 does not know which it is.
+    """
+
+    folder: str | os.PathLike[str]
+    files: str = "*.jsonl"
+    header: Sequence[str] | None = None
+    source: str = "source"
+    target: str | Sequence[str] = "target"
+    languages: str | Sequence[str] | None = None
+    document: str | None = None
+    where: Mapping[str, Any] | None = None
+    both_ways: bool = False
+    codes: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.languages is None and "{pair}" not in self.files:
+            allowed = "fields of the languages, or Table.files with {pair}"
+            raise SettingError("Table.languages", self.languages, allowed)
+
+    def directions(self) -> list[str]:
+        """Returns the directions that lines have."""
+        return [*self._segments]
+
+    def segments(self, direction: str) -> list[Segment]:
+        """Returns the lines of a direction."""
+        return self._segments[direction]
+
+    @cached_property
+    def _segments(self) -> dict[str, list[Segment]]:
+        found: dict[str, list[Segment]] = {}
+        for match, path in _find("Table", self.folder, self.files):
+            for number, row in self._rows(path):
+                where = f"{path} line {number}"
+                if any(row.get(name) != value for name, value in (self.where or {}).items()):
+                    continue
+                source, target = self._languages(match, row, where)
+                for one in self._of(row, where):
+                    found.setdefault(f"{source}-{target}", []).append(one)
+                    if self.both_ways and one.references:
+                        back = Segment(one.references[0], (one.source,), one.document)
+                        found.setdefault(f"{target}-{source}", []).append(back)
+        return found
+
+    def _rows(self, path: epath.Path) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields (number, fields) of each line."""
+        as_json = unpacked(path.name).endswith((".jsonl", ".json"))
+        header = self.header
+        for number, line in enumerate(text_lines(path, _MOST_BYTES), 1):
+            if as_json:
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    row = None
+                if not isinstance(row, dict):
+                    raise InputError(f"{path} line {number}: not a JSON object")
+                yield number, row
+            elif header is None:
+                header = line.split("\t")
+            else:
+                cells = line.split("\t")
+                if len(cells) != len(header):
+                    raise InputError(
+                        f"{path} line {number}: {len(cells)} columns, not {len(header)} "
+                        f"({', '.join(header)}; Table.header)"
+                    )
+                yield number, dict(zip(header, cells, strict=True))
+
+    def _languages(self, match: re.Match, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+        if self.languages is None:
+            return m4_code(match["first"]), m4_code(match["second"])
+        one = isinstance(self.languages, str)
+        names: list[str] = (
+            [self.languages] if isinstance(self.languages, str) else [*self.languages]
+        )
+        texts = [_field(row, name, where) for name in names]
+        codes = texts[0].split("-") if one and isinstance(texts[0], str) else texts
+        if len(codes) != 2 or not all(isinstance(code, str) and code for code in codes):
+            raise InputError(f"{where}: {', '.join(names)} is {texts}: must be two languages")
+        return tuple(map(m4_code, codes))
+
+    def _of(self, row: Mapping[str, Any], where: str) -> Iterator[Segment]:
+        """Yields the segments of a line."""
+        names = [self.target] if isinstance(self.target, str) else self.target
+        targets = [_field(row, name, where) for name in names]
+        source = _field(row, self.source, where)
+        document = None if self.document is None else str(_field(row, self.document, where))
+        if isinstance(source, list):
+            columns = [source, *targets]
+            counts = [len(each) if isinstance(each, list) else 1 for each in columns]
+            if len(set(counts)) > 1:
+                fields = ", ".join([self.source, *names])
+                raise InputError(f"{where}: {fields} have {counts} sentences: must be as many")
+            for text, *references in zip(*columns, strict=True):
+                yield _segment(text, references, document or where)
+        else:
+            flat = [one for each in targets for one in (each if isinstance(each, list) else [each])]
+            yield _segment(source, flat, document)
+
+
+def _segment(source: Any, references: Iterable[Any], document: str | None) -> Segment:
+    given = tuple(text for text in references if isinstance(text, str) and text.strip())
+    return Segment("" if source is None else str(source), given, document)
+
+
+def _field(row: Mapping[str, Any], name: str, where: str) -> Any:
+    if name not in row:
+        raise InputError(f"{where}: no field {name!r}; there is {', '.join(map(str, row))}")
+    return row[name]
+
+
+def _find(
+    owner: str, folder: str | os.PathLike[str], pattern: str
+) -> list[tuple[re.Match, epath.Path]]:
+    """Returns the files that a pattern fits, sorted by name, each with its match."""
+    expression = ""
+    for part in re.split(r"(\{lang\}|\{pair\}|\*)", pattern):
+        fields = {
+            "{lang}": f"(?P<lang>{_CODE})",
+            "{pair}": f"(?P<first>{_ONE})-(?P<second>{_ONE})",
+            "*": "[^/]*",
+        }
+        expression += fields.get(part, re.escape(part))
+    top, found = folder_at(folder, f"{owner}.folder"), []
+    levels = pattern.count("/")
+
+    def walk(at: epath.Path, name: str, level: int) -> None:
+        for path in sorted(at.iterdir()):
+            if path.name.startswith("."):
+                continue
+            here = name + unpacked(path.name)
+            if level < levels and path.is_dir():
+                walk(path, f"{name}{path.name}/", level + 1)
+            elif level == levels and (match := re.fullmatch(expression, here)):
+                found.append((match, path))
+
+    walk(top, "", 0)
+    if not found:
+        raise InputError(f"{folder}: no file is called like {pattern} ({owner}.files)")
+    return found
+
+
+def directions_for(name: str, testset: Segments | Source, trained: Iterable[str]) -> dict[str, str]:
+    """Returns a model's directions that a test set has -> the direction in its own codes.
+
+    Languages are the same by m4's codes, ISO 639 and scripts, and at last without a territory:
+    'eng_Latn' is 'en', 'de_DE' is 'de' where there is no other German.
+
+    Raises:
+        InputError: Two languages of the test set are one of the model's, or none is.
+    """
+    trained = list(trained)
+    own = _directions(testset)
+    codes = _languages(own)
+    by_setting: Mapping[str, str] = getattr(testset, "codes", None) or {}
+    given = {ours: m4_code(theirs) for ours, theirs in by_setting.items()}
+    same: dict[str, str] = {}
+    for language in _languages(trained):
+        if language in given:
+            same[language] = given[language]
+            continue
+        wanted = _forms(language)
+        for form in range(3):
+            alike = [code for code in codes if _forms(code)[form] == wanted[form]]
+            if len(alike) > 1:
+                raise InputError(
+                    f"testset {name}: {' and '.join(alike)} are both {language}; choose one: "
+                    f"codes = {{'{language}': '{alike[0]}'}}"
+                )
+            if alike:
+                same[language] = alike[0]
+                break
+    found = {}
+    for direction in trained:
+        source, target = direction.split("-")
+        other = f"{same.get(source)}-{same.get(target)}"
+        if other in own:
+            found[direction] = other
+    if not found:
+        raise InputError(
+            f"testset {name}: has none of the model's directions ({', '.join(trained[:8])}); it "
+            f"has {', '.join(own[:8])}; other codes of languages: codes = {{'gl': '...'}}"
+        )
+    return found
+
+
+def segments_for(name: str, testset: Segments | Source, direction: str) -> list[Segment]:
+    """Returns the segments of a direction in the test set's own codes.
+
+    Raises:
+        InputError: A segment has no reference, or there is none.
+    """
+    if hasattr(testset, "segments"):
+        found = testset.segments(direction)  # type: ignore[union-attr]
+    else:
+        source, target = direction.split("-")
+        pairs = testset.pairs(target if source == "en" else source, "test")  # type: ignore[union-attr]
+        pairs = (pair if source == "en" else pair[::-1] for pair in pairs)
+        found = [Segment(first, (second,)) for first, second in pairs]
+    lacking = [number for number, one in enumerate(found, 1) if not one.references]
+    if lacking or not found:
+        which = f"of segment {lacking[0]:,} of {len(found):,}" if lacking else ""
+        raise InputError(f"testset {name}: {direction} has no reference {which}".rstrip())
+    return found
+
+
+def _directions(testset: Segments | Source) -> list[str]:
+    if hasattr(testset, "directions"):
+        return testset.directions()  # type: ignore[union-attr]
+    codes = testset.languages()  # type: ignore[union-attr]
+    return [f"en-{code}" for code in codes] + [f"{code}-en" for code in codes]
+
+
+def _languages(directions: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(code for each in directions for code in each.split("-")))
+
+
+def _forms(code: str) -> tuple[str, str, str]:
+    """Returns a code as it is, as m4 writes it, and without its territory."""
+    if is_english(code):
+        tag = tags.parse(code)
+        return code, f"en_{tag.territory}" if tag and tag.territory else "en", "en"
+    return code, describe(code).code, base_of(code)

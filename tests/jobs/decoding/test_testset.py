@@ -1,0 +1,116 @@
+"""A test set of its own: translated and scored without the corpus, document by document."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from sacrebleu.metrics.chrf import CHRF
+
+from m4.data.cache.cache import Cache
+from m4.storage.files import read_jsonl
+from tests.command_line import Said, m4
+
+CONFIG = """from m4.data import testsets
+OWN = 'own'
+experiment.Experiment.testsets = {'news': @testsets.Table()}
+testsets.Table.folder = %OWN
+testsets.Table.files = '{pair}.tsv'
+testsets.Table.header = ['source', 'a', 'b', 'document']
+testsets.Table.target = ['a', 'b']
+testsets.Table.document = 'document'
+"""
+
+
+@pytest.fixture(scope="module")
+def run(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose own files may change."""
+    return Path(shutil.copytree(first, tmp_path_factory.mktemp("testset") / "run"))
+
+
+@pytest.fixture(scope="module")
+def files(run: Path) -> Path:
+    """Two sentences, of which training has the first one, and a third in another document."""
+    folder = run.parent / "own"
+    folder.mkdir()
+    cache = Cache(next(path for path in (run / "data").iterdir() if path.is_dir()))
+    known = next(cache.pairs("gl", "train"))
+    rows = [(known[0].upper(), "un", "dous", "d1"), ("No news", "Nada", "Ren", "d1"),
+            ("A  word\u00a0more", "Unha palabra", "Outra", "d2")]  # fmt: skip
+    (folder / "en-gl.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    (run.parent / "news.gin").write_text(CONFIG)
+    return folder
+
+
+def ask(command: str, run: Path, files: Path, *more: str, file: str = "news.gin") -> Said:
+    return m4(command, str(run), f"--testset={run.parent / file}", f"--gin.OWN={files}", *more)
+
+
+@pytest.mark.slow
+def test_scores_with_several_references_documents_and_seen_sentences(
+    run: Path, files: Path
+) -> None:
+    said = ask("eval", run, files, "--beams=1")
+    assert said.status == 0, said.err
+    assert "testset news: has no references for en-es, en-pt" in said.err
+    assert "news: sentences of training text, which subset unseen leaves out: en-gl 1" in said.err
+    folder = run / "decodes" / "beams=1"
+    decodes = read_jsonl(folder / "news.en-gl.jsonl")
+    assert [row["source"] for row in decodes][2] == "A  word\u00a0more"  # as it is in the file
+    assert decodes[1]["references"] == ["Nada", "Ren"]
+    rows = {
+        (r["system"], r["metric"], r["subset"]): r for r in read_jsonl(folder / "scores.news.jsonl")
+    }
+    hypotheses = [row["hypothesis"] for row in decodes]
+    columns = [list(column) for column in zip(*(row["references"] for row in decodes), strict=True)]
+    expected = CHRF().corpus_score(hypotheses, columns).score
+    assert rows["moe", "chrf", "all"]["score"] == pytest.approx(expected, abs=1e-6)
+    assert "nrefs:2" in rows["moe", "chrf", "all"]["signature"]
+    assert [rows["moe", "bleu", subset]["sentences"] for subset in ("all", "seen", "unseen")] == [
+        3,
+        1,
+        2,
+    ]
+    documents = [r for r in read_jsonl(folder / "scores_by_document.news.jsonl")
+                 if (r["system"], r["metric"]) == ("moe", "chrf")]  # fmt: skip
+    assert [(r["document"], r["sentences"]) for r in documents] == [("d1", 2), ("d2", 1)]
+    last = CHRF().corpus_score(hypotheses[2:], [column[2:] for column in columns]).score
+    assert documents[1]["score"] == pytest.approx(last, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_neither_corpus_nor_training_is_needed(run: Path, files: Path) -> None:
+    alone = Path(shutil.copytree(run, run.parent / "alone"))
+    shutil.rmtree(alone / "data")
+    shutil.rmtree(alone / "decodes", ignore_errors=True)
+    said = ask("decode", alone, files, "--beams=1")
+    assert said.status == 0, said.err
+    assert not (alone / "data").exists()
+    said = ask("eval", alone, files, "--beams=1")
+    assert said.status == 0, said.err
+    assert "news: not compared with the training text" in said.err
+    rows = read_jsonl(alone / "decodes" / "beams=1" / "scores.news.jsonl")
+    assert {row["subset"] for row in rows} == {"all"}
+    assert not (alone / "data").exists()
+
+
+def test_mistakes_are_one_line(run: Path, files: Path) -> None:
+    (run.parent / "empty.gin").write_text(CONFIG.replace("'news'", "'empty'"))
+    empty = run.parent / "lacking"
+    empty.mkdir()
+    (empty / "en-gl.tsv").write_text("hello\t\t\td1\n")
+    (run.parent / "test.gin").write_text(CONFIG.replace("'news'", "'test'"))
+    for said, message in [
+        (m4("eval", str(run), "--testset=flores"), "--testset=flores: this run's config has none"),
+        (m4("eval", str(run), "--testset=no.gin"), "--testset=no.gin: no such file in ."),
+        (
+            m4("eval", str(run), "--testset=flores", "--split=dev"),
+            "--split=dev: not with --testset",
+        ),
+        (ask("eval", run, empty, file="empty.gin"), "en-gl has no reference of segment 1 of 1"),
+        (ask("eval", run, files, file="test.gin"), "Experiment.testsets"),
+        (ask("eval", run, files, "--steps=all", "--directions=gl-en"), "has none of the model's"),
+    ]:
+        assert said.status == 2, said.out
+        assert message in said.err.splitlines()[-1], said.err

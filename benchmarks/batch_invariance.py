@@ -42,7 +42,7 @@ from m4.settings import InputError
 
 # Rows a batch, and whether the sentences are shuffled; the first is what the others are compared
 # with. Over a mesh a batch has as many rows as divide over it.
-WAYS = ((1, False), (8, False), (64, False), (64, True))
+WAYS = ((1, False), (8, False), (64, False), (64, True), (256, False), (256, True))
 
 
 def check(experiment: Experiment, portion: Portion, step: int | None = None) -> int:

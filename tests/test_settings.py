@@ -1,12 +1,9 @@
 """Every kind of annotation allows what it says and refuses the rest, by the parameter's name."""
 
 import dataclasses
-import importlib
 import os
 import pathlib
 import pickle
-import pkgutil
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional
@@ -14,9 +11,7 @@ from typing import Annotated, Any, Literal, Optional
 import flax.linen as nn
 import pytest
 
-import m4
 from m4 import settings
-from m4.data.stream.stream import Stream
 from m4.settings import (
     MUTABLE,
     Between,
@@ -26,7 +21,6 @@ from m4.settings import (
     check_value,
     checked,
     describe,
-    is_checked,
     mutable_of,
 )
 
@@ -110,24 +104,6 @@ def test_settings_say_themselves_whether_they_may_change() -> None:
 def test_the_error_crosses_processes() -> None:
     error = pickle.loads(pickle.dumps(SettingError("f.x", 3, "a text")))
     assert (str(error), error.setting) == ("f.x = 3: must be a text", "f.x")
-
-
-def test_the_table_of_what_may_change_is_that_of_the_annotations() -> None:
-    page = pathlib.Path(__file__).parents[1] / "docs" / "run_folder.md"
-    table = page.read_text(encoding="utf-8").split("## Which settings may change")[1]
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", table.split("\n## ")[0], re.MULTILINE)
-    said = {name: re.findall(r"`(\w+)`", cell) for name, cell in rows}
-    marked = {}
-    for module in pkgutil.walk_packages(m4.__path__, "m4."):
-        if module.name in ("m4.__main__", "m4.data.tasks"):  # which imports TensorFlow
-            continue
-        for one in vars(importlib.import_module(module.name)).values():
-            ours = getattr(one, "__module__", None) == module.name
-            if not ours or not (is_checked(one) or one is Stream):
-                continue
-            if mutable := mutable_of(one):
-                marked[one.__qualname__] = mutable
-    assert said == marked
 
 
 @pytest.mark.parametrize(

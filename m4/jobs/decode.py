@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             step=arguments.step,
             t5x=arguments.format == "t5x",
         )
-    command.print_next(run, "eval")
+    command.print_next(run, f"eval --testset={arguments.testset}" if arguments.testset else "eval")
     return 0
 
 

@@ -86,6 +86,7 @@ def test_neither_corpus_nor_training_is_needed(run: Path, files: Path) -> None:
     shutil.rmtree(alone / "decodes", ignore_errors=True)
     said = ask("decode", alone, files, "--beams=1")
     assert said.status == 0, said.err
+    assert f"eval --testset={run.parent / 'news.gin'} --model_dir=" in said.out
     assert not (alone / "data").exists()
     said = ask("eval", alone, files, "--beams=1")
     assert said.status == 0, said.err

@@ -68,15 +68,24 @@ document.documentElement.innerHTML = `<pre>${JSON.stringify(found)}</pre>`;
 </script>"""
 
 
-def in_browser(folder, text, script, width=1300):
+# Before the page's own script; what it logs as an error is one, too.
+ERRORS = """<script>
+const errors = [];
+addEventListener('error', event => errors.push(event.message));
+console.error = (...words) => errors.push(words.join(' '));
+</script>"""
+
+
+def in_browser(folder, text, script, width=1300, *more):
     """Returns the JSON that a script in the browser says of a page."""
     page = folder / "page.html"  # without its policy, which lets no other script run
     text = re.sub(r"<meta http-equiv=.*?>", "", text, flags=re.DOTALL)
-    page.write_text(text + script, encoding="utf-8")
+    page.write_text(text.replace("<head>", f"<head>{ERRORS}", 1) + script, encoding="utf-8")
     options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom")
     command = [
         BROWSER,
         *options,
+        *more,
         f"--window-size={width},900",
         f"--user-data-dir={folder}/profile",
         page.as_uri(),
@@ -129,3 +138,70 @@ def test_in_a_browser_it_sorts_and_filters(made, tmp_path):
     assert words == ["ar"]
     assert sorted(family) == sorted(c for c in CODES if LANGUAGES[c].branch == "turkic")
     assert sorted(level) == sorted(CODES[:3])
+
+
+# A pointer over a language of the plot, and away from it; the page's width and colours.
+HOVER = """<script>
+document.documentElement.style.width = 'WIDTHpx';
+const chart = [...document.querySelectorAll('svg.chart')].find(
+    each => getComputedStyle(each).display !== 'none') ?? document.querySelector('svg.chart');
+const box = document.querySelector('#here');
+const move = (type, target) => target.dispatchEvent(
+    new PointerEvent(type, { bubbles: true, clientX: 40, clientY: 40 }));
+const seen = [];
+for (const area of chart.querySelectorAll('g[data-language]')) {
+    move('pointermove', area);
+    seen.push([area.dataset.language, box.hidden, box.textContent]);
+}
+move('pointerleave', chart);
+const light = name => {
+    const [r, g, b] = getComputedStyle(document.body)[name].match(/[0-9.]+/g).map(Number);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const wide = [...document.querySelectorAll('body *')].filter(one =>
+    !one.closest('.wide, pre, svg') && one.scrollWidth > WIDTH).map(one => one.tagName);
+const tables = [...document.querySelectorAll('#averages .wide, #languages .wide')].map(
+    table => [table.clientWidth, table.scrollWidth]);
+const said = { errors, seen, left: box.hidden, wide, tables,
+    ink: light('color'), paper: light('backgroundColor') };
+document.documentElement.innerHTML = `<pre>${JSON.stringify(said).replaceAll('<', ' ')}</pre>`;
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Four hundred directions: two hundred languages, in all scripts, both ways."""
+    folder = tmp_path_factory.mktemp("large")
+    codes = [*LANGUAGES, *(f"{code}_2" for code in LANGUAGES)][:200]
+    for system, keep in {"moe": 8, "bilingual": 5}.items():
+        for code in codes:
+            rows = [{"source": "x", "reference": t, "hypothesis": " ".join(t.split()[:keep])}
+                    for t in TEXTS[:2]]  # fmt: skip
+            for direction in (f"{code}-en", f"en-{code}"):
+                write_jsonl(folder / system / f"test.{direction}.jsonl", rows)
+    systems = [System(name, folder / name) for name in ("moe", "bilingual")]
+    levels = ResourceLevels(min_test_sentences=1)
+    pairs = {code: 90_000 // (rank + 1) for rank, code in enumerate(codes)}
+    written = write_results(
+        folder / "out", systems, DEFAULTS.metrics, pairs, levels=levels, samples=1
+    )
+    return codes, written.html.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize(("width", "dark"), [(1300, False), (1300, True), (400, False)])
+def test_four_hundred_directions_can_be_read_and_pointed_at(large, tmp_path, width, dark):
+    codes, text = large
+    more = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    said = in_browser(tmp_path, text, HOVER.replace("WIDTH", str(width)), max(width, 500), *more)
+    assert said["errors"] == []
+    assert {code for code, *_ in said["seen"]} == set(codes)
+    for code, hidden, shown in said["seen"]:
+        assert not hidden
+        assert code in shown
+    assert said["left"]
+    assert said["wide"] == []
+    for room, needed in said["tables"]:
+        assert needed <= room < width
+    assert (said["ink"] > said["paper"]) == dark
+    assert abs(said["ink"] - said["paper"]) > 150

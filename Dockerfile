@@ -1,4 +1,7 @@
-# m4 for TPU slices of a GKE cluster: docs/cloud_tpu.md. `scripts/gke.sh image` builds it.
+# m4 for TPU slices of a GKE cluster: docs/cloud_tpu.md. `scripts/gke.sh image` builds it. It runs the demo
+# anywhere, on the CPU:
+#   docker build --tag=m4 . && docker run --entrypoint=m4 --volume="$PWD/runs:/m4/runs" m4 \
+#     demo --gin_file=gin_configs/demo.gin
 FROM python:3.12-slim-bookworm
 RUN pip install --no-cache-dir uv
 WORKDIR /m4

@@ -1,4 +1,4 @@
-"""Curves over training steps: losses of runs, and scores of a run's checkpoints."""
+"""Curves over training: losses of runs, and scores of a run's checkpoints."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +15,9 @@ from m4.eval.scoring.by_step import ALL
 from m4.eval.scoring.delta import METRIC_NAMES
 from m4.eval.scoring.levels import LEVELS
 
+# What curves are drawn over.
+AXES = {"steps": "training step", "tokens": "tokens of both sides", "hours": "device hours"}
+_TOKENS = ("source_tokens", "target_tokens")
 Points = Sequence[tuple[float, float]]
 Rows = Sequence[Mapping[str, Any]]
 
@@ -37,9 +40,34 @@ def points(rows: Iterable[Mapping[str, Any]], key: str) -> Points:
     return sorted(at.items())
 
 
-def training(lines: Mapping[str, Mapping[str, Points]]) -> Figure:
-    """Returns a panel a measure with a line a system. lines: label -> system -> its points."""
-    drawn, panels = _panels(list(lines))
+def over(line: Points, rows: Rows, axis: str) -> Points:
+    """Returns points over an axis of `AXES` in the place of steps, by the rows of a metrics.jsonl.
+
+    Points of steps before the first one that has it are left out.
+    """
+    if axis == "steps":
+        return line
+    if axis == "tokens":
+        counted = (
+            {**row, "all": sum(row[name] for name in _TOKENS)} for row in rows if _TOKENS[0] in row
+        )
+        counts = points(counted, "all")
+        places = np.cumsum([count for _, count in counts])
+    else:
+        counts = points(rows, "device_seconds")
+        places = np.array([seconds / 3600 for _, seconds in counts])
+    at = np.searchsorted([step for step, _ in counts], [step for step, _ in line], side="right")
+    return [(float(places[i - 1]), value) for i, (_, value) in zip(at, line, strict=True) if i]
+
+
+def training(lines: Mapping[str, Mapping[str, Points]], axis: str = "steps") -> Figure:
+    """Returns a panel a measure with a line a system.
+
+    Args:
+        lines: Label -> system -> its points.
+        axis: Key of `AXES`.
+    """
+    drawn, panels = _panels(list(lines), AXES[axis])
     systems = list(dict.fromkeys(name for by_system in lines.values() for name in by_system))
     for panel, by_system in zip(panels, lines.values(), strict=True):
         for system, line in by_system.items():
@@ -80,7 +108,7 @@ def by_step(rows: Rows) -> Figure:
     return drawn
 
 
-def _panels(labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
+def _panels(labels: Sequence[str], axis: str = AXES["steps"]) -> tuple[Figure, list[Axes]]:
     height = 2.4 if len(labels) < 4 else 1.7
     drawn = blank(7.0, height * len(labels) + 0.9, layout="constrained")
     panels = list(drawn.subplots(len(labels), 1, sharex=True, squeeze=False)[:, 0])
@@ -88,9 +116,9 @@ def _panels(labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
         style(panel)
         panel.set_ylabel(label, fontsize=SIZE, color=LIGHT.ink)
         panel.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-    panels[-1].set_xlabel("training step", fontsize=0.95 * SIZE, color=LIGHT.ink)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=axis != AXES["hours"]))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+    panels[-1].set_xlabel(axis, fontsize=0.95 * SIZE, color=LIGHT.ink)
     return drawn, panels
 
 

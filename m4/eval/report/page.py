@@ -278,15 +278,19 @@ def _related(rows: Sequence[Delta]) -> list[tuple[str, ...]]:
     )
 
 
-def _curves(background: Background) -> Markup | None:
-    """Returns the training curves of all systems, or None where no line has two points."""
-    rows = background.curves
-    drawn = {}
-    for key, label in _LABELS.items():
-        series = {name: curves.points(lines, key) for name, lines in rows.items()}
-        if series := {name: line for name, line in series.items() if len(line) > 1}:
-            drawn[label] = series
-    return inline(curves.training(drawn), "Training curves") if drawn else None
+def _curves(background: Background) -> dict[str, Markup]:
+    """Returns the training curves of all systems over each of `curves.AXES` that rows have."""
+    found = {}
+    for axis in curves.AXES:
+        drawn: dict[str, dict[str, curves.Points]] = {}
+        for key, label in _LABELS.items():
+            for name, rows in background.curves.items():
+                line = curves.over(curves.points(rows, key), rows, axis)
+                if len(line) > 1:
+                    drawn.setdefault(label, {})[name] = line
+        if drawn:
+            found[axis] = inline(curves.training(drawn, axis), f"Training curves over {axis}")
+    return found
 
 
 def _data_table(

@@ -220,3 +220,12 @@ def test_curves_are_of_the_losses_that_there_are(made, tmp_path):
     for label in ("training loss", "dev loss", "auxiliary loss"):
         assert f">{label}</text>" in text
     assert "training loss, low" not in text  # one point is no line
+    assert 'type="radio"' not in text  # there are steps alone
+    counts = {"source_tokens": 5.0, "target_tokens": 5.0}
+    counted = [{**row, **counts, "device_seconds": 60.0 * row["step"]} for row in rows]
+    background = Background(curves={"moe": counted})
+    written = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN, background=background)
+    text = written.html.read_text(encoding="utf-8")
+    for axis in ("training step", "tokens of both sides", "device hours"):
+        assert text.count(f">{axis}</text>") == 1
+    assert text.count('type="radio"') == 3

@@ -13,6 +13,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", help="gin file to write (default: FOLDER.gin)")
     parser.add_argument("--yes", action="store_true", help="take the defaults instead of asking")
     parser.add_argument(
+        "--start",
+        metavar="FOLDER",
+        help="also write a config that continues from this model: a run, or a model in Hugging "
+        "Face's layout",
+    )
+    parser.add_argument(
         "--minutes",
         type=int,
         metavar="N",
@@ -27,5 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.minutes is not None and arguments.minutes < 1:
         raise InputError(f"--minutes={arguments.minutes}: must be 1 or more")
-    write_config(arguments.folder, arguments.out, arguments.yes, arguments.minutes)
+    given = (arguments.folder, arguments.out, arguments.yes, arguments.minutes)
+    write_config(*given, arguments.start)
     return 0

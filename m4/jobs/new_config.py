@@ -21,7 +21,7 @@ from m4.data.sources.gettext import ENGLISH_CATALOGUE
 from m4.data.sources.reading.layout import named
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
-from m4.jobs import streams
+from m4.jobs import continued_config, streams
 from m4.parallel.platform.hardware import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError, check_name, pasted
@@ -66,22 +66,28 @@ class Corpus(NamedTuple):
     notes: list[str]
 
 
-def write_config(folder: str, out: str | None, yes: bool, minutes: int | None = None) -> None:
+def write_config(
+    folder: str, out: str | None, yes: bool, minutes: int | None = None, start: str | None = None
+) -> None:
     """Writes the gin file of a corpus and prints the commands to paste.
 
     Args:
         out: The gin file. Defaults to the name of the folder with `.gin`.
         yes: Takes the defaults instead of asking.
         minutes: Minutes that the training may take. Defaults to asking.
+        start: A model: a second file, FILE_continued.gin, continues from it.
 
     Raises:
-        InputError: The file exists, or would be in the folder; the folder holds no corpus, with
-            what was expected and what is there.
+        InputError: m4 cannot begin from `start`; a file exists, or would be in the folder; the
+            folder holds no corpus, with what was expected and what is there.
     """
     screen = streams.console()
     stem = os.path.basename(os.path.abspath(folder)) or "mine"
     path = Path(out or f"{stem}.gin")
-    _check_out(path, folder)
+    second = path.with_name(f"{path.stem}_continued.gin")
+    for file in (path, second) if start else (path,):
+        _check_out(file, folder)
+    begun = None if start is None else continued_config.opened(start)
     ask = _Questions(yes)
     layout = detect(folder)
     missing = f"{folder}: no {' or '.join(layout.by_hash)} sentences in {layout.files}"
@@ -104,10 +110,23 @@ def write_config(folder: str, out: str | None, yes: bool, minutes: int | None = 
     ).format(*expected, cores)
     head = [f"languages next to English: {len(languages)}; training pairs: {pairs:,}", text]
     most = max(corpus.sizes[code]["test"] for code in languages)
-    values |= {"test_sentences": 1000 if most > 1000 else None}
+    values |= {"beams": 4, "test_sentences": 1000 if most > 1000 else None}
+    length, decoding = values["length"], {}
+    if begun is not None:
+        length = _row_length(_piece_lengths(samples, begun.vocabulary))
+        decoding = begun.decoding if begun.languages else {}
+    values |= {name: decoding[name] for name in ("beams", "test_sentences") if name in decoding}
+    for name in ("max_source_length", "max_target_length"):  # one search for all that is compared
+        values[name] = max(values["length"], length, decoding.get(name, 0))
     values |= {"model_dir": repr(f"runs/{path.stem}"), "folder": repr(folder)}
     with path.open("x", encoding="utf-8") as file:
         file.write(_gin_text(values, layout, languages, head))
+    if begun is not None:
+        own = {"length": length, "batch_size": _rows(length)}
+        own |= {"model_dir": repr(f"runs/{second.stem}")}
+        lines = _source_lines(layout)
+        with second.open("x", encoding="utf-8") as file:
+            file.write(continued_config.text(begun, values | own, languages, lines, layout.module))
     for line in (
         f"layout: {layout.name}, {layout.files}",
         f"English: {layout.english_side()}",
@@ -124,8 +143,11 @@ def write_config(folder: str, out: str | None, yes: bool, minutes: int | None = 
     notes += [f"left out, without dev or test pairs: {named(left_out)}"] if left_out else []
     for line in [*notes, *corpus.notes[:_SHOWN]]:
         screen.print(line, style="yellow", highlight=False)
-    screen.print(f"\nwrote {path}", highlight=False)
-    for what, words in _commands(str(path), f"runs/{path.stem}", languages).items():
+    screen.print(f"\nwrote {path}{f' and {second}' if begun else ''}", highlight=False)
+    commands = _commands(str(path), f"runs/{path.stem}", languages)
+    if begun is not None:
+        commands |= _continued_commands(begun, values, second, f"runs/{path.stem}")
+    for what, words in commands.items():
         screen.print(f"\n# {what}", highlight=False)
         screen.print(pasted(*words), highlight=False, soft_wrap=True)
 
@@ -261,16 +283,34 @@ def _lengths(samples: Mapping[str, Sequence[Pair]], pieces: int) -> dict[str, np
         path = Path(folder) / "vocabulary.model"
         few = texts[:: max(1, len(texts) // 40_000)]
         vocabulary.train(path, few, max(pieces, least_size(len(tags))), tags)
-        made = Vocabulary(path)
-        return {
-            code: np.array(
-                [
-                    [len(ids) + 2 for ids in made.encode(list(side))]
-                    for side in zip(*pairs, strict=True)
-                ]
-            )
-            for code, pairs in samples.items()
-        }
+        return _piece_lengths(samples, Vocabulary(path))
+
+
+def _piece_lengths(
+    samples: Mapping[str, Sequence[Pair]], vocabulary: Vocabulary
+) -> dict[str, np.ndarray]:
+    """Returns language -> [2, n] pieces of both sides of its sample, with tag and eos."""
+    return {
+        code: np.array(
+            [
+                [len(ids) + 2 for ids in vocabulary.encode(list(side))]
+                for side in zip(*pairs, strict=True)
+            ]
+        )
+        for code, pairs in samples.items()
+    }
+
+
+def _row_length(lengths: Mapping[str, np.ndarray]) -> int:
+    """Returns the length of a row that fits 95% of the pairs of nearly all languages."""
+    longest = [np.percentile(sides.max(axis=0), 95) for sides in lengths.values()]
+    fits = (length for length in _LENGTHS if length >= np.percentile(longest, 95))
+    return next(fits, _LENGTHS[-1])
+
+
+def _rows(length: int) -> int:
+    """Returns the rows of a batch."""
+    return max(1, round(_BATCH_PIECES / (2 * length * 8))) * 8
 
 
 def _choose(
@@ -287,10 +327,8 @@ def _choose(
     Returns:
         Values of the template, the minutes of training, and those of the baselines.
     """
-    longest = [np.percentile(sides.max(axis=0), 95) for sides in lengths.values()]
-    fits = (length for length in _LENGTHS if length >= np.percentile(longest, 95))
-    length = next(fits, _LENGTHS[-1])
-    rows = max(1, round(_BATCH_PIECES / (2 * length * 8))) * 8
+    length = _row_length(lengths)
+    rows = _rows(length)
     pairs = sum(train.values())
     mean = sum(size * lengths[code].mean() for code, size in train.items()) / pairs
     pairs_a_step = 0.9 * rows * length / mean  # nine tenths of a packed row are filled
@@ -339,16 +377,20 @@ def _gin_text(
     values: Mapping[str, Any], layout: Detected, languages: Sequence[str], head: Sequence[str]
 ) -> str:
     """Fills in the template; texts of the user are quoted."""
-    settings = {"on_bad_line": "skip", **layout.settings}
-    rows = (languages[at : at + 12] for at in range(0, len(languages), 12))
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         values,
         head="\n".join(f"# {line}" for line in head),
-        languages="\n".join("    " + " ".join(f"{code!r}," for code in row) for row in rows),
+        languages=continued_config.listed(languages),
         module=layout.module,
-        source=layout.name,
-        settings="\n".join(f"{layout.name}.{name} = {v!r}" for name, v in settings.items()),
+        source="\n".join(_source_lines(layout)),
     )
+
+
+def _source_lines(layout: Detected) -> list[str]:
+    """Returns the lines of the source, the corpus's source first."""
+    settings = {"on_bad_line": "skip", **layout.settings}
+    lines = [f"corpus.CorpusSpec.source = @{layout.name}", f"{layout.name}.folder = %TEXT_DIR"]
+    return [*lines, *(f"{layout.name}.{name} = {v!r}" for name, v in settings.items())]
 
 
 def _table(
@@ -381,3 +423,24 @@ def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, l
         f"a trial of 40 steps on {len(some)} languages": trial,
         "the full run; the same command resumes it": ["demo", config],
     }
+
+
+def _continued_commands(
+    start: continued_config.Start, values: Mapping[str, Any], config: Path, shared: str
+) -> dict[str, list[str]]:
+    """Returns purpose -> words of the commands for the continued model, and for the comparison."""
+    run = f"runs/{config.stem}"
+    found = {}
+    if start.languages:
+        longer = ("max_source_length", "max_target_length")
+        found["translations of the old model, to see what is forgotten"] = [
+            "decode", f"--model_dir={start.folder}",
+            *(f"--gin.experiment.Decoding.{name}={values[name]}" for name in longer
+              if values[name] != start.decoding.get(name))]  # fmt: skip
+    return found | {
+        f"continue from {start.folder}": ["train", f"--gin_file={config}"],
+        "its translations": ["eval", f"--model_dir={run}"],
+        "which start is the best": [
+            "report", f"shared={shared}", f"continued={run}", f"--baseline={shared}",
+            f"--output={run}_report"],
+    }  # fmt: skip

@@ -85,7 +85,7 @@ def test_without_old_translations_the_command_that_makes_them_is_said(
     assert m4("decode", f"--model_dir={new}").status == 0
     said = m4("report", f"--model_dir={new}")
     assert said.status == 0, said.err
-    assert f"what moe forgets is not known: {old} has not translated en-es" in said.err
+    assert f"what moe forgets is not known: {old} has not translated the test sets" in said.err
     assert f"m4 decode --model_dir={old} --step=2" in said.err
 
 

@@ -118,6 +118,15 @@ def steps_of(folder: Path, split: str) -> dict[str, int]:
     return {direction: note["step"] for direction, note in notes.items() if "step" in note}
 
 
+def same_sentences(folder: Path, other: Path, split: str, directions: Iterable[str]) -> bool:
+    """Returns whether the notes of two folders say that they translate the same sentences."""
+    for direction in directions:
+        notes = [_read_note(hypotheses_path(at, split, direction)) for at in (folder, other)]
+        if notes[0].get("sha256") != notes[1].get("sha256"):
+            return False
+    return True
+
+
 def _read_note(path: Path) -> dict[str, Any]:
     """Returns what made a file of hypotheses, or nothing if it was not written to its end."""
     try:

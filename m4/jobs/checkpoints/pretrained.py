@@ -1,21 +1,24 @@
-"""`m4 checkpoint inspect|trim` of a pretrained model in Hugging Face's layout."""
+"""`m4 checkpoint inspect|trim`: a gin file that begins from a model, and a smaller vocabulary."""
 
 import json
 import math
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
+from m4.data.cache.cache import Cache
 from m4.data.preprocess import tag_symbol
 from m4.data.sources.reading.lines import text_lines
 from m4.data.vocabulary.trim import used_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, with_pieces
 from m4.jobs.checkpoints.source_hf import CONFIG, SourceHf, is_hf
+from m4.model.transformer import Transformer
 from m4.settings import InputError
-from m4.storage import safetensors
+from m4.storage import run_folder, safetensors
 from m4.storage.files import check_tree, whole_folder, write_text
 from m4.storage.local_copy import fetched
 from m4.train import hf_layout
@@ -26,18 +29,23 @@ _LONGEST_LINE = 1 << 20  # bytes
 
 
 def look_or_trim(what: str, run: str, corpus: Path | None, output: Path | None) -> str | None:
-    """Returns what `inspect` or `trim` says; None: it is another command, or a run of m4."""
+    """Returns what `inspect` or `trim` says; None: it is another command.
+
+    `inspect` of a run of m4 without --output is another one, too: it shows arrays.
+    """
     if what != "trim":
         if corpus is not None:
             raise InputError(f"--corpus={corpus}: only with trim, not {what}")
-        if what != "inspect" or not is_hf(folder := fetched(run)):
+        if what != "inspect" or not (is_hf(folder := fetched(run)) or output):
             return None
-        lines = "\n".join(inspect(folder))
+        found = beginning(folder)
+        about = "\n".join(found.about)
+        text = "\n".join([about, *found.imports, "", *found.settings])
         if output is None:
-            return lines
+            return text
         _check_new(output)
-        write_text(output, lines + "\n")
-        return "\n".join(line for line in lines.splitlines() if line.startswith("#"))
+        write_text(output, text + "\n")
+        return about
     for name, value in (("corpus", corpus), ("output", output)):
         if value is None:
             raise InputError(f"--{name}: must be given, to trim")
@@ -46,13 +54,92 @@ def look_or_trim(what: str, run: str, corpus: Path | None, output: Path | None) 
     return trim(fetched(run), corpus, output)
 
 
-def inspect(folder: Path) -> Iterator[str]:
-    """Yields the lines of a gin file that begins from a folder; comments say what it is.
+class Beginning(NamedTuple):
+    """A gin file that begins from a model.
+
+    Attributes:
+        about: Comments that say what it is.
+        imports: Its import lines.
+        settings: Bindings: the model, its vocabulary, where it is, and its own optimizer, if any.
+        vocabulary: The vocabulary of sources.
+        width: The width of the model.
+    """
+
+    about: list[str]
+    imports: list[str]
+    settings: list[str]
+    vocabulary: Vocabulary
+    width: int
+
+
+def beginning(folder: Path, languages: Sequence[str] = ()) -> Beginning:
+    """Returns the gin file that begins from a folder: a run of m4, or of Hugging Face's layout.
+
+    Args:
+        languages: New languages: the vocabulary gets room for pieces of those without a tag.
 
     Raises:
         InputError: It is no model that m4 can begin from, and why.
     """
-    there = SourceHf(folder)
+    if is_hf(folder):
+        return _of_hf(SourceHf(folder), folder, languages)
+    if (folder / "run.json").is_file() and (folder / run_folder.VOCABULARY).is_dir():
+        return _of_run(folder, languages)
+    raise InputError(
+        f"{folder}: neither a trained run of m4 (run.json, vocabulary/) nor a model in Hugging "
+        f"Face's layout ({CONFIG}, model.safetensors, spiece.model)"
+    )
+
+
+def _room(vocabulary: Vocabulary, languages: Sequence[str]) -> int:
+    """Returns the ids behind a vocabulary's own, for tags and pieces of new languages."""
+    return _ROOM * max(1, len({*languages} - {*vocabulary.languages}))
+
+
+def _of_run(folder: Path, languages: Sequence[str]) -> Beginning:
+    record, cache = run_folder.read(folder), Cache(folder / run_folder.VOCABULARY)
+    known = [line for line in (folder / "operative_config.gin").read_text("utf-8").splitlines()
+             if line.startswith(("from ", "import "))]  # fmt: skip
+    of_model = {line.split()[-1] for line in known if line.startswith("from m4.model")}
+    # Of bilingual baselines, whose settings have their scopes in front, none.
+    others = tuple(f"{value.strip('@').rpartition('/')[0]}/" for name, value
+                   in record["config"].items() if name.startswith("experiment.Baselines.")
+                   and value.startswith("@"))  # fmt: skip
+    settings = {
+        name: value
+        for name, value in record["config"].items()
+        if name.rpartition("/")[2].split(".")[0] in of_model
+        and not (others and name.startswith(others))
+    }
+    source, target = cache.source_vocabulary, cache.target_vocabulary
+    room = _room(source, languages)
+    lines = [f"{name} = {value}" for name, value in settings.items()]
+    lines += [f"corpus.CorpusSpec.vocabulary_from = {str(folder)!r}",
+              f"corpus.CorpusSpec.vocabulary_size = {source.size + room}"]  # fmt: skip
+    if cache.separate:
+        lines += [f"corpus.CorpusSpec.target_vocabulary_size = {target.size + room}"]
+    for name in (
+        "corpus.CorpusSpec.normalization",
+        "corpus.CorpusSpec.mixture",
+        "experiment.Experiment.vocabulary_multiple",
+    ):
+        if name in record["config"]:
+            lines.append(f"{name} = {record['config'][name]}")
+    lines.append(f"INITIAL_CHECKPOINT_PATH = {str(folder)!r}")
+    used = {word for line in lines for word in re.findall(r"(?:^|[@/])(\w+)\.", line)}
+    imports = [line for line in known if line.split()[-1] in used]
+    tags = source.languages
+    about = [
+        f"# {folder}: a run of m4 with {len(cache.languages())} languages",
+        f"# vocabulary: {source.size:,} pieces"
+        + (f" of sources, {target.size:,} of targets" if cache.separate else ""),
+        f"# tags: {len(tags)} ({' '.join(tags)}); others come behind",
+    ]
+    width = int(settings.get("transformer.Transformer.width", 0)) or Transformer.width
+    return Beginning(about, sorted(imports), lines, source, width)
+
+
+def _of_hf(there: SourceHf, folder: Path, languages: Sequence[str]) -> Beginning:
     vocabulary, weights, settings = there.vocabulary(), there.weights, there.settings
     numbers = sum(math.prod(shape) for shape in there.shapes.values())
     files = {*weights.files.values()}
@@ -60,39 +147,42 @@ def inspect(folder: Path) -> Iterator[str]:
     pad, eos, start = there.ids
     changed = "" if vocabulary.old_ids[:3] == [0, 1, 2] and pad == start else " -> 0, 1 and 0 in m4"
     tags, pieces = vocabulary.languages, vocabulary.size
-    yield f"# {folder}: {there.family.architecture}, {numbers:,} parameters"
-    yield f"# {len(files)} file(s), {size / 1e6:,.1f} MB, {', '.join(sorted(weights.dtypes))}"
-    yield (
+    about = [
+        f"# {folder}: {there.family.architecture}, {numbers:,} parameters",
+        f"# {len(files)} file(s), {size / 1e6:,.1f} MB, {', '.join(sorted(weights.dtypes))}",
         f"# {vocabulary.path.name}: {pieces:,} pieces for {settings['vocab_size']:,} rows, "
-        f"{'with' if vocabulary.byte_ids else 'no'} bytes"
-    )
-    yield f"# ids: pad {pad}, eos {eos}, start {start}{changed}"
-    yield f"# tags: {len(tags)}{' (' + ' '.join(tags) + ')' if tags else ''}; others come behind"
-    yield "# computed as there: m4 begins with the same logits of the old pieces"
+        f"{'with' if vocabulary.byte_ids else 'no'} bytes",
+        f"# ids: pad {pad}, eos {eos}, start {start}{changed}",
+        f"# tags: {len(tags)}{' (' + ' '.join(tags) + ')' if tags else ''}; others come behind",
+        "# computed as there: m4 begins with the same logits of the old pieces",
+    ]
     imports = ["from m4 import experiment", "from m4.data import corpus"]
     if there.experts is not None:
         imports += ["from m4.model import moe", "from m4.model.gates import switch"]
     imports += ["from m4.model import transformer", "from m4.train import initial"]
-    yield from [*imports, "from m4.train import optimizer", "from m4.train import schedules", ""]
-    for name, value in settings.items():
-        if name not in ("vocab_size", "source_vocab_size"):
-            yield f"transformer.Transformer.{name} = {value!r}"
+    imports += ["from m4.train import optimizer", "from m4.train import schedules"]
+    lines = [f"transformer.Transformer.{name} = {value!r}" for name, value in settings.items()
+             if name not in ("vocab_size", "source_vocab_size")]  # fmt: skip
     if there.experts is None:
-        yield "transformer.Transformer.moe = None  # @moe.MoeLayer: experts are copies (upcycling)"
+        lines += ["transformer.Transformer.moe = None  # @moe.MoeLayer: experts are copies"]
     else:
-        yield "transformer.Transformer.moe = @moe.MoeLayer"
-        yield f"transformer.Transformer.moe_every = {there.experts['moe_every']}"
-        yield f"moe.MoeLayer.num_experts = {there.experts['num_experts']}"
-        yield "moe.MoeLayer.gate = @switch.switch"
-    yield f"corpus.CorpusSpec.vocabulary_from = {str(folder)!r}"
-    yield f"corpus.CorpusSpec.vocabulary_size = {max(settings['vocab_size'], pieces + _ROOM)}"
-    if not vocabulary.has_merges:
-        yield "corpus.CorpusSpec.segmentations = 1"
-    if not vocabulary.byte_ids:
-        yield "initial.InitialModel.new_pieces = 'pieces'"
-    yield "experiment.Training.optimizer = @optimizer.adafactor  # T5's own"
-    yield "optimizer.adafactor.schedule = @schedules.rsqrt"
-    yield f"INITIAL_CHECKPOINT_PATH = {str(folder)!r}"
+        lines += [
+            "transformer.Transformer.moe = @moe.MoeLayer",
+            f"transformer.Transformer.moe_every = {there.experts['moe_every']}",
+            f"moe.MoeLayer.num_experts = {there.experts['num_experts']}",
+            "moe.MoeLayer.gate = @switch.switch",
+        ]
+    rows = max(settings["vocab_size"], pieces + _room(vocabulary, languages))
+    lines += [
+        f"corpus.CorpusSpec.vocabulary_from = {str(folder)!r}",
+        f"corpus.CorpusSpec.vocabulary_size = {rows}",
+        *(["corpus.CorpusSpec.segmentations = 1"] if not vocabulary.has_merges else []),
+        *(["initial.InitialModel.new_pieces = 'pieces'"] if not vocabulary.byte_ids else []),
+        "experiment.Training.optimizer = @optimizer.adafactor  # T5's own",
+        "optimizer.adafactor.schedule = @schedules.rsqrt",
+        f"INITIAL_CHECKPOINT_PATH = {str(folder)!r}",
+    ]
+    return Beginning(about, imports, lines, vocabulary, settings["width"])
 
 
 def trim(folder: Path, corpus: Path, output: Path) -> str:

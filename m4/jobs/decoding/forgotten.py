@@ -5,13 +5,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from m4.data.preprocess import language_of
-from m4.eval.decoding.hypotheses import hypotheses_path, other_search, search_of, steps_of
+from m4.eval.decoding.hypotheses import (
+    hypotheses_path,
+    other_search,
+    same_sentences,
+    search_of,
+    steps_of,
+)
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.scoring.delta import Delta
 from m4.eval.scoring.forgetting import changes
 from m4.eval.scoring.score import System
 from m4.jobs.checkpoints.initial import name_and_step
-from m4.settings import InputError, pasted
+from m4.settings import pasted
 from m4.storage import run_folder
 from m4.storage.local_copy import fetched
 
@@ -23,41 +29,53 @@ def forgotten(
 ) -> dict[str, list[Delta]]:
     """Returns run -> changes of the directions that it keeps; runs that keep none are left out.
 
-    Where the old model has not translated them, a line on stderr says which command does.
+    Where the old model has not translated them with the run's settings, a line on stderr says which
+    command does.
 
     Args:
         runs: Run folder and translations.
 
     Raises:
-        InputError: Translations are of other sentences or another search, or damaged.
+        InputError: A file of translations is damaged.
     """
     found = {}
     for folder, system in runs:
-        about = run_folder.read(folder).get("initial") if (folder / "run.json").is_file() else None
-        if not about or not (kept := about.get("kept")):
+        record = run_folder.read(folder) if (folder / "run.json").is_file() else {}
+        about = record.get("initial") or {}
+        if not (kept := about.get("kept")):
             continue
         name, step = name_and_step(about["run"])[0], about["step"]
-        decodes = fetched(name, lambda file: file.startswith("decodes/")) / "decodes"
-        places = [decodes / str(step), decodes]
-        at = next((place for place in places if _made(place, kept, step)), None)
+        old = fetched(name, lambda file: file.startswith(("decodes/", "run.json")))
+        places = [old / "decodes", *sorted((old / "decodes").glob("**/"))]
+        at = next((place for place in places if _fits(place, system.decodes, kept, step)), None)
         if at is None:
-            remedy = pasted("decode", f"--model_dir={name}", f"--step={step}")
+            flags = [
+                f"--gin.experiment.Decoding.{setting}={value!r}"
+                for setting, value in record["decoding"].items()
+                if value != run_folder.decoding_of(old).get(setting) and setting != "batch_rows"
+            ]
+            remedy = pasted("decode", f"--model_dir={name}", f"--step={step}", *flags)
             print(
-                f"what {system.name} forgets is not known: {name} has not translated "
-                f"{', '.join(kept[:3])}; `{remedy}` does (docs/initial.md)",
+                f"what {system.name} forgets is not known: {name} has not translated the test sets "
+                f"of {', '.join(kept[:3])} as it has; `{remedy}` does (docs/initial.md)",
                 file=sys.stderr,
             )
             continue
-        search = search_of(hypotheses_path(system.decodes, _SPLIT, kept[0])) or {}
-        if search and (other := other_search(at, _SPLIT, kept, search)):
-            raise InputError(f"{other}; translate both with the same settings")
-        old = System(Path(name).name, at)
         pairs = {code: train_pairs.get(code, 0) for code in map(language_of, kept)}
-        found[system.name] = changes(old, system, kept, DEFAULTS.metrics[0], pairs)
+        before = System(Path(name).name, at)
+        found[system.name] = changes(before, system, kept, DEFAULTS.metrics[0], pairs)
     return found
 
 
-def _made(folder: Path, directions: Sequence[str], step: int) -> bool:
-    """Returns whether a step has translated the test sets of all directions."""
+def _fits(folder: Path, decodes: Path, directions: Sequence[str], step: int) -> bool:
+    """Returns whether a step has translated the sentences of `decodes` with the same search."""
     steps = steps_of(folder, _SPLIT) if folder.is_dir() else {}
-    return all(steps.get(name) == step for name in directions)
+    return (
+        all(steps.get(name) == step for name in directions)
+        and same_sentences(folder, decodes, _SPLIT, directions)
+        and all(
+            other_search(folder, _SPLIT, [name], search) is None
+            for name in directions
+            if (search := search_of(hypotheses_path(decodes, _SPLIT, name))) is not None
+        )
+    )

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from m4.data import sources
+from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.sources.cldr import Cldr
+from m4.data.sources.joined import Joined
 from tests.data.corpora import WRITERS, Texts, arguments_of, texts_of
 from tests.data.corpus import Made
 
@@ -25,7 +27,14 @@ def cldr(folder: Path, texts: Texts) -> Source:
     return Cldr({"gl": 40, "pt": 40}, test_pairs=3, dev_pairs=3)
 
 
-FACTORIES: dict[str, Callable[[Path, Texts], Source]] = {"cldr": cldr, **WRITERS}
+def joined(folder: Path, texts: Texts) -> Source:
+    """Galician of the source, Portuguese of the corpus, which has another Galician."""
+    old = CorpusSpec(Made({"gl": 40, "pt": 40}, held_out=3), vocabulary_size=400)
+    return Joined(Made({"gl": 30}, held_out=4), str(old.build(folder / "data").folder))
+
+
+FACTORIES: dict[str, Callable[[Path, Texts], Source]] = {
+    "cldr": cldr, "joined": joined, **WRITERS}  # fmt: skip
 
 
 def named(names: Iterable[str]) -> list:
@@ -120,7 +129,7 @@ def test_identity_does_not_change_where_the_folder_lies(
     name: str, made_sources: Callable[[str], Source], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     source = made_sources(name)
-    if name == "cldr":
+    if name in ("cldr", "joined"):
         return
     other = shutil.copytree(folders[name], tmp_path / "other")
     moved = type(source)(**arguments_of(name, other))
@@ -161,3 +170,17 @@ def test_an_empty_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
     source = source_classes()[name](**arguments_of(name, tmp_path))
     with pytest.raises(ValueError, match=r"no file is called like .* \(\w+\.files\)"):
         source.languages()
+
+
+def test_a_joined_source_has_each_language_of_one_of_the_two(
+    made_sources: Callable[[str], Source],
+) -> None:
+    source, new = made_sources("joined"), Made({"gl": 30}, held_out=4)
+    old = Made({"gl": 40, "pt": 40}, held_out=3)
+    assert source.languages() == ["gl", "pt"]
+    for split in SPLITS:
+        assert [*source.pairs("gl", split)] == [*new.pairs("gl", split)]
+        assert [*source.pairs("pt", split)] == [*old.pairs("pt", split)]
+    by_language = source.identity()["by_language"]
+    assert by_language["gl"] == 30
+    assert {*by_language["pt"]} == {*SPLITS}

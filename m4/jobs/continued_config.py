@@ -1,0 +1,145 @@
+"""The gin file of `m4 new --start`: it continues from a model on the same dev and test sets."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
+
+from m4.data.cache.cache import Cache
+from m4.data.directions import base_language
+from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.jobs.checkpoints.pretrained import Beginning, beginning
+from m4.storage import run_folder
+from m4.storage.local_copy import fetched
+
+_TEMPLATE = Path(__file__).with_name("continued.gin.template")
+_IMPORTS = [
+    f"from m4{room} import {name}"
+    for room, names in {
+        "": "experiment",
+        ".data": "corpus",
+        ".data.samplers": "temperature",
+        ".model": "transformer",
+        ".parallel": "mesh",
+        ".train": "early_stopping optimizer schedules",
+    }.items()
+    for name in names.split()
+]
+# Of dev sentences that are translated greedily at each evaluation, in all directions.
+_DEV_SENTENCES = 1600
+# The rate at width 128 that was best for continuing models of m4: a seventh of that from scratch,
+# for which wider models need less, too (results/starts).
+_RATE = 1.0e-3
+_KEEP_SHARE = 0.3
+
+
+class Start(NamedTuple):
+    """A model to continue from.
+
+    Attributes:
+        folder: A run of m4, or a model in Hugging Face's layout.
+        vocabulary: That of its sources.
+        corpus: Folder of the run's corpus. None: it is not there.
+        decoding: The settings with which the run has translated.
+        languages: Those of the corpus that have test sentences.
+    """
+
+    folder: Path
+    vocabulary: Vocabulary
+    corpus: Path | None
+    decoding: Mapping[str, Any]
+    languages: Sequence[str]
+
+    @property
+    def run(self) -> bool:
+        """True for a run of m4."""
+        return (self.folder / "run.json").is_file()
+
+
+def opened(place: str) -> Start:
+    """Returns the model to continue from. InputError: m4 cannot begin from the folder."""
+    folder = fetched(place)
+    vocabulary = beginning(folder).vocabulary
+    if not (folder / "run.json").is_file():
+        return Start(folder, vocabulary, None, {}, [])
+    record = run_folder.read(folder)
+    data_dir = record["config"].get("experiment.Data.data_dir", "None").strip("'\"")
+    root = folder / "data" if data_dir == "None" else Path(data_dir)
+    corpus = root / Cache(folder / run_folder.VOCABULARY).fingerprint
+    if not (corpus / "manifest.json").is_file():
+        return Start(folder, vocabulary, None, record["decoding"], [])
+    cache = Cache(corpus)
+    tested = [code for code in cache.languages()
+              if cache.size(code, "test") and base_language(code) == code]  # fmt: skip
+    return Start(folder, vocabulary, corpus, record["decoding"], tested)
+
+
+def text(
+    start: Start,
+    values: Mapping[str, Any],
+    languages: Sequence[str],
+    source: Sequence[str],
+    module: str,
+) -> str:
+    """Returns the gin file.
+
+    Args:
+        values: Values of the template, as those of the config from scratch.
+        languages: The new languages.
+        source: Lines that bind the source of the new languages, the first one the corpus's source.
+        module: Module of that source.
+    """
+    begun = beginning(start.folder, languages)
+    kept = [code for code in start.languages if code not in languages]
+    imports = {*_IMPORTS, *begun.imports, f"from m4.data.sources import {module}"}
+    if kept:
+        first, *rest = source
+        of = first.rpartition(" = ")[2]
+        source = ["corpus.CorpusSpec.source = @joined.Joined", f"joined.Joined.source = {of}",
+                  f"joined.Joined.corpus = {str(start.corpus)!r}", *rest,
+                  "experiment.Data.keep = %KEEP",
+                  "experiment.Data.keep_share = %KEEP_SHARE"]  # fmt: skip
+        imports.add("from m4.data.sources import joined")
+    directions = 2 * len(languages)
+    optimizer = _optimizer(begun) if start.run else []
+    imports |= {"from m4.train import average"} if optimizer else set()
+    own = ("transformer.Transformer.dropout_rate", "experiment.Training.optimizer")
+    settings = [line for line in begun.settings if not line.startswith(own[: 1 + start.run])]
+    rate = _RATE * (128 / begun.width) ** 0.5 if start.run else 1e-3
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        values,
+        head="\n".join([f"# continues from {start.folder}", *begun.about]),
+        imports="\n".join(sorted(imports)),
+        languages=listed([*languages, *kept]),
+        keep=f"KEEP = [  # what the model must not forget\n{listed(kept)}\n]\n"
+        f"KEEP_SHARE = {_KEEP_SHARE}  # of the draws; 0: only to see what is forgotten"
+        if kept
+        else "# experiment.Data.keep: old languages, to see what is forgotten (docs/initial.md)",
+        source="\n".join(source),
+        settings="\n".join(settings),
+        steps=2 * values["steps"],
+        dev_period=max(20, values["steps"] // 10),
+        dev_pairs=max(20, min(200, _DEV_SENTENCES // directions)),
+        rate=f"{rate:.1e}",
+        why="of results/starts" if start.run else "as T5 is fine-tuned",
+        optimizer="\n".join(optimizer),
+    )
+
+
+def _optimizer(begun: Beginning) -> list[str]:
+    """Returns the lines of m4's own optimizer, as a config from scratch has it."""
+    experts = any(line.startswith("moe.MoeLayer.") for line in begun.settings)
+    return [
+        *(["experiment.Training.router_z_loss_factor = 1.0e-3"] if experts else []),
+        "experiment.Training.optimizer = @average.averaged",
+        "average.averaged.optimizer = @optimizer.muon",
+        "optimizer.muon.schedule = @schedules.rsqrt",
+        "optimizer.muon.matrix_rate = 4.0",
+        *(["optimizer.muon.experts = True"] if experts else []),
+    ]
+
+
+def listed(codes: Sequence[str]) -> str:
+    """Returns lines of twelve codes each, for a list in gin."""
+    rows = (codes[at : at + 12] for at in range(0, len(codes), 12))
+    return "\n".join("    " + " ".join(f"{code!r}," for code in row) for row in rows)

@@ -1,7 +1,11 @@
-"""HTML pages: every template extends `base.html.j2`, which has the head and the common style."""
+"""HTML pages: every template extends `base.html.j2`, which has the head and the common style.
+
+And text in pages of Markdown.
+"""
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,3 +41,10 @@ def render(
     return environment.get_template(template.name).render(
         data, script=Markup(code), script_policy=Markup(policy)
     )
+
+
+def in_markdown(text: str) -> str:
+    """Returns a text, which may be anybody's name, as one line of Markdown without any markup."""
+    # A bracket alone, as of an interval, is none.
+    marks = r"[\\`*<|~&]|(?<=\])[(:\[]|(?<!\w)_|_(?!\w)|^[#>+-]"
+    return re.sub(marks, lambda found: f"\\{found[0]}", " ".join(text.split()))

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from m4.html import in_markdown
 from m4.plan import table3
 from m4.plan.machines import GIB, Machine, topology
 from m4.storage.files import write_text
@@ -81,15 +82,11 @@ def show(made: Report, console: Console) -> None:
 
 def write(made: Report, stem: Path, facts: Any) -> list[Path]:
     """Writes stem.json, the facts, and stem.md, the report; returns both paths."""
-
-    def cell(text: str) -> str:
-        return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-
-    lines = [f"# {cell(made.title)}", "", cell(made.verdict), ""]
-    head, *rest = ("| " + " | ".join(map(cell, row)) + " |" for row in made.rows)
+    lines = [f"# {in_markdown(made.title)}", "", in_markdown(made.verdict), ""]
+    head, *rest = ("| " + " | ".join(map(in_markdown, row)) + " |" for row in made.rows)
     lines += [head, "| --- |" + " ---: |" * (len(made.rows[0]) - 1), *rest, ""]
     for note in made.notes:
-        lines += [f"- {cell(note)}"]
+        lines += [f"- {in_markdown(note)}"]
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".json", ".md")]
     write_text(paths[0], json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
     write_text(paths[1], "\n".join(lines) + "\n")

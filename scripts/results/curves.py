@@ -26,6 +26,7 @@ from scipy import stats
 
 from m4.data.inspection.preview import short
 from m4.eval.report.figures import LIGHT, SIZE, blank, legend, save, style
+from m4.html import in_markdown
 from m4.settings import InputError
 from m4.storage.files import read_json, read_jsonl, write_json, write_jsonl
 from scripts.results.kept import Asked
@@ -379,7 +380,7 @@ def _families(curves: Sequence[Curve], losses: Sequence[float]) -> str:
             for cost in known:
                 one = found[cost][family]
                 many = "" if family == "dense" or not one.cheaper else f" ({one.cheaper:.2f})"
-                cells.append(f"{shown[cost](one.cost)}{many} {one.run}")
+                cells.append(f"{shown[cost](one.cost)}{many} {in_markdown(one.run)}")
             lines.append(cells)
     return table(["nll", "family", *known], lines)
 

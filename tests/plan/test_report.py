@@ -231,14 +231,16 @@ def test_decoding_without_a_clock_has_no_time() -> None:
 def test_files_are_named_after_the_plan_and_escaped(tmp_path: Path) -> None:
     assert report.file_name(FACTS) == "moe_2048e_36l.v3-32x32"
     assert report.file_name({**FACTS, "program": "decode"}) == "moe_2048e_36l.v3-32x32.decode"
-    facts = {**FACTS, "config": "<script>a|b</script>", "versions": {"jax": "<img src=x>"}}
+    name = "<script>a|b</script>\n[x](y) ![i](y) `c` *b* _e_ &lt; in_words"
+    facts = {**FACTS, "config": name, "versions": {"jax": "<img src=x>"}}
     paths = report.write(report.report(facts), tmp_path / "plan", facts)
     assert [path.name for path in paths] == ["plan.json", "plan.md"]
     assert set(tmp_path.iterdir()) == set(paths)
     assert json.loads(paths[0].read_text("utf-8")) == facts
     markdown = paths[1].read_text("utf-8")
-    assert "<script" not in markdown
-    assert "a\\|b" in markdown
+    shown = r"\<script>a\|b\</script> [x]\(y) ![i]\(y) \`c\` \*b\* \_e\_ \&lt; in_words on v3:32x32"
+    assert markdown.startswith(f"# {shown}")
+    assert r"\<img src=x>" in markdown
     stream = io.StringIO()
     report.show(report.report(FACTS), Console(file=stream, width=160))
     assert "fits: 9.00 of 16 GiB" in stream.getvalue()

@@ -109,7 +109,7 @@ def look_at(folder: Path, now: float) -> Look:
     from m4.storage import run_folder
     from m4.storage.metrics_log import read_metrics
     from m4.storage.steps import latest_step
-    from m4.train.measuring.watchdog import heartbeat
+    from m4.train.measuring.watchdog import ENDS, heartbeat
 
     config = run_folder.read(folder)["config"]
     total = run_folder.whole_setting(folder, config, "experiment.Training.total_steps") or 0
@@ -120,7 +120,8 @@ def look_at(folder: Path, now: float) -> Look:
     score_rows = read_scores(scores) if scores.is_file() else []
     curve = by_step.read_rows(folder / "scores_by_step.jsonl")
     silent = beat is not None and beat.silent(now)
-    ended = beat.phase == "end" if beat is not None else 0 < total <= step
+    finished = beat.phase == "end" if beat is not None else 0 < total <= step
+    ended = finished or (beat is not None and beat.phase in ENDS)
 
     def latest(said: str, name: str, form: str) -> str:
         value = next((row[name] for row in rows[::-1] if row.get(name) is not None), None)
@@ -128,14 +129,15 @@ def look_at(folder: Path, now: float) -> Look:
 
     if beat is None:
         job = "no heartbeat: not training yet, or not by this version"
-    elif beat.phase == "end":
-        job = f"ended {_duration(now - beat.time)} ago"
+    elif ended:
+        early = "stopped early, " if finished and step < total else ""
+        job = f"{early}{'ended' if finished else beat.phase} {_duration(now - beat.time)} ago"
     elif silent:
         job = f"NO SIGN OF LIFE for {_duration(now - beat.time)} (phase {beat.phase})"
     else:
         job = f"running: {beat.phase} ({max(now - beat.time, 0.0):.0f} s ago)"
     speed = next((row["step_seconds"] for row in rows[::-1] if row.get("step_seconds")), None)
-    left = max(total - step, 0)
+    left = 0 if finished else max(total - step, 0)
     lines = {
         "step": [
             f"{step:,} of {total:,}" if total else f"{step:,}",

@@ -57,8 +57,17 @@ def test_a_silent_job_and_one_that_has_ended(run: Path) -> None:
     assert "no heartbeat" in said(run)["job"]
     write(run, 30, age=600.0)
     assert said(run)["job"] == "NO SIGN OF LIFE for 10 min (phase step)"
-    write(run, 30, phase="end", age=7300.0)
+    write(run, 98, phase="end", age=7300.0)
     assert said(run)["job"] == "ended 2 h 1 min ago"
+    write(run, 30, phase="interrupted", age=7300.0)
+    assert said(run)["job"] == "interrupted 2 h 1 min ago"
+    assert said(run)["step"] == "32 of 100 · 2 s a step · 2 min of steps left"
+
+
+def test_after_an_early_stop_no_steps_are_left(run: Path) -> None:
+    write(run, 30, phase="end", age=7300.0)
+    assert said(run)["job"] == "stopped early, ended 2 h 1 min ago"
+    assert said(run)["step"] == "32 of 100"
 
 
 def test_a_line_whenever_something_changed_until_the_end(

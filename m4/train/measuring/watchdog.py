@@ -38,6 +38,8 @@ STALL_STEPS = 10
 # so far; the first time, which compiles too: than this. A compilation has no limit.
 FIRST_SECONDS = 1800.0
 _PAUSES = ("evaluate", "save")
+# Of a job that has trained all it should, and of one that a signal or an error has ended.
+ENDS = ("end", "interrupted")
 
 
 _BEAT = record({"step": count, "phase": text, "time": number, "started": number})
@@ -54,11 +56,11 @@ class Heartbeat(NamedTuple):
 
     def silent(self, now: float) -> bool:
         """Returns True if a job that has not ended gives no sign of life; now: `time.time`."""
-        return self.phase != "end" and now - self.time > SILENT_SECONDS
+        return self.phase not in ENDS and now - self.time > SILENT_SECONDS
 
     def ended(self, now: float) -> bool:
         """Returns True if the job has ended, or gives no sign of life."""
-        return self.phase == "end" or self.silent(now)
+        return self.phase in ENDS or self.silent(now)
 
 
 def heartbeat(folder: Path | epath.Path) -> Heartbeat | None:
@@ -96,7 +98,7 @@ def watched(clock: StepClock, folder: Path, started: float) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        watchdog.beat("end")
+        watchdog.beat(ENDS[sys.exception() is not None])
 
 
 class _Watchdog:

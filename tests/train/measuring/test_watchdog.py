@@ -110,3 +110,14 @@ def test_a_damaged_heartbeat_is_a_line(tmp_path: Path, capsys: pytest.CaptureFix
     before = time.time()
     assert before <= watchdog.first_start(tmp_path) <= time.time()
     assert "heartbeat.json: damaged" in capsys.readouterr().err
+
+
+def test_a_job_that_was_interrupted_has_not_finished(tmp_path: Path) -> None:
+    clock = StepClock(None, time.time(), {})
+    with pytest.raises(KeyboardInterrupt), watchdog.watched(clock, tmp_path, 1.0):
+        raise KeyboardInterrupt
+    beat = watchdog.heartbeat(tmp_path)
+    assert beat is not None
+    assert beat.phase == "interrupted"
+    assert beat.ended(beat.time)
+    assert not beat.silent(beat.time + 1e6)

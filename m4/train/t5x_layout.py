@@ -137,7 +137,7 @@ def check_shared_bias(names: Shapes, read: Read) -> None:
             if not np.array_equal(bias, np.broadcast_to(bias[:, :1], bias.shape)):
                 raise InputError(
                     f"{name.removeprefix(TARGET)} differs between its {bias.shape[1]} layers, "
-                    "which share one relative position bias in m4"
+                    "which m4 reads as one table (relative_bias = 'shared')"
                 )
 
 

@@ -16,8 +16,6 @@ from m4.model.routing import Capacity, Routing, Tokens, plan_choices
 from m4.settings import Count, InputError, OneOf, SettingError, checked
 
 TABLES = ("random", "balanced", "clustered")
-# Default of `Experiment.vocabulary_multiple`, to which the corpus's vocabulary is rounded up.
-ROUNDED = 128
 
 
 @checked
@@ -43,7 +41,8 @@ def hash(
             with the least so far. "clustered": k-means of the embeddings, with `seed`.
         seed: Seed of the table.
         counts: For "balanced", an .npy file with the number of each id, such as the
-            token_counts.npy that is made with the data. Up to `ROUNDED` - 1 ids may lack.
+            token_counts.npy that is made with the data. Ids beyond it, by which the model's
+            vocabulary is rounded up, never occur.
         embeddings: For "clustered", an .npy file [V, width], such as a trained model's.
     """
     assert tokens.table is not None
@@ -114,7 +113,7 @@ def _clustered(
 
 
 def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.ndarray:
-    """Reads a file's array and checks that it has a row for each id of the vocabulary."""
+    """Reads a file's array, a row for each id of the vocabulary, which may be rounded up."""
     option = f"hash.{option}"
     if path is None:
         raise SettingError(option, path, "the name of an .npy file, for this hash.table")
@@ -128,10 +127,9 @@ def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.nd
     numbers = isinstance(rows, np.ndarray) and rows.dtype.kind in "iuf"  # an .npz is a dictionary
     if not numbers or not np.isfinite(rows).all():
         raise InputError(f"{option}: {path} is not an .npy file of numbers")
-    least = vocab_size - ROUNDED + 1
-    if rows.ndim != axes or not least <= len(rows) <= vocab_size:
+    if rows.ndim != axes or not 1 <= len(rows) <= vocab_size:
         raise InputError(
-            f"{option}: {path} has the shape {rows.shape}; needed are {axes} axes and one row for "
-            f"each of the {vocab_size} ids of the vocabulary (at most {ROUNDED - 1} may lack)"
+            f"{option}: {path} has the shape {rows.shape}; needed are {axes} axes and a row for an "
+            f"id, at most for each of the {vocab_size} ids of the model's vocabulary"
         )
     return rows

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +31,7 @@ from m4.settings import (
     OneOf,
     SettingError,
     checked,
+    mutable_of,
 )
 from m4.storage.objects import check_place
 from m4.train.bad_steps import BadSteps as BadSteps
@@ -209,25 +210,58 @@ def identity(value: Any) -> Any:
 
     Classes, functions and their arguments are there by name, defaults included.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {one.name: identity(getattr(value, one.name)) for one in dataclasses.fields(value)}
-        return {"of": type(value).__qualname__, **fields}
     if isinstance(value, Mapping):
         return {str(k): identity(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [identity(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if (made := _made(value)) is None:
+        return type(value).__qualname__
+    target, arguments = made
+    return {"of": target.__qualname__, **{name: identity(one) for name, one in arguments.items()}}
+
+
+def _made(value: Any) -> tuple[Any, dict[str, Any]] | None:
+    """Returns the class or function of an object and its arguments, with defaults; None: no such.
+
+    Of functions and classes defaults are plain values only.
+    """
+    if isinstance(value, _Without):
+        return _made(functools.partial(value.model, moe=None, decoder_moe=None))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value), {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     target, given = value, {}
     if isinstance(value, functools.partial):
         target, given = value.func, partial_arguments(value)
     if not callable(target):
-        return type(value).__qualname__
+        return None
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(target).parameters.items()
         if parameter.default is None
         or isinstance(parameter.default, bool | int | float | str | tuple)
     }
-    arguments = {name: identity(one) for name, one in {**defaults, **given}.items()}
-    return {"of": target.__qualname__, **arguments}
+    return target, {**defaults, **given}
+
+
+def changes(before: Experiment, after: Experiment) -> dict[str, list[str]]:
+    """Returns setting -> [value before, value after] of all that differ; mutable ones may."""
+    one, two = dict(_settings(before)), dict(_settings(after))
+    found = {name: [each.get(name, "not set") for each in (one, two)] for name in one | two}
+    return {name: values for name, values in found.items() if values[0] != values[1]}
+
+
+def _settings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yields ("training.optimizer.schedule.peak", "0.001") of each setting that is not mutable."""
+    literal = value is None or isinstance(value, bool | int | float | str | Mapping | list | tuple)
+    made = None if literal else _made(value)
+    if made is None:
+        yield place, repr(value) if literal else type(value).__qualname__
+        return
+    target, arguments = made
+    if place:
+        yield place, f"@{target.__qualname__}"
+    for name, one in arguments.items():
+        if name not in mutable_of(target):
+            yield from _settings(one, f"{place}.{name}" if place else name)

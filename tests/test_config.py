@@ -13,7 +13,7 @@ import m4
 from m4 import config
 from m4.config import ConfigError
 from m4.data.sources.seqio_tasks import SeqioTasks
-from m4.experiment import identity
+from m4.experiment import changes, identity
 from m4.model.gates.switch import switch
 from m4.settings import InputError, SavedText, allowed_modules, is_checked
 from tests.command_line import TINY, experiment_of
@@ -77,6 +77,10 @@ def test_an_experiment_made_in_python_has_a_config_too(tmp_path: Path) -> None:
     (tmp_path / "config.gin").write_text(text, encoding="utf-8")
     again = config.load([tmp_path / "config.gin"], allowed_modules=()).experiment()
     assert identity(again) == identity(experiment)
+    # Whatever the lines are called, and whether a default is written out.
+    assert changes(experiment, again) == {}
+    other = experiment_of(TINY, HERE, "schedules.rsqrt.peak = 3", "experiment.Decoding.beams = 8")
+    assert changes(again, other) == {"training.optimizer.schedule.peak": ["0.001", "3"]}
 
 
 def test_what_may_change_is_what_is_marked_and_all_below_it() -> None:

@@ -155,10 +155,8 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
             print(f"already at step {step}, {ended}: {folder}")
         return folder
     parts, begin = build(experiment, corpus), None
-    if start.source is not None and training.initial is not None:
-        kept = experiment.data.kept(corpus.directions)
-        given = (training.initial, run, start.source, parts.model, corpus, kept)
-        beginning = Beginning(*given)
+    if start.source is not None:
+        beginning = Beginning(experiment, start.source, parts.model, corpus)
         beginning.report(folder)
         begin = beginning.state
     name = "train" if folder == run else "train dense"

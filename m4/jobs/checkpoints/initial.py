@@ -10,7 +10,7 @@ import numpy as np
 
 from m4.data.cache.cache import Cache
 from m4.data.vocabulary.vocabulary import Vocabulary
-from m4.experiment import Training
+from m4.experiment import Experiment, Training, changes
 from m4.jobs.checkpoints.source_hf import is_hf, opened
 from m4.jobs.checkpoints.source_run import SourceRun, tasks_of
 from m4.jobs.checkpoints.source_t5x import SourceT5x, is_t5x
@@ -54,20 +54,23 @@ class Beginning:
     """
 
     def __init__(
-        self,
-        rules: InitialModel,
-        run: Path,
-        source: Source,
-        model: Transformer,
-        cache: Cache,
-        kept: Sequence[str] = (),
+        self, experiment: Experiment, source: Source, model: Transformer, cache: Cache
     ) -> None:
-        """Checks everything; no parameter is read. kept: The directions of `Data.keep`.
+        """Checks everything; no parameter is read.
+
+        Args:
+            experiment: The new run's, which names the rules.
+            source: The model to begin from.
+            model: The new one.
+            cache: The new run's corpus.
 
         Raises:
             InputError: The vocabulary is another one; something that no rule takes over.
         """
-        self._run, self._cache, self._kept = run, cache, list(kept)
+        rules = experiment.training.initial
+        assert rules is not None
+        self._run, self._cache = experiment.folder, cache
+        self._kept = experiment.data.kept(cache.directions)
         self._rules, self._source = rules, source
         before = self._source.shapes
         after = initial.shapes_of(abstract_variables(model)["params"])
@@ -88,14 +91,18 @@ class Beginning:
             raise SettingError("InitialModel.optimizer", True, allowed)
         left = initial.unused(self._leaves, before)
         self._source.check(model, left)
-        self.about = self._about(left)
+        changed = changes(source.experiment, experiment) if isinstance(source, SourceRun) else {}
+        own = "training.initial"  # which says that a run begins from another one
+        self.about = self._about(
+            left, {name: values for name, values in changed.items() if not name.startswith(own)}
+        )
 
     def _rows_of(self, leaf: Leaf) -> Rows:
         role = "source" if "source_token_embedder" in leaf.path else "target"
         new = getattr(self._cache, f"{role}_vocabulary")
         return initial.rows_of(self._source.vocabulary(role), new, self._rules.new_pieces)
 
-    def _about(self, left: list[str]) -> dict[str, Any]:
+    def _about(self, left: list[str], changes: Mapping[str, list[str]]) -> dict[str, Any]:
         grown = {path: len(rows.spelled) for path, rows in self._rows.items() if rows.spelled}
         by_rule: dict[str, list[str]] = {}
         for leaf in self._leaves:
@@ -106,24 +113,13 @@ class Beginning:
             "run": self._rules.run,
             "step": self._source.step,
             "optimizer": self._rules.optimizer,
-            "changes": self._changes(),
+            "changes": changes,
             "taken": taken,
             "new_pieces": grown,
             **by_rule,
             "left": left,
             "kept": self._kept,
         }
-
-    def _changes(self) -> Mapping[str, list[str]]:
-        """Returns the settings of which this run has another value than the old one."""
-        if not isinstance(self._source, SourceRun):
-            return {}
-        here = run_folder.read(self._run)
-        found = run_folder.changed(
-            run_folder.read(self._source.folder), here["config"], here["mutable"]
-        )
-        own = ("initial.InitialModel.", "experiment.Training.initial")
-        return {name: values for name, values in found.items() if not name.startswith(own)}
 
     def report(self, folder: Path) -> None:
         """Prints what is taken over, and keeps it in run.json under "initial".

@@ -35,6 +35,7 @@ class SourceRun:
     """Its checkpoint of a step, its vocabularies and its model.
 
     Attributes:
+        experiment: What it was trained with.
         model: The model, without parameters.
         shapes: of the parameters, by path among unscanned layers.
     """
@@ -70,6 +71,7 @@ class SourceRun:
         if found is None:
             raise SettingError("InitialModel.run", rules.run, "a run that has a checkpoint")
         self.folder, self.step, self._rules = folder, found, rules
+        self.experiment = experiment
         self._cache: Cache = open_vocabulary(experiment)
         self.model: Transformer = build(experiment, self._cache).model
         self.shapes = initial.shapes_of(abstract_variables(self.model)["params"])

@@ -79,13 +79,13 @@ def test_a_changed_recipe_continues_in_a_new_folder(first: Path, tmp_path: Path)
     begin = (f"--init_from={first}", "--keep_optimizer", *CHANGES)
     said = train(run, *begin)
     assert said.status == 0, said.err
-    assert "  schedules.rsqrt.peak: 0.001 -> 0.0005" in said.out
+    assert "  training.optimizer.schedule.peak: 0.001 -> 0.0005" in said.out
     assert read_metrics(run)[0]["step"] == 4
     about = json.loads((run / "run.json").read_text())["initial"]
     assert (about["run"], about["step"]) == (str(first), 4)
     assert about["changes"] == {
-        "schedules.rsqrt.peak": ["0.001", "0.0005"],
-        "experiment.Training.batch_size": ["8", "16"],
+        "training.optimizer.schedule.peak": ["0.001", "0.0005"],
+        "training.batch_size": ["8", "16"],
     }
     # As if it had been killed before its first checkpoint, and after it.
     killed = Path(shutil.copytree(run, tmp_path / "killed"))

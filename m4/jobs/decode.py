@@ -45,9 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--format",
-        choices=["t5x"],
-        help="write the lines of T5X's inference; for the test sets in addition, as files of its "
-        "tasks",
+        choices=["t5x", "tsv"],
+        help="t5x: the lines of T5X's inference; for the test sets in addition, as files of its "
+        "tasks. tsv: pairs of each line and its translation, English first, for training, and in "
+        "FILE.json what made them",
     )
     group.add_argument("--overwrite", action="store_true", help="replace translations")
     command.add_verify(parser)
@@ -92,7 +93,7 @@ def text_request(arguments: argparse.Namespace) -> "Request | None":
         "--json": arguments.json,
     }
     if len(missing) == len(given):
-        for name, value in more.items():
+        for name, value in {**more, "--format=tsv": arguments.format == "tsv"}.items():
             if value:
                 raise InputError(f"{name}: give --input, --to and --output, too")
         return None

@@ -23,6 +23,7 @@ from m4.jobs.decoding.testsets import trained_step
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError
+from m4.storage.files import write_json
 
 # A window of lines is this many batches: sorted by length they fill batches well, and a job that is
 # killed loses no more.
@@ -31,10 +32,19 @@ _BATCHES_A_WINDOW = 32
 _WINDOW_CHARACTERS = 1 << 20
 _NAMED = 5  # lines that are too long
 # Form -> (line, its translations, their language) -> a line of the file.
+
+
+def tsv_line(line: str, found: Translations, to: str) -> str:
+    """Returns a line and its translation as a pair, English first."""
+    sides = " ".join(line.split()), " ".join(found.texts[0].split())
+    return "\t".join(sides[::-1] if to == "en" else sides)
+
+
 _FORMS: Mapping[str, Callable[[str, Translations, str], str]] = {
     "text": lambda line, found, to: first_text(line, found),
     "json": json_line,
     "t5x": t5x_line,
+    "tsv": tsv_line,
 }
 
 
@@ -48,7 +58,7 @@ class Request:
     # Language of the input. Defaults to English, or the only one that the model knows.
     source: str | None = None
     overwrite: bool = False  # replace translations that are there
-    format: str = "text"  # form of the lines: text, json or t5x
+    format: str = "text"  # form of the lines: text, json, t5x or tsv
 
 
 class Missing(NamedTuple):
@@ -73,7 +83,7 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
         source, targets = _languages(request, open_vocabulary(experiment).directions)
         folder = experiment.folder
         distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-        suffix = "txt" if request.format == "text" else "jsonl"
+        suffix = {"text": "txt", "tsv": "tsv"}.get(request.format, "jsonl")
         outputs = outputs_of(inputs, texts, targets, request.output, suffix)
         checked = {text: text.checked() for text in texts}
         model = trained(experiment, step)
@@ -96,6 +106,10 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
         where = sys.stderr if request.output == STANDARD else sys.stdout
         missing = [one for one in outputs if not one.done]
         _translate(translator, missing, request.format, where)
+        if request.format == "tsv" and distributed.is_primary():
+            for one in filter(lambda one: one.path, missing):
+                about = {"run": experiment.model_dir, **made_by, "from": source, "to": one.to}
+                write_json(Path(f"{one.path}.json"), about | {"input": one.text.shown}, indent=1)
 
 
 @contextmanager

@@ -68,6 +68,21 @@ def test_every_line_has_the_translation_of_m4_translate(trained: Path, expected:
         assert translation.strip() in lines[LINES.index(LONG)]
 
 
+def test_tsv_is_pairs_for_training_with_what_made_them(
+    trained: Path, text: Path, expected: list[str], tmp_path: Path
+) -> None:
+    output = tmp_path / "gl~bt.train.tsv"
+    said = decode(trained, f"--input={text}", "--to=gl", f"--output={output}", "--format=tsv")
+    assert said.status == 0, said.err
+    pairs = [line.split("\t") for line in output.read_text("utf-8").splitlines()]
+    assert [english for english, _ in pairs] == [" ".join(line.split()) for line in LINES]
+    assert [other for _, other in pairs] == [" ".join(line.split()) for line in expected[:-1]]
+    about = json.loads((tmp_path / "gl~bt.train.tsv.json").read_text("utf-8"))
+    assert {"run": str(trained), "from": "en", "to": "gl", "beams": 2}.items() <= about.items()
+    assert about["step"] == package.load(trained).metrics[-1]["step"]
+    assert "--format=tsv: give --input" in decode(trained, "--format=tsv").mistake
+
+
 def test_translate_takes_the_run_first_and_flags_of_the_search(trained: Path) -> None:
     run, line = package.load(trained), "3 weeks ago"
     said = m4("translate", trained, "--to=gl", "--n_best=2", line)

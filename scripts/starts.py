@@ -110,6 +110,8 @@ def commands(out: Path, languages: list[str]) -> Iterator[tuple[str, list[str]]]
             ]
             yield m4("train", f"{system}_{seed}", languages, *more)
             yield m4("decode", f"{system}_{seed}", languages, *more)
+    for seed in SEEDS:
+        seeded = f"--gin.experiment.Training.seed={seed}"
         yield m4("train", f"shared_{seed}", languages, steps, seeded)
         yield m4("decode", f"shared_{seed}", languages, steps, seeded)
 

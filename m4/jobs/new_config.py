@@ -14,6 +14,7 @@ from rich.table import Table
 
 from m4.data.cleaning.clean import DEFAULT, Cleaner
 from m4.data.cleaning.english_side import NEITHER, SAID, EnglishSides
+from m4.data.directions import base_language
 from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.detect import EXPECTED, Detected, detect
@@ -258,8 +259,13 @@ def _read(layout: Detected, folder: str) -> Corpus:
 
 
 def _whole_languages(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
-    """Returns the languages that have all splits, the largest first: baselines need all three."""
+    """Returns the languages that have all splits, the largest first: baselines need all three.
+
+    Other text of them, such as 'gl~bt', needs training pairs alone.
+    """
     whole = [code for code, sizes in corpus.sizes.items() if all(sizes.values())]
+    whole += [code for code, sizes in corpus.sizes.items()
+              if sizes["train"] and base_language(code) in whole and code not in whole]  # fmt: skip
     if not whole:
         seen = [
             f"{code} {' '.join(f'{pairs:,} {split}' for split, pairs in sizes.items())}"
@@ -412,8 +418,8 @@ def _table(
 
 def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, list[str]]:
     """Returns purpose -> words of the command to paste."""
-    middle = len(languages) // 2
-    some = dict.fromkeys([languages[0], languages[middle], languages[-1]])
+    tested = [code for code in languages if base_language(code) == code]
+    some = dict.fromkeys([tested[0], tested[len(tested) // 2], tested[-1]])
     listed = "[" + ", ".join(f'"{code}"' for code in some) + "]"
     config = f"--gin_file={out}"
     short = ["--gin.TRAIN_STEPS=40", "--gin.BASELINE_STEPS=40", "--gin.TEST_SENTENCES=50"]

@@ -13,8 +13,8 @@ from etils import epath
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import tag_symbol
 from m4.data.sources.reading.lines import text_lines
-from m4.data.vocabulary.trim import used_ids
-from m4.data.vocabulary.vocabulary import Vocabulary, with_pieces
+from m4.data.vocabulary.trim import trimmed, used_ids
+from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.jobs.checkpoints.source_hf import CONFIG, SourceHf, is_hf
 from m4.model.transformer import Transformer
 from m4.settings import InputError
@@ -195,16 +195,11 @@ def trim(folder: Path, corpus: Path, output: Path) -> str:
         corpus: A text file, or a folder of such; lines may have tabs.
 
     Raises:
-        InputError: No such model or text; pieces that are merges, which need each other.
+        InputError: No such model or text.
     """
     there = SourceHf(folder)
     _check_new(output)
     old = there.vocabulary()
-    if old.has_merges:
-        raise InputError(
-            f"{old.path}: its pieces are merges of pieces (BPE), which need each other; trim takes "
-            "a unigram model, as T5's, mT5's and MADLAD-400's"
-        )
     used, special = used_ids(old, _lines(corpus)), used_ids(old, [])
     if used == special:
         raise InputError(f"--corpus={corpus}: has none of the pieces of {old.path}")
@@ -212,8 +207,7 @@ def trim(folder: Path, corpus: Path, output: Path) -> str:
     rows = there.settings["vocab_size"]
     ids = dict(zip(hf_layout.IDS, (kept.index(i) for i in there.ids), strict=True))
     with whole_folder(output) as unfinished:
-        model = with_pieces(old.path.read_bytes(), kept).SerializeToString(deterministic=True)
-        (unfinished / old.path.name).write_bytes(model)
+        (unfinished / old.path.name).write_bytes(trimmed(old, used))
         config = {**there.config, **ids, "vocab_size": len(kept)}
         write_config(unfinished, config, Vocabulary(unfinished / old.path.name))
         files = sorted({*there.weights.files.values()})

@@ -120,6 +120,28 @@ def every_step(factory: pytest.TempPathFactory) -> Path:
     return made_once(factory, "every_step", make) / "run"
 
 
+_BY_TARGET = (
+    "from m4.model.gates import by_direction\nfrom m4.train.multitask import groups\n",
+    "moe.MoeLayer.gate = @by_direction.by_direction\n"
+    "experiment.Experiment.tasks = @groups.by_target\n",
+)
+
+
+def by_target(factory: pytest.TempPathFactory) -> Path:
+    """The tiny config with a gate by target language; its config is by_target.gin next to it."""
+
+    def make(folder: Path) -> None:
+        first, (imports, bindings) = "from m4 import experiment\n", _BY_TARGET
+        text = TINY.read_text(encoding="utf-8").replace(first, first + imports) + bindings
+        config = folder / "by_target.gin"
+        config.write_text(text, encoding="utf-8")
+        data = f"--gin.experiment.Data.data_dir='{tiny_run(factory)}/data'"
+        said = m4("train", f"--gin_file={config}", f"--model_dir={folder}/run", data)
+        assert said.status == 0, said.err
+
+    return made_once(factory, "by_target", make) / "run"
+
+
 DEMO = ("demo", "--gin_file=gin_configs/demo.gin", "--model_dir=runs/demo")
 
 

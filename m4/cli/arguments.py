@@ -31,6 +31,7 @@ COMMANDS = {
     "list, remove",
     "watch": "show a training run from its files: loss, speed, experts, time left, scores",
     "checkpoint": "list, verify, inspect or convert a run's checkpoints; trim a pretrained model",
+    "extract": "make a run folder with the experts and pieces of some directions alone",
     "export": "write a run's model for T5X to continue from, or for transformers and CTranslate2",
     "atlas": "which language goes to which expert: tables, atlas.png",
     "plan": "ahead-of-time compile for TPUs or GPUs (none needed): memory, traffic, time, cost",

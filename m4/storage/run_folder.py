@@ -35,8 +35,9 @@ _PACKAGES = [
 
 # The folder of what the model needs of its corpus: its languages and vocabularies.
 VOCABULARY = "vocabulary"
-# What run.json keeps of earlier jobs. initial: the run that this one was begun from.
-_NOTES = ("initial",)
+# What run.json keeps of earlier jobs. initial: the run that this one was begun from. extracted: the
+# one that it is a part of.
+_NOTES = ("initial", "extracted")
 
 _INITIAL = {
     "run": text,

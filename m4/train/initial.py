@@ -227,9 +227,13 @@ def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[
             return source, "copied experts" if shape[0] > there[0] else "most used experts"
         return (single, "upcycled") if old.get(single) == shape[1:] else None
     if "/moe/" in path:
-        # A router's columns follow its experts; what else a gate has starts new.
-        if there is not None and path.endswith("router/kernel") and there[:-1] == shape[:-1]:
-            return source, "copied columns" if shape[-1] > there[-1] else "most used columns"
+        # A gate's columns go with its experts. Where there are more experts, the router's alone are
+        # copied, and what else a gate has starts new.
+        if there is not None and there[:-1] == shape[:-1]:
+            if shape[-1] < there[-1] and re.search(r"/moe/(\w+/kernel|bias/table)$", path):
+                return source, "most used columns"
+            if path.endswith("router/kernel"):
+                return source, "copied columns"
         return source, "new"
     if "/mlp/" in path and old.get(several, ())[1:] == shape:
         return several, "merged experts"
@@ -391,9 +395,9 @@ def _made(
         case "copied columns":
             return x[:, np.arange(shape[1]) % x.shape[1]]
         case "most used experts":
-            return x[_most_used(leaf, use, shape[0])]
+            return x[most_used(_use(leaf, use), shape[0])]
         case "most used columns":
-            return x[:, _most_used(leaf, use, shape[1])]
+            return x[..., most_used(_use(leaf, use), shape[-1])]
         case "merged experts":
             used = _use(leaf, use)
             weight = used / used.sum() if used.any() else np.full(len(used), 1 / len(used))
@@ -432,9 +436,9 @@ def _use(leaf: Leaf, use: Use) -> npt.NDArray[np.int64]:
     return use[leaf.layer]
 
 
-def _most_used(leaf: Leaf, use: Use, count: int) -> npt.NDArray[np.int64]:
-    """The `count` experts chosen most often, in their order."""
-    return np.sort(np.argsort(-_use(leaf, use), kind="stable")[:count])
+def most_used(used_E: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """Returns the `count` experts chosen most often, in their order."""
+    return np.sort(np.argsort(-used_E, kind="stable")[:count])
 
 
 def _depth(paths: Shapes, stack: str) -> int:

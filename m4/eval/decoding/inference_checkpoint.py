@@ -90,7 +90,7 @@ def restore_params(
     while True:
         try:
             with _opened(model, checkpoints, step, vocabulary, item) as (store, found, of, shape):
-                wanted = {of: _placed(shape, layout)}
+                wanted = {of: placed(shape, layout)}
                 params = store.restore(found, wanted)[of]
                 check_weights(store.folder / str(found), by_path(params))
                 return params, found, store.note(found)
@@ -100,7 +100,7 @@ def restore_params(
                 raise
 
 
-def _placed(variables: Any, layout: Layout | None) -> Any:
+def placed(variables: Any, layout: Layout | None) -> Any:
     """Returns the parameters as shapes with shardings: the layout's, or the first device."""
     params = dict(variables["params"])
     if layout is not None:

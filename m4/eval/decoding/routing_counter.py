@@ -64,7 +64,7 @@ class RoutingCounter:
         number_B[: len(batch.rows)] = self._number_of_source[batch.rows]
         arrays = forced(batch.tokens_BL, best_BT, number_B)
         if self._layout is None:
-            found = _counted(self._model, self._params, arrays)
+            found = counted(self._model, self._params, arrays)
         else:
             what = "the program that counts routing"
             found = run_over(self._layout, what, _count_over, (self._model,), self._params, arrays)
@@ -117,7 +117,7 @@ def _count(model: Transformer, params: Any, batch: Mapping[str, jax.Array]) -> d
     return assigned_choices(sown)
 
 
-_counted = jax.jit(_count, static_argnames="model")
+counted = jax.jit(_count, static_argnames="model")
 
 
 def _count_over(layout: Layout, model: Transformer) -> Any:

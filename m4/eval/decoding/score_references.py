@@ -12,6 +12,7 @@ import numpy as np
 from m4.data.preprocess import EOS_ID
 from m4.eval.decoding.decode import (
     SHORTEST_BUCKET,
+    OnCut,
     Pieces,
     Progress,
     direction_B,
@@ -88,23 +89,19 @@ def score_references(
 
     The other arguments are those of `decode.translations`.
     """
-    longest = settings.max_source_length
-    rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
     directions = directions_for(model, directions)
-    source_ids = encoded_sources(vocabulary, sources, longest, warn_of_cut)
-    target_ids = [[*pieces, EOS_ID] for pieces in vocabulary.encode_targets(targets)]
     results: list[Scored | None] = [None] * len(sources)
     done = tokens = 0
-    for chosen, arrays in _batches(source_ids, target_ids, longest, rows):
+    for chosen, arrays in batches(vocabulary, sources, targets, settings, layout):
+        counts = np.count_nonzero(arrays[TOKENS[1]], axis=1).tolist()
         if directions is not None:
-            arrays["direction_B"] = direction_B(directions, chosen, rows)
+            arrays["direction_B"] = direction_B(directions, chosen, len(counts))
         if layout is None:
             logp_B = _on_one_device(model, params, arrays)
         else:
             what = "the program that scores translations"
             logp_B = run_over(layout, what, _jit_over, (model,), params, arrays)
-        for row, logp in zip(chosen, np.asarray(logp_B).tolist(), strict=False):
-            count = len(target_ids[row])
+        for row, logp, count in zip(chosen, np.asarray(logp_B).tolist(), counts, strict=False):
             results[row] = Scored(logp, count, logp / penalty(settings.alpha, count))
             tokens += count
         done += len(chosen)
@@ -113,13 +110,25 @@ def score_references(
     return [each for each in results if each is not None]
 
 
-def _batches(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], longest: int, rows: int
+def batches(
+    vocabulary: Pieces,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    settings: Decoding,
+    layout: Layout | None = None,
+    on_cut: OnCut = warn_of_cut,
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Yields batches of pairs of one padded length each, filled up with the last pair."""
+    """Yields batches of pairs of one padded length each, filled up with the last pair.
+
+    The arguments are those of `score_references`; with a batch come the numbers of its pairs.
+    """
+    longest = settings.max_source_length
+    rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
+    source_ids = encoded_sources(vocabulary, sources, longest, on_cut)
+    target_ids = [[*pieces, EOS_ID] for pieces in vocabulary.encode_targets(targets)]
     groups: dict[tuple[int, int], list[int]] = {}
     for row in range(len(sources)):
-        widths = _padded(len(sources[row])), _padded(len(targets[row]))
+        widths = _padded(len(source_ids[row])), _padded(len(target_ids[row]))
         groups.setdefault((min(widths[0], longest), widths[1]), []).append(row)
     for widths, members in sorted(groups.items(), reverse=True):
         for start in range(0, len(members), rows):
@@ -127,7 +136,7 @@ def _batches(
             arrays = [np.zeros((rows, width), np.int32) for width in widths]
             for b in range(rows):
                 row = chosen[min(b, len(chosen) - 1)]
-                for array_BL, ids in zip(arrays, (sources[row], targets[row]), strict=True):
+                for array_BL, ids in zip(arrays, (source_ids[row], target_ids[row]), strict=True):
                     array_BL[b, : len(ids)] = ids
             yield chosen, dict(zip(TOKENS, arrays, strict=True))
 

@@ -15,32 +15,14 @@ from m4.model.transformer import abstract_variables
 from m4.plan.program import decode_program
 from m4.settings import SettingError
 from m4.storage.files import read_jsonl
-from tests.command_line import TINY, experiment_of, m4
-from tests.shared import made_once, tiny_run
+from tests.command_line import experiment_of, m4
+from tests.shared import by_target, tiny_run
 from tests.test_examples import FOLDER, example
-
-MORE = """
-from m4.model.gates import by_direction
-from m4.train.multitask import groups
-"""
-BINDINGS = """
-moe.MoeLayer.gate = @by_direction.by_direction
-experiment.Experiment.tasks = @groups.by_target
-"""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def make(folder: Path) -> None:
-        first = "from m4 import experiment\n"
-        text = TINY.read_text(encoding="utf-8").replace(first, first + MORE) + BINDINGS
-        config = folder / "by_target.gin"
-        config.write_text(text, encoding="utf-8")
-        data = f"--gin.experiment.Data.data_dir='{tiny_run(tmp_path_factory)}/data'"
-        said = m4("train", f"--gin_file={config}", f"--model_dir={folder}/run", data)
-        assert said.status == 0, said.err
-
-    return made_once(tmp_path_factory, "by_target", make) / "run"
+    return by_target(tmp_path_factory)
 
 
 def ran(command: str, run: Path, *arguments: str) -> str:

@@ -1,0 +1,281 @@
+"""`m4 extract`: the experts and pieces that some directions need, as a run folder.
+
+Source: Kudugunta et al. 2021, "Beyond Distillation: Task-level Mixture-of-Experts for Efficient
+Inference" (arXiv 2110.03742), section 3.2. For gates by token: Koishekenov et al. 2023,
+"Memory-efficient NLLB-200: Language-specific Expert Pruning" (arXiv 2212.09811).
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from m4.build import build
+from m4.config import Config
+from m4.data.cache.cache import Cache
+from m4.data.cache.tokens import ROLES, vocabulary_file
+from m4.data.corpus import CorpusSpec
+from m4.data.directions import MIXTURES, base_language, directions_of
+from m4.data.preprocess import language_of, split_direction, tag
+from m4.data.sources import SPLITS
+from m4.data.vocabulary.trim import trimmed, used_ids
+from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.eval.decoding.decode import decode
+from m4.eval.decoding.inference_checkpoint import placed, restore_params
+from m4.eval.decoding.routing_counter import counted, forced
+from m4.eval.decoding.score_references import TOKENS, batches, score_references
+from m4.eval.decoding.testsets import Portion, split_pairs
+from m4.eval.decoding.translate import Translator
+from m4.eval.metrics import bleu as bleus
+from m4.experiment import Experiment, identity
+from m4.jobs.checkpoints.source_run import tasks_of
+from m4.jobs.corpus import keep_vocabulary, open_corpus
+from m4.model.transformer import Transformer, abstract_variables
+from m4.settings import InputError
+from m4.storage import run_folder
+from m4.storage.checkpoints import Checkpoints
+from m4.storage.files import whole
+from m4.train import initial
+from m4.train.measuring.routing_counts import Counts
+
+# Gates that choose the k best of all experts: choices stay where only others go.
+_GATES = ("base", "by_direction", "deepseek", "dense_to_sparse", "mixtral", "noisy_topk", "switch",
+          "top2_gshard", "topk")  # fmt: skip
+_SHARE = 0.95
+_COUNTED = 1000  # sentences of a direction that are counted, of dev or else of training
+
+
+class Part(NamedTuple):
+    """The part of a model that stays."""
+
+    of: Translator
+    cache: Cache  # the model's languages and vocabularies
+    step: int
+    use: initial.Use  # how often the directions' tokens choose each expert, by layer
+    experts: int  # of each layer, the most used ones
+    ids: Mapping[str | None, Sequence[int]]  # pieces by the role of their vocabulary
+
+
+def check(
+    experiment: Experiment, directions: Sequence[str], keep: int | None, share: float | None
+) -> None:
+    """Checks what is known before anything is read.
+
+    Raises:
+        InputError: A dense model, or a gate that needs all experts; a number that cannot be;
+            directions that no mixture has.
+    """
+    mixture_of(directions)
+    model, run = build(experiment, None).model, experiment.model_dir
+    for layer in (model.encoder_experts, model.decoder_experts):
+        if layer is None:
+            raise InputError(f"{run}: a dense model, which has no experts")
+        gate = identity(layer.gate)
+        if gate["of"] not in _GATES or gate.get("expert_groups", 1) != 1:
+            raise InputError(
+                f"{run}: its gate is {gate['of']}, whose choices depend on experts that would go; "
+                f"extract takes {', '.join(_GATES)}, without groups"
+            )
+        if keep is not None and not 1 <= keep <= layer.num_experts:
+            raise InputError(f"--keep={keep}: must be from 1 to {layer.num_experts}, its experts")
+    if share is not None and not 0 < share <= 1:
+        raise InputError(f"--keep_share={share}: must be above 0 and at most 1")
+
+
+def mixture_of(directions: Sequence[str]) -> str:
+    """Returns the mixture that has these directions alone. InputError: there is none."""
+    found = {mixture: directions_of(mixture, _languages(directions)) for mixture in MIXTURES}
+    for mixture, names in found.items():
+        if {*names} == {*directions}:
+            return mixture
+    asked, more = ",".join(directions), ",".join(found["english_centric"])
+    raise InputError(f"--directions={asked}: no mixture has these alone; give {more}")
+
+
+def _languages(directions: Sequence[str]) -> list[str]:
+    return [*dict.fromkeys(map(language_of, directions))]
+
+
+def chosen(
+    experiment: Experiment,
+    directions: Sequence[str],
+    keep: int | None,
+    share: float | None,
+    step: int | None,
+) -> Part:
+    """Chooses the experts and pieces that directions need.
+
+    Args:
+        keep: Experts of each layer that stay. Defaults to those of `share`.
+        share: Share of the choices whose experts stay, where the gate is by token. Defaults to
+            0.95. Of a gate by task all experts stay that its tasks choose.
+        step: Step of the model. Defaults to the latest.
+
+    Raises:
+        InputError: There is no such direction or step; tasks need more than `keep` experts.
+    """
+    cache = open_corpus(experiment)
+    pairs = Portion("dev", _COUNTED, tuple(directions)).pairs(cache)
+    if missing := tuple(name for name in directions if name not in pairs):
+        pairs |= Portion("train", _COUNTED, missing).pairs(cache)
+    if not cache.marked:
+        raise InputError(f"{cache.folder}: its source gives ids, whose vocabulary cannot be cut")
+    module, checkpoints = build(experiment, cache).model, experiment.folder / "checkpoints"
+    params, found, _ = restore_params(module, checkpoints, step, cache.vocabulary)
+    model = translator(module, params, cache, experiment)
+    use, shapes, most = use_of(model, pairs), initial.shapes_of(params), 0
+    for layer, count_E in use.items():
+        by_task = f"{layer}/moe/tasks/kernel" in shapes
+        if by_task or keep is None:
+            most = max(most, _needed(count_E, 1.0 if by_task else share or _SHARE))
+    if keep is not None and keep < most:
+        raise InputError(f"--keep={keep}: the tasks of these directions choose {most} experts")
+    ids, tags = {}, ["en", *map(base_language, _languages(directions))]
+    for role in ROLES if cache.separate else (None,):
+        given = Vocabulary(vocabulary_file(cache.folder, role))
+        ids[role] = used_ids(given, _texts(cache, directions, role), tags)
+    return Part(model, cache, found, use, keep or most, ids)
+
+
+def translator(
+    module: Transformer, params: Any, cache: Cache, experiment: Experiment
+) -> Translator:
+    """Returns the model on one device."""
+    trained, factors = cache.directions, cache.length_factors
+    given = module, params, cache.vocabulary, experiment.decoding
+    return Translator(*given, trained=trained, factors=factors)
+
+
+def use_of(model: Translator, pairs: Mapping[str, Sequence[tuple[str, str]]]) -> initial.Use:
+    """Returns how often the tokens of (source, target) pairs choose each expert, by layer.
+
+    pairs: By direction.
+    """
+    module: Any = model.model
+    found = Counts(model.trained)
+    for direction, sentences in pairs.items():
+        sources, targets = _sides(direction, sentences)
+        given = model.vocabulary, sources, targets, model.decoding
+        for rows, arrays in batches(*given, on_cut=lambda *_: None):
+            number_B = np.full(len(arrays[TOKENS[0]]), len(found.directions), np.int32)
+            number_B[: len(rows)] = found.directions.index(direction)  # others are not counted
+            source_BL, target_BT = (arrays[name] for name in TOKENS)
+            batch = forced(source_BL, target_BT, number_B)
+            found.add(jax.device_get(counted(module, model.params, batch)))
+    return {layer: count_DE.sum(axis=0) for layer, count_DE in found.layers.items()}
+
+
+def _needed(count_E: npt.NDArray[np.int64], share: float) -> int:
+    """Returns the fewest experts that have a share of the choices."""
+    reached = np.cumsum(np.sort(count_E)[::-1]) >= share * count_E.sum()
+    return int(np.argmax(reached)) + 1
+
+
+def _texts(cache: Cache, directions: Sequence[str], role: str | None) -> Iterator[str]:
+    """Yields what is source, target or, with None, either in the directions' text."""
+    sides = {"source": slice(1), "target": slice(1, 2)}.get(role or "", slice(2))
+    for split in SPLITS:
+        for name in directions:
+            for pair in split_pairs(cache, [name], split)[name]:
+                yield from pair[sides]
+
+
+def _sides(direction: str, pairs: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Returns tagged sources, and targets."""
+    language = split_direction(direction)[1]
+    return [tag(source, language) for source, _ in pairs], [target for _, target in pairs]
+
+
+def bindings(config: Config, part: Part, directions: Sequence[str], output: str) -> list[str]:
+    """Returns what the config of the part says in addition, to be in the folder `output`."""
+    every = config.bindings()
+    corpus = next(one.selector for one in every if one.target is CorpusSpec)
+    sizes = {role: len(ids) for role, ids in part.ids.items()}
+    said = {
+        **{one.name: part.experts for one in every if one.parameter == "num_experts"},
+        f"{corpus}.languages": _languages(directions),
+        f"{corpus}.mixture": mixture_of(directions),
+        f"{corpus}.vocabulary_from": output,
+        f"{corpus}.vocabulary_size": sizes.get("source", sizes.get(None)),
+        f"{corpus}.target_vocabulary_size": sizes.get("target"),
+        "experiment.Data.data_dir": None,
+        "experiment.Experiment.tasks": None,  # each direction is a task, with its task's row
+        "experiment.Experiment.vocabulary_multiple": 1,
+        "experiment.Experiment.baselines": None,
+    }
+    return [f"{name} = {value!r}" for name, value in said.items()]
+
+
+def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> Iterator[str]:
+    """Writes the part as the run folder of `experiment`; yields what is to be said of it.
+
+    Args:
+        run: The model's own folder, for run.json.
+        tested: Sentences on which both models are scored.
+    """
+    old, folder = part.of, experiment.folder
+    for role, ids in part.ids.items():
+        with whole(vocabulary_file(folder / run_folder.VOCABULARY, role)) as unfinished:
+            given = Vocabulary(vocabulary_file(part.cache.folder, role))
+            unfinished.write_bytes(trimmed(given, ids))
+    cache = open_corpus(experiment)
+    assert cache.target_vocabulary.size == len([*part.ids.values()][-1])
+    module = build(experiment, cache).model
+    new = translator(module, cut(part, module, cache), cache, experiment)
+    pairs = tested.pairs(cache)
+    trees = [jax.tree.leaves(model.params) for model in (old, new)]
+    about: dict[str, Any] = {
+        "experts": [len(next(iter(part.use.values()))), part.experts],
+        "pieces": [each.target_vocabulary.size for each in (part.cache, cache)],
+        "parameters": [sum(leaf.size for leaf in tree) for tree in trees],
+        "bytes": [sum(leaf.nbytes for leaf in tree) for tree in trees],
+    }
+    said = ", ".join(f"{name} {x:,} -> {y:,}" for name, (x, y) in about.items())
+    yield f"{run}, step {part.step} -> {folder}: {said}"
+    about |= {"run": run, "step": part.step, "directions": cache.directions, "split": tested.name}
+    about["kept"] = {layer: initial.most_used(count_E, part.experts).tolist()
+                     for layer, count_E in part.use.items()}  # fmt: skip
+    about["scores"] = {}
+    for name, each in pairs.items():
+        nll, bleu = zip(*(scores(model, name, each) for model in (old, new)), strict=True)
+        about["scores"][name] = {"sentences": len(each), "nll": nll, "bleu": bleu}
+        yield (
+            f"{name}, {len(each):,} {tested.split} sentences: nll {nll[0]:.4f} -> {nll[1]:.4f}, "
+            f"BLEU {bleu[0]:.1f} -> {bleu[1]:.1f}"
+        )
+    run_folder.note(folder, extracted=about)
+    keep_vocabulary(experiment, cache)
+    note = {"vocabulary": cache.vocabulary.fingerprint, "finished": True}
+    with contextlib.closing(Checkpoints(folder / "checkpoints")) as store:
+        store.save(part.step, {"params": new.params}, note)
+
+
+def cut(part: Part, module: Transformer, cache: Cache) -> Any:
+    """Returns the parameters of a smaller model: the part of the old ones, bit-equal."""
+    old: Any = part.of.model
+    params, like = part.of.params, placed(abstract_variables(module), None)
+    leaves = initial.plan(initial.shapes_of(params), initial.shapes_of(like), None)
+
+    def rows(path: str) -> initial.Rows:
+        if path.endswith("tasks/kernel"):
+            return initial.task_rows(tasks_of(old, part.cache), tasks_of(module, cache))
+        role = None if None in part.ids else "source" if "source_token" in path else "target"
+        return initial.Rows(np.array(part.ids[role], np.int32), {})
+
+    return initial.take_over(leaves, initial.unscanned(params), {}, rows, part.use, like)
+
+
+def scores(
+    model: Translator, direction: str, pairs: Sequence[tuple[str, str]]
+) -> tuple[float, float]:
+    """Returns the loss in nats a token of the references, and BLEU in percent."""
+    sources, references = _sides(direction, pairs)
+    number = [model.trained.index(direction)] * len(sources)
+    given = (model.model, model.params, model.vocabulary, sources)
+    scored = score_references(*given, references, model.decoding, directions=number)
+    texts = decode(*given, model.decoding, directions=number, factors=model.factors)
+    nll = -sum(each.logprob for each in scored) / sum(each.tokens for each in scored)
+    return nll, bleus.bleu(texts, references, split_direction(direction)[1]).value()

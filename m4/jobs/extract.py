@@ -1,0 +1,57 @@
+"""`m4 extract`: makes a run folder with the experts and pieces that some directions need."""
+
+import argparse
+from pathlib import Path
+
+from m4.jobs import command
+from m4.settings import InputError
+
+EXAMPLE = "m4 extract runs/demo --directions=en-gl,gl-en --output=runs/small"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    command.add_run(parser)
+    command.add_config(parser)
+    parser.add_argument("--directions", required=True, help="directions to keep, as gl-en,pt-en")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="the new run's folder")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--keep", type=int, metavar="N", help="experts of each layer that stay")
+    group.add_argument(
+        "--keep_share",
+        type=float,
+        metavar="SHARE",
+        help="share of the tokens' choices whose experts stay (default: 0.95; of a gate by task "
+        "all that its tasks choose)",
+    )
+    command.add_split_and_step(parser)
+    parser.add_argument(
+        "--sentences", type=int, help="sentences per direction to score (default: all)"
+    )
+    command.add_verify(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Extracts a model; returns the exit status. The run is read, the new folder is written."""
+    sentences, directions = command.portion_of(arguments)
+    if not directions:
+        raise InputError(f"--directions={arguments.directions}: names no direction")
+    output = str(Path(arguments.output).absolute())
+    if Path(output).exists():
+        raise InputError(f"--output={output}: is there already")
+    with command.experiment_of(arguments) as (experiment, config):
+        from m4.eval.decoding.testsets import Portion
+        from m4.jobs.checkpoints import extract
+        from m4.jobs.open_run import open_run
+
+        tested = Portion(arguments.split or "test", sentences, directions)
+        asked = (directions, arguments.keep, arguments.keep_share)
+        extract.check(experiment, *asked)
+        with open_run(experiment, config) as run:
+            part = extract.chosen(run.experiment, *asked, arguments.step)
+            more = extract.bindings(config, part, directions, output)
+            made = command.read_config(arguments, more, output)
+            with open_run(made.experiment(), made, "train", computes=False) as small:
+                for line in extract.extract(part, run.address, small.experiment, tested):
+                    print(line, flush=True)
+    return 0

@@ -39,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="training pairs from which a language is high-resource, and below which low-resource, "
         "and the fewest test sentences of a mean (default: those of the first run's config)",
     )
+    group.add_argument(
+        "--testsets",
+        metavar="NAME,NAME",
+        help="test sets of their own, a page each (default: test)",
+    )
     command.add_verify(parser)
 
 
@@ -67,7 +72,7 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
         InputError: The arguments do not go together.
     """
     if len(arguments.runs) < 2 and not arguments.baseline:
-        for name in ("output", "levels"):
+        for name in ("output", "levels", "testsets"):
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name}: of a report of several runs (RUN_A RUN_B)")
         if arguments.runs and arguments.model_dir:
@@ -83,6 +88,10 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
     for name, value in others.items():
         if value:
             raise InputError(f"--{name}: not with several runs, of which no config is read")
+    testsets = "test" if arguments.testsets is None else arguments.testsets
+    if not re.fullmatch(r"\w+(,\w+)*", testsets):
+        said = "must be names with commas between them, as test,flores"
+        raise InputError(f"--testsets={testsets}: {said}")
     levels = None
     if arguments.levels is not None:
         from m4.eval.scoring.levels import ResourceLevels
@@ -95,4 +104,5 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
         "baseline": arguments.baseline,
         "output": arguments.output or Path("report"),
         "levels": levels,
+        "testsets": testsets.split(","),
     }

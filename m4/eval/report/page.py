@@ -57,6 +57,7 @@ class Background(NamedTuple):
     curves: Mapping[str, Sequence[Mapping[str, Any]]] = {}
     sampling: Mapping[str, float] = {}  # language -> its share of the training stream
     epochs: Mapping[str, float] = {}  # language -> how often it was seen
+    testsets: Mapping[str, str] = {}  # test set -> its page
     costs: Mapping[str, Cost] = {}  # system -> what its training took: then winners are named
     # Run -> the changes of directions that it keeps from the model that it begins from.
     forgotten: Mapping[str, Sequence[Delta]] = {}

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ from m4.storage import run_folder
 from m4.storage.files import check_tree
 from m4.storage.metrics_log import read_metrics
 
-_SPLIT = "test"
 _LEVELS = "experiment.ResourceLevels."
 
 
@@ -42,11 +41,13 @@ class ComparedRun(NamedTuple):
         name: Its name.
         folder: The folder that was given.
         decodes: The folder of the translations: itself, its decodes/, or decodes/bilingual/.
+        split: The test set.
     """
 
     name: str
     folder: Path
     decodes: Path
+    split: str
 
     @property
     def bilingual(self) -> bool:
@@ -61,9 +62,16 @@ class ComparedRun(NamedTuple):
 
 
 def compare(
-    runs: Sequence[str], baseline: str | None, output: Path, levels: ResourceLevels | None = None
+    runs: Sequence[str],
+    baseline: str | None,
+    output: Path,
+    levels: ResourceLevels | None = None,
+    testsets: Sequence[str] = ("test",),
 ) -> Results:
     """Scores the translations of all runs and the baseline's, and writes the files of a report.
+
+    Of several test sets there are several pages, which lead to each other: those after the first
+    one are in folders of their names. The first one is returned.
 
     No config is read and nothing is translated.
 
@@ -74,6 +82,7 @@ def compare(
             the first of the runs, itself.
         output: Folder of the report.
         levels: Defaults to those of the first run that has a config.
+        testsets: "test", or names of test sets of their own.
 
     Raises:
         InputError: A folder has no translations or damaged ones, they are of different test sets or
@@ -81,8 +90,26 @@ def compare(
     """
     if (output / "run.json").is_file():
         raise InputError(f"--output={output}: a run's folder, whose own report is there")
-    sources = [_source(text) for text in runs]
-    against = sources.pop(0) if baseline is None else _source(baseline, as_baseline=True)
+    folders = [output if name == testsets[0] else output / name for name in testsets]
+    pages = {}
+    for here in folders:
+        links = {name: os.path.relpath(folder / "report.html", here)
+                 for name, folder in zip(testsets, folders, strict=True)}  # fmt: skip
+        split = testsets[len(pages)]
+        pages[split] = _compare(runs, baseline, here, levels, split, links)
+    return pages[testsets[0]]
+
+
+def _compare(
+    runs: Sequence[str],
+    baseline: str | None,
+    output: Path,
+    levels: ResourceLevels | None,
+    split: str,
+    links: Mapping[str, str],
+) -> Results:
+    sources = [_source(text, split) for text in runs]
+    against = sources.pop(0) if baseline is None else _source(baseline, split, as_baseline=True)
     sources.append(against)
     for one in sources:
         if [other.name for other in sources].count(one.name) > 1 or one.name in (COPY, REFERENCE):
@@ -99,13 +126,14 @@ def compare(
     background = Background(
         title=f"{', '.join(one.name for one in sources[:-1])} against {against.name}",
         facts={one.name: str(one.folder) for one in sources},
+        testsets=links,
         configs={one.name: path for one in sources if (path := _config(one)) is not None},
         curves={one.name: curve(path.parent) for one in sources
                 if one is not against and (path := one.above("metrics.jsonl"))},
         costs={one.name: _cost(one) for one in sources},
         forgotten=forgotten(
             [(run.parent, system) for one, system in zip(sources, systems, strict=True)
-             if not one.bilingual and (run := one.above("run.json"))], sizes),
+             if split == "test" and not one.bilingual and (run := one.above("run.json"))], sizes),
     )  # fmt: skip
     found = levels or next(filter(None, map(_levels, sources)), DEFAULT_LEVELS)
     written = write_results(
@@ -115,7 +143,7 @@ def compare(
         {code: pairs for code, pairs in sizes.items() if code in languages},
         background=background,
         baseline=against.name,
-        split=_SPLIT,
+        split=split,
         levels=found,
         directions=directions,
     )
@@ -123,7 +151,7 @@ def compare(
     return written
 
 
-def _source(text: str, as_baseline: bool = False) -> ComparedRun:
+def _source(text: str, split: str, as_baseline: bool = False) -> ComparedRun:
     name, equals, given = text.partition("=")
     if not equals or Path(text).exists():
         name, given = "", text
@@ -137,24 +165,27 @@ def _source(text: str, as_baseline: bool = False) -> ComparedRun:
     gathered = folder / "decodes" / "bilingual"
     places = [folder, *([gathered] if as_baseline else []), folder / "decodes"]
     for place in places:
-        if [*place.glob(f"{_SPLIT}.*.jsonl"), *place.glob(f"{_SPLIT}.*.jsonl.gz")]:
+        if [*place.glob(f"{split}.*.jsonl"), *place.glob(f"{split}.*.jsonl.gz")]:
             default = BILINGUAL if place == gathered else folder.resolve().name
-            return ComparedRun(name or default, folder, place)
-    remedy = pasted("decode", f"--model_dir={folder}")
-    raise InputError(f"{folder}: no translations; make them with {remedy}")
+            return ComparedRun(name or default, folder, place, split)
+    more = [] if split == "test" else [f"--testset={split}"]
+    remedy = pasted("decode", f"--model_dir={folder}", *more)
+    raise InputError(f"{folder}: no translations of {split}; make them with {remedy}")
 
 
 def _check(source: ComparedRun) -> None:
     """Compares translations with their notes, where they have them: kept results have none."""
-    if any(source.decodes.glob(f"{_SPLIT}.*.json")):
+    if any(source.decodes.glob(f"{source.split}.*.json")):
         command = "report" if source.bilingual else "decode"
         remedy = pasted(command, f"--model_dir={source.folder}")
-        check_hypotheses(source.decodes, _SPLIT, find_decodes(source.decodes, _SPLIT), remedy)
+        check_hypotheses(
+            source.decodes, source.split, find_decodes(source.decodes, source.split), remedy
+        )
 
 
 def _common(sources: Sequence[ComparedRun]) -> list[str]:
     """Returns the directions that all have translated: a mean over others would not compare."""
-    found = [set(find_decodes(one.decodes, _SPLIT)) for one in sources]
+    found = [set(find_decodes(one.decodes, one.split)) for one in sources]
     common = set.intersection(*found)
     if not common:
         names = ", ".join(one.name for one in sources)
@@ -182,10 +213,12 @@ def _check_signatures(sources: Sequence[ComparedRun]) -> None:
 
 def _check_searches(sources: Sequence[ComparedRun], directions: Sequence[str]) -> None:
     """Raises InputError if two runs searched otherwise; kept results do not say how."""
-    searches = (search_of(hypotheses_path(one.decodes, _SPLIT, directions[0])) for one in sources)
+    searches = (
+        search_of(hypotheses_path(one.decodes, one.split, directions[0])) for one in sources
+    )
     first = next(filter(None, searches), {})
     for one in sources:
-        if other := other_search(one.decodes, _SPLIT, directions, first):
+        if other := other_search(one.decodes, one.split, directions, first):
             raise InputError(f"{other} as others are; make it again with {pasted('decode')}")
 
 
@@ -229,4 +262,6 @@ def _system(source: ComparedRun) -> System:
     """Returns a run as a system, with the steps of its translations where their notes name them."""
     config = _config(source)
     named = None if config is None else str(config)
-    return System(source.name, source.decodes, named, steps_of(source.decodes, _SPLIT) or None)
+    return System(
+        source.name, source.decodes, named, steps_of(source.decodes, source.split) or None
+    )

@@ -35,6 +35,31 @@ def runs(tmp_path_factory):
     return folder
 
 
+def test_a_page_for_each_test_set(runs, tmp_path):
+    """Two runs on test sets of their own: pages that lead to each other, with their own scores."""
+    for name, cut in (("moe_8", 7), ("dense", 6)):
+        folder = write_run(tmp_path / name, cut, languages=["gl"]) / "decodes"
+        write_jsonl(folder / "flores.gl-en.jsonl", read_jsonl(folder / "test.gl-en.jsonl")[:6])
+    words = [str(tmp_path / name) for name in ("dense", "moe_8")]
+    said = m4("report", *words, f"--output={tmp_path}/out", "--testsets=test,flores")
+    assert said.status == 0, said.err
+    for folder, link, sentences in (
+        ("", "flores/report.html", 12),
+        ("flores", "../report.html", 6),
+    ):
+        text = (tmp_path / "out" / folder / "report.html").read_text(encoding="utf-8")
+        assert f'<a href="{link}">' in text
+        (row,) = [row for row in read_jsonl(tmp_path / "out" / folder / "deltas.jsonl")
+                  if row["metric"] == "bleu"]  # fmt: skip
+        assert row["sentences"] == sentences
+        assert row["delta"] > 0
+    said = m4("report", *words, f"--output={tmp_path}/other", "--testsets=ntrex")
+    assert "dense: no translations of ntrex; make them with " in said.mistake
+    assert "--testset=ntrex" in said.mistake
+    said = m4("report", *words, f"--output={tmp_path}/other", "--testsets=../x")
+    assert "--testsets=../x: must be names with commas between them" in said.mistake
+
+
 def refused(runs, *words):
     said = m4("report", *(str(word) for word in words), f"--output={runs}/out")
     assert not (runs / "out").exists()

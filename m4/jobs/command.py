@@ -6,6 +6,7 @@ inside their functions, so that `m4 COMMAND --help` answers at once.
 """
 
 import argparse
+import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from m4.settings import InputError, SettingError, pasted
 
 if TYPE_CHECKING:
     from m4.config import Config
+    from m4.eval.metrics import Metric
     from m4.experiment import Experiment
     from m4.jobs.open_run import Run
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 _OWN = ("do", "process_index", "processes", "debug", "verify", "gin_file", "gin_search_paths",
         "gin_bindings", "model_dir", "allow_module", "init_from", "keep_optimizer")  # fmt: skip
 
+
+# The metrics that need no settings: each is a function of its module's name in m4.eval.metrics.
+METRICS = ("bleu", "chrf", "chrfpp", "ter", "exact_match")
 
 # ------------------------------------------------------------------------------------- arguments
 
@@ -171,6 +176,26 @@ def split_of(arguments: argparse.Namespace, default: str = "test") -> str:
     if arguments.split is not None:
         raise InputError(f"--split={arguments.split}: not with --testset={arguments.testset}")
     return Path(arguments.testset).name.removesuffix(".gin")
+
+
+def add_metrics(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds --metrics, of commands that read no config."""
+    parser.add_argument(
+        "--metrics",
+        help=f"metrics with commas between them: {', '.join(METRICS)} (default: bleu,chrf)",
+    )
+
+
+def metrics_of(arguments: argparse.Namespace) -> "list[Metric]":
+    """Returns the metrics of --metrics.
+
+    Raises:
+        InputError: There is no such metric.
+    """
+    names = ("bleu,chrf" if arguments.metrics is None else arguments.metrics).split(",")
+    if wrong := [name for name in names if name not in METRICS]:
+        raise InputError(f"--metrics={wrong[0]}: must be of {', '.join(METRICS)}")
+    return [getattr(importlib.import_module(f"m4.eval.metrics.{name}"), name) for name in names]
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:

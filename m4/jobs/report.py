@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="training pairs from which a language is high-resource, and below which low-resource, "
         "and the fewest test sentences of a mean (default: those of the first run's config)",
     )
+    command.add_metrics(group)
     group.add_argument(
         "--testsets",
         metavar="NAME,NAME",
@@ -72,7 +73,7 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
         InputError: The arguments do not go together.
     """
     if len(arguments.runs) < 2 and not arguments.baseline:
-        for name in ("output", "levels", "testsets"):
+        for name in ("output", "levels", "testsets", "metrics"):
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name}: of a report of several runs (RUN_A RUN_B)")
         if arguments.runs and arguments.model_dir:
@@ -105,4 +106,5 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
         "output": arguments.output or Path("report"),
         "levels": levels,
         "testsets": testsets.split(","),
+        "metrics": command.metrics_of(arguments),
     }

@@ -2,20 +2,18 @@
 
 import argparse
 import functools
-import importlib
 import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m4.jobs import streams
+from m4.jobs import command, streams
 from m4.settings import InputError
 
 if TYPE_CHECKING:
     from m4.eval.metrics import Metric
 
 EXAMPLE = "m4 score_files test.en system.gl test.gl --to=gl"
-METRICS = ("bleu", "chrf", "chrfpp", "ter", "exact_match")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="language", default="en", metavar="xx", help="source language (default: en)"
     )
-    parser.add_argument(
-        "--metrics",
-        default="bleu,chrf",
-        help=f"metrics with commas between them: {', '.join(METRICS)} (default: bleu,chrf)",
-    )
+    command.add_metrics(parser)
     parser.add_argument(
         "--spbleu",
         metavar="FILE",
@@ -89,11 +83,7 @@ def metrics_of(arguments: argparse.Namespace) -> list["Metric"]:
     Raises:
         InputError: There is no such metric.
     """
-    names = [name for name in arguments.metrics.split(",") if name]
-    for name in names:
-        if name not in METRICS:
-            raise InputError(f"--metrics={name}: must be of {', '.join(METRICS)}")
-    found = [getattr(importlib.import_module(f"m4.eval.metrics.{name}"), name) for name in names]
+    found = command.metrics_of(arguments)
     if arguments.spbleu:
         from m4.eval.metrics.spbleu import spbleu
 
@@ -101,10 +91,8 @@ def metrics_of(arguments: argparse.Namespace) -> list["Metric"]:
     for scorer in arguments.scorer:
         from m4.eval.metrics.external import External
 
-        name, equals, command = scorer.partition("=")
-        if not equals or not command.strip():
+        name, equals, words = scorer.partition("=")
+        if not equals or not words.strip():
             raise InputError(f"--scorer={scorer}: must be NAME=COMMAND")
-        found.append(External(shlex.split(command), name))
-    if not found:
-        raise InputError(f"--metrics: names none of {', '.join(METRICS)}")
+        found.append(External(shlex.split(words), name))
     return found

@@ -17,6 +17,7 @@ from m4.eval.decoding.hypotheses import (
 )
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.decoding.testsets import train_pairs
+from m4.eval.metrics import Metric
 from m4.eval.report.page import Background
 from m4.eval.report.results import Results, write_results
 from m4.eval.scoring.delta import BILINGUAL
@@ -67,6 +68,7 @@ def compare(
     output: Path,
     levels: ResourceLevels | None = None,
     testsets: Sequence[str] = ("test",),
+    metrics: Sequence[Metric] = DEFAULTS.metrics,
 ) -> Results:
     """Scores the translations of all runs and the baseline's, and writes the files of a report.
 
@@ -83,6 +85,7 @@ def compare(
         output: Folder of the report.
         levels: Defaults to those of the first run that has a config.
         testsets: "test", or names of test sets of their own.
+        metrics: Metrics of the scores; the differences of the first one are drawn.
 
     Raises:
         InputError: A folder has no translations or damaged ones, they are of different test sets or
@@ -96,7 +99,7 @@ def compare(
         links = {name: os.path.relpath(folder / "report.html", here)
                  for name, folder in zip(testsets, folders, strict=True)}  # fmt: skip
         split = testsets[len(pages)]
-        pages[split] = _compare(runs, baseline, here, levels, split, links)
+        pages[split] = _compare(runs, baseline, here, levels, metrics, split, links)
     return pages[testsets[0]]
 
 
@@ -105,6 +108,7 @@ def _compare(
     baseline: str | None,
     output: Path,
     levels: ResourceLevels | None,
+    metrics: Sequence[Metric],
     split: str,
     links: Mapping[str, str],
 ) -> Results:
@@ -139,7 +143,7 @@ def _compare(
     written = write_results(
         output,
         systems,
-        DEFAULTS.metrics,
+        metrics,
         {code: pairs for code, pairs in sizes.items() if code in languages},
         background=background,
         baseline=against.name,

@@ -53,6 +53,11 @@ def test_a_page_for_each_test_set(runs, tmp_path):
                   if row["metric"] == "bleu"]  # fmt: skip
         assert row["sentences"] == sentences
         assert row["delta"] > 0
+    said = m4("report", *words, f"--output={tmp_path}/ter", "--metrics=ter,exact_match")
+    assert said.status == 0, said.err
+    rows = {row["metric"]: row for row in read_jsonl(tmp_path / "ter" / "deltas.jsonl")}
+    assert rows["ter"]["delta"] < 0 == rows["exact_match"]["delta"]  # fewer edits, none right
+    assert (tmp_path / "ter" / "delta_ter.svg").is_file()
     said = m4("report", *words, f"--output={tmp_path}/other", "--testsets=ntrex")
     assert "dense: no translations of ntrex; make them with " in said.mistake
     assert "--testset=ntrex" in said.mistake

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from m4.data.sources.tsv import Tsv
 from m4.eval.decoding import lines as decoded_lines
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.score_references import Scored
+from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import Translator
 from m4.eval.text import Output, Text
@@ -75,15 +77,23 @@ def test_dev_and_test_sets(made: Cache) -> None:
 
 def test_lines_of_users_and_of_the_api(made: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
+    begun: list[str] = []
 
-    def translations(_m: Any, _p: Any, _v: Any, tagged: list[str], *_: Any, **__: Any) -> list[Any]:
+    def translations(_m: Any, _p: Any, _v: Any, tagged: list[str], *_: Any, **m: Any) -> list[Any]:
         given.extend(tagged)
+        begun.extend(m["prefixes"])
         return [Translations([""], [0.0])] * len(tagged)
 
     monkeypatch.setattr(decoded_lines, "translations", translations)
     model: Any = None
-    Translator(model, None, made.vocabulary, normalise=CLEANING.normalise).translate(ENGLISH, "gl")
+    ready = Translator(model, None, made.vocabulary, normalise=CLEANING.normalise)
+    ready.candidates(ENGLISH, "gl", prefix=GALICIAN)
     assert ids_of(made, given) == trained_on(made, "english")
+    for line in GALICIAN:
+        one = dataclasses.replace(ready, decoding=Decoding(prefix=line))
+        one.translate(["the bird"], "gl")
+    wanted = trained_on(made, "translation")
+    assert made.vocabulary.encode_targets(begun) == [*wanted, *wanted]
 
 
 def test_files_that_are_decoded_and_scored(

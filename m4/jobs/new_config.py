@@ -140,8 +140,7 @@ def write_config(
         screen.print(line, highlight=False)
     screen.print(_table(languages, corpus, lengths, values["length"]))
     left_out = [name for name in corpus.sizes if name not in languages]
-    notes = [f"not read: {named(layout.not_read)}"] if layout.not_read else []
-    notes += [f"left out, without dev or test pairs: {named(left_out)}"] if left_out else []
+    notes = [f"left out, without dev or test pairs: {named(left_out)}"] if left_out else []
     for line in [*notes, *corpus.notes[:_SHOWN]]:
         screen.print(line, style="yellow", highlight=False)
     screen.print(f"\nwrote {path}{f' and {second}' if begun else ''}", highlight=False)

@@ -37,8 +37,8 @@ _RECORD = ".bucket.json"
 _RETRY_PERIODS = 10
 _THREADS = 8
 
-# What a copy's record has of a file: bytes, time, and the bucket's version.
-_KNOWN = named(entry(anything, anything, anything))
+# What a copy's record has of a file: its state (bytes, time, inode), and the bucket's version.
+_KNOWN = named(entry(anything, anything, anything, anything))
 
 # Local copy -> address, of the copies that this process has opened.
 _addresses: dict[Path, str] = {}
@@ -264,7 +264,7 @@ class LocalCopy:
             def put(name: str) -> None:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     state = _state(self.here / name)
-                    if record.get(name, [])[:2] != state:
+                    if record.get(name, [])[:-1] != state:
                         for lock in self._locks:
                             lock.check(locks.PERIOD_SECONDS)
                         record[name] = [*state, self.objects.put(name, self.here / name)]
@@ -282,7 +282,7 @@ class LocalCopy:
         with self._alone:
             record = self._read_record()
             for name in names:
-                if (path := self.here / name).is_file() and record.get(name, [])[:2] != (
+                if (path := self.here / name).is_file() and record.get(name, [])[:-1] != (
                     state := _state(path)
                 ):
                     record[name] = [*state, self.objects.put(name, path)]
@@ -313,7 +313,7 @@ class LocalCopy:
         return {name for name in found if _is_copied(name) and self._is_own(name)}
 
     def _read_record(self) -> dict[str, list[int | str]]:
-        """Returns name -> [bytes, time of change in ns, version in the bucket].
+        """Returns name -> [bytes, time of change in ns, inode, version in the bucket].
 
         They are of the copy's files, as they were when both were equal. A copy without a record is
         begun again.
@@ -359,4 +359,5 @@ def _in_threads(work: Callable[[str], None], names: Collection[str]) -> None:
 
 def _state(path: Path) -> list[int | str]:
     found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    # Files are written whole: one that is rewritten within a tick of the disk's clock is another.
+    return [found.st_size, found.st_mtime_ns, found.st_ino]

@@ -239,7 +239,7 @@ def test_no_name_becomes_a_line_of_the_gin_file(make: Callable[[Path], Path], he
     assert [each[1:] for each in commands_of(said)] == [
         [word.replace("plain", NASTY) for word in each[1:]] for each in commands_of(plain)
     ]
-    assert repr(f"{BREAK}.txt")[:20] in " ".join(said.out.split())
+    assert repr(f"{BREAK}.txt")[:20] in " ".join(said.err.split())
 
 
 def test_a_name_with_a_line_break_is_refused(here: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from m4.settings import InputError
 from m4.storage import local_copy as copies
 from m4.storage import locks, run_folder
+from m4.storage.files import write_text
 from m4.storage.local_copy import LocalCopy, UploadFailed, fetched
 from m4.storage.locks import Busy
 from m4.storage.objects import Objects
@@ -151,7 +152,7 @@ def test_names_stay_in_the_folder(
     victim.write_text("precious", encoding="utf-8")
     copy.here.mkdir(parents=True)
     name = str(victim) if absolute else os.path.relpath(victim, copy.here)
-    (copy.here / ".bucket.json").write_text(json.dumps({name: [9, 1, "1"]}), encoding="utf-8")
+    (copy.here / ".bucket.json").write_text(json.dumps({name: [9, 1, 1, "1"]}), encoding="utf-8")
     with pytest.raises(InputError, match=r"victim\.txt', which is outside"):
         copy.locked().__enter__()
     assert victim.read_text(encoding="utf-8") == "precious"
@@ -273,3 +274,16 @@ def test_last_files_that_cannot_be_uploaded_are_kept_and_named(
     with copy.locked():
         pass
     assert emulator.names(folder_of(address)) == {"metrics.jsonl"}
+
+
+def test_a_file_rewritten_within_a_tick_of_the_clock_is_uploaded(
+    address: str, emulator: Emulator
+) -> None:
+    copy = copy_for(address)
+    path = copy.here / "metrics.jsonl"
+    with copy.locked():
+        for text in ("1\n", "2\n"):
+            write_text(path, text)
+            os.utime(path, ns=(0, 10**18))  # the same size and time
+            copies.upload(copy.here)
+            assert emulator.read(f"{folder_of(address)}/metrics.jsonl") == text.encode()

@@ -88,13 +88,11 @@ class Detected:
 
     Attributes:
         settings: Its arguments besides the folder, where they differ from the defaults.
-        not_read: Names of the files that do not belong to the corpus.
         by_hash: Splits that file names do not tell, which a hash of the English side decides.
     """
 
     source: type[Folder]
     settings: Mapping[str, Any]
-    not_read: tuple[str, ...]
     by_hash: tuple[str, ...]
 
     @property
@@ -186,9 +184,7 @@ def detect(folder: str) -> Detected:
         asked["splits"] = named
     defaults = {field.name: field.default for field in dataclasses.fields(source)}
     settings = {name: value for name, value in asked.items() if value != defaults[name]}
-    read = {file.name for file in fitting}
-    not_read = tuple(name for name in names if unpacked(name) not in read)
-    return Detected(source, settings, not_read, by_hash)
+    return Detected(source, settings, by_hash)
 
 
 class _Fit(NamedTuple):

@@ -24,7 +24,7 @@ def grow(
         languages: Languages that get a tag, unless they have one.
 
     Returns:
-        What `train` returns, and "grown_from".
+        What `train` returns, where there is room for pieces, and "grown_from".
 
     Raises:
         InputError: `size` is too small for the old pieces and the new tags.
@@ -38,13 +38,15 @@ def grow(
         )
     for tag in tags:
         _append(model, tag, _USER_DEFINED)
-    about = train(path, old.normalised(texts), size, languages)
-    known = {piece.piece for piece in model.pieces}
-    learned = (piece.piece for piece in Model.FromString(path.read_bytes()).pieces
-               if piece.type == _NORMAL and piece.piece not in known)  # fmt: skip
-    # SentencePiece lists characters behind all merges; without them a new script is bytes.
-    for piece in sorted(learned, key=lambda piece: len(piece) > 1)[: size - len(model.pieces)]:
-        _append(model, piece, _NORMAL)
+    about: dict[str, int | float] = {"requested_size": size}
+    if room := size - len(model.pieces):
+        about = train(path, old.normalised(texts), size, languages)
+        known = {piece.piece for piece in model.pieces}
+        learned = (piece.piece for piece in Model.FromString(path.read_bytes()).pieces
+                   if piece.type == _NORMAL and piece.piece not in known)  # fmt: skip
+        # SentencePiece lists characters behind all merges; without them a new script is bytes.
+        for piece in sorted(learned, key=lambda piece: len(piece) > 1)[:room]:
+            _append(model, piece, _NORMAL)
     model.trainer_spec.vocab_size = len(model.pieces)
     with whole(path) as unfinished:
         unfinished.write_bytes(model.SerializeToString(deterministic=True))

@@ -47,7 +47,7 @@ def translate_lines(
     counts = [Counter(lines=1, blank=not found.texts, split=len(found.texts) > 1, cut=found.cut,
                       chunks=len(found.texts)) for found in each]  # fmt: skip
     sources = [(i, text) for i, found in enumerate(each) for text in found.texts]
-    begins = prefixes or [translator.decoding.prefix or ""] * len(lines)
+    begins = prefixes or [translator.normalise(translator.decoding.prefix or "")] * len(lines)
     begins = [begins[i] if k == 0 else "" for i, found in enumerate(each)
               for k, _ in enumerate(found.texts)]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """`m4 decode`: the test sets of all directions, translated with the trained model."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,13 @@ class PortionDecoder:
         checkpoints, split = self.folder / "checkpoints", self.portion.name
         params, _, _ = restore_params(model, checkpoints, step, cache.vocabulary, layout)
         counter = routing_counter(cache, model, params, folder, split, made_by, layout)
+        decoding = self.experiment.decoding
+        if decoding.prefix is not None:
+            prefix = self.experiment.data.corpus.cleaning.normalise(decoding.prefix)
+            decoding = dataclasses.replace(decoding, prefix=prefix)
         with ProgressBar(self._name, sum(map(len, pairs.values())), "sentences") as bar:
             translate = ProgressDecoder(
-                bar, model, params, cache.vocabulary, self.experiment.decoding, counter, layout,
-                cache.directions,
+                bar, model, params, cache.vocabulary, decoding, counter, layout, cache.directions,
                 cache.length_factors,
             )  # fmt: skip
             decode_to_files(self._normalised(translate), folder, split, pairs, made_by)

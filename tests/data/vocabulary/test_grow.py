@@ -55,6 +55,17 @@ def test_other_segmentations_leave_new_tags_whole(both: tuple[Vocabulary, Vocabu
     assert len(sampled.ids) > len(best.ids)
 
 
+def test_without_room_for_pieces_none_are_learned(
+    both: tuple[Vocabulary, Vocabulary], tmp_path: Path
+) -> None:
+    old, _ = both
+    text = iter(NEW_TEXT)
+    made = grow(tmp_path / "new.model", old, text, 401, ["en", "gl", "el"])
+    assert made == {"requested_size": 401, "size": 401, "grown_from": 400}
+    assert next(text) == NEW_TEXT[0]  # nothing was read
+    assert Vocabulary(tmp_path / "new.model").tag_id("el") == old.size
+
+
 def test_no_room_for_a_tag_is_one_line(both: tuple[Vocabulary, Vocabulary], tmp_path: Path) -> None:
     old, _ = both
     with pytest.raises(InputError, match=r"vocabulary_size = 400: .* at least 401"):

@@ -178,7 +178,7 @@ def execute(book: Any) -> None:
     nbclient.NotebookClient(
         book,
         km=KernelManager(kernel_name="python3", transport="ipc"),
-        timeout=600,
+        timeout=1800,  # seconds of a cell
         resources={"metadata": {"path": str(ROOT)}},
         extra_arguments=["--InlineBackend.figure_formats=svg"],
     ).execute()

@@ -20,7 +20,7 @@ has_packages = pytest.mark.skipif(not PACKAGES.is_dir(), reason="needs `make doc
 def run(*arguments: str, **environment: str) -> str:
     """Runs Python with the site's packages and returns what it printed."""
     said = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=1200,
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=3600,
         env={**os.environ, "PYTHONPATH": f"{PACKAGES}:{ROOT}", "NO_MKDOCS_2_WARNING": "1",
              **environment},
     )  # fmt: skip

@@ -16,14 +16,17 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 # Dated notes: their words are of their day, their commands still work.
 LAB = sorted((ROOT / "docs" / "lab").glob("*.md"))
 
-# CONTRIBUTING.md, "A block of a document", says the same.
+# What a test does with a block, the best way first.
 WAYS = {
-    "run": "runs it where every config is tiny; `run: WORDS` gives m4 these words as well, and "
-    "Python's arguments these values (NAME=VALUE)",
-    "run thorough": "the same in processes, with the shell's environment: make test-thorough",
-    "dry_run": "runs nothing: scripts and make print their commands; arguments, configs and the "
-    "cloud's flags are checked",
-    "gin": "reads the bindings on top of gin_configs/demo.gin, or `gin: FILE`",
+    "run": "runs the commands, or the Python, after `make demo`, with the sizes of "
+    "tests/testdata/tiny.gin; `run: WORDS` gives every m4 command these words as well "
+    "(--gin.TRAIN_STEPS=2), and Python's arguments these values (n_best=2). With prompts (`$ `) "
+    "the lines between are compared with the output, but for numbers and `...`",
+    "run thorough": "the same in processes, with the shell's environment, by `make test-thorough`: "
+    "for what takes more than a few seconds",
+    "dry_run": "only reads arguments and configs, and what scripts/*.sh and make would do; other "
+    "programs are in `UNRUN` of tests/documents/commands.py, with their flags",
+    "gin": "reads the bindings at the end of gin_configs/demo.gin, or `gin: FILE`",
     "printed by": "`printed by: FILE` looks for the words among the texts of that file",
     "formula": "nothing to run",
     "not run": "`not run: WHY`",

@@ -40,7 +40,7 @@ def commands_of(said: Said) -> dict[str, list[str]]:
             for i, line in enumerate(lines) if line.startswith("m4 ")}  # fmt: skip
 
 
-def test_sets_of(spec: CorpusSpec, folder: Path) -> dict[tuple[str, str], list]:
+def held_out_of(spec: CorpusSpec, folder: Path) -> dict[tuple[str, str], list]:
     cache = spec.build(folder)
     return {(code, split): [*cache.pairs(code, split)]
             for code in cache.languages() for split in ("dev", "test")}  # fmt: skip
@@ -61,7 +61,7 @@ def test_a_pretrained_model_is_continued_on_the_same_test_sets(name: str, here: 
     assert continued.training.early_stopping.by_chrf
     assert continued.training.optimizer(10)
     # The same sentences and the same search: what is compared.
-    made = [test_sets_of(one.data.corpus, here / "data") for one in (scratch, continued)]
+    made = [held_out_of(one.data.corpus, here / "data") for one in (scratch, continued)]
     assert made[0] == made[1]
     assert {code for code, _ in made[0]} == {"es", "gl", "fy"}
     assert scratch.decoding.translated() == continued.decoding.translated()

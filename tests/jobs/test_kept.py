@@ -55,10 +55,11 @@ def test_a_run_says_what_it_forgets_of_the_one_that_it_begins_from(
     # Next to others, too; only what both have translated is compared.
     several = m4("report", str(old), str(new), f"--output={tmp_path}/page", "--levels=140,80,10")
     assert several.status == 0, several.err
-    assert "None: on average the source itself is a better translation." in several.out
+    assert "None: for gl the source itself is a better translation." in several.out
     assert read_jsonl(tmp_path / "page" / "forgotten.jsonl")
     best = read_jsonl(tmp_path / "page" / "winners.jsonl")
-    assert {row["language"] for row in best} == {"es", "pt", "gl", "all"}
+    assert {row["language"] for row in best} == {"gl", "all"}  # en-gl alone is not kept
+    assert (tmp_path / "page" / "forgotten.svg").is_file()
 
 
 def test_a_run_of_no_steps_forgets_nothing(old: Path, tmp_path: Path) -> None:

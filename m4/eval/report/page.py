@@ -79,6 +79,7 @@ def page(
     experts: Sequence[Mapping[str, Any]] = (),
     by_step: Sequence[Mapping[str, Any]] = (),
     best: Sequence[Winner] = (),
+    trade: Markup | None = None,
 ) -> str:
     """Returns the text of report.html, one self-contained file (`m4.html.render`).
 
@@ -89,6 +90,7 @@ def page(
         experts: {title, figure, alarms} of each atlas.
         by_step: {split, figure, best} of each curve of checkpoints; best is a row.
         best: The winner for each language.
+        trade: The figure of what runs keep (`remedies.figure`).
     """
     data = _data_table(train_pairs, background, levels, rows)
     small = small_tests(rows, levels)
@@ -120,6 +122,7 @@ def page(
         experts=experts,
         by_step=by_step,
         best=best,
+        trade=trade,
         advice=winners.advice(best, background.costs, metric),
         costs=background.costs,
         cost_rows=winners.cost_rows(background.costs),

@@ -8,17 +8,26 @@ from typing import Any, NamedTuple
 
 from m4.data.cleaning.language_id import Py3langid, installed
 from m4.eval.metrics import Metric
-from m4.eval.report import atlas, curves
-from m4.eval.report.figures import inline
+from m4.eval.report import atlas, curves, remedies
+from m4.eval.report.figures import inline, save
 from m4.eval.report.page import Background, page
 from m4.eval.report.plot import plot
 from m4.eval.scoring import export
 from m4.eval.scoring.by_step import read_rows
-from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, plain
+from m4.eval.scoring.delta import (
+    BILINGUAL,
+    METRIC_NAMES,
+    Average,
+    Delta,
+    averages,
+    deltas,
+    plain,
+)
+from m4.eval.scoring.forgetting import summary
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import rates, read_rates
 from m4.eval.scoring.score import Subsets, System, measure, score_rows
-from m4.eval.scoring.winners import Winner, winners
+from m4.eval.scoring.winners import ALL, Winner, winners
 from m4.settings import Count
 from m4.storage.checkpoints import SCORES_BY_STEP
 from m4.storage.files import write_jsonl, write_text
@@ -106,18 +115,26 @@ def write_results(
         write_jsonl(different, plain(chain(*differences)))
         drawn = draw(rows, means, folder, levels)
     background = background or Background()
-    best = winners(measured, metric, train_pairs, background.costs, levels) if (
+    changed = background.forgotten
+    kept = {row.direction for rows in changed.values() for row in rows}
+    best = winners(measured, metric, train_pairs, background.costs, levels, kept) if (
         background.costs) else []  # fmt: skip
     for name, facts in (
-        ("winners", [asdict(row) for row in best]),
-        ("forgotten", [{"run": run, **row} for run, changed in background.forgotten.items()
-                       for row in plain(changed)]),
-    ):  # fmt: skip
-        if facts:
-            write_jsonl(folder / f"{name}.jsonl", facts)
+        ("winners", map(asdict, best)),
+        ("forgotten", ({"run": run, **row} for run in changed for row in plain(changed[run]))),
+    ):
+        if listed := list(facts):
+            write_jsonl(folder / f"{name}.jsonl", listed)
+    summaries = {run: one for run in changed if (one := summary(changed[run], levels))}
+    trade = None
+    if summaries and best and best[-1].language == ALL:
+        shown = METRIC_NAMES.get(metric, metric)
+        trade = remedies.figure(best[-1], summaries, shown)
+        save(trade, [folder / f"forgotten.{kind}" for kind in ("png", "svg")])
     text = page(
         measured, metric, baseline, rows, means, scores, train_pairs, background, subsets or {},
         levels, samples, rate_rows, _experts(folder, split), _by_step(folder), best,
+        inline(trade, "What each run keeps and what it costs") if trade else None,
     )  # fmt: skip
     write_text(html, text)
     found = different if rows else None

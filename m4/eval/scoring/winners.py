@@ -4,7 +4,7 @@ A system is level with the best one where the interval of the best one's lead, b
 reaches 0. Of level systems the cheapest is taken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,16 +79,20 @@ def winners(
     train_pairs: Mapping[str, int],
     costs: Mapping[str, Cost],
     levels: ResourceLevels,
+    aside: Collection[str] = (),
 ) -> list[Winner]:
     """Returns the winner of each language by falling training size, then the one on average.
 
     Args:
         measured: Statistics of systems that have all translated the same directions.
         costs: System -> its cost.
+        aside: Directions that do not count: of languages that a system keeps from an older one.
     """
     systems = [system.name for system in measured.systems]
     by_language: dict[str, list[str]] = {}
     for direction in measured.directions(systems[0]):
+        if direction in aside:
+            continue
         by_language.setdefault(language_of(direction), []).append(direction)
 
     def mean(system: str, directions: Sequence[str]) -> tuple[float, np.ndarray]:

@@ -133,7 +133,8 @@ def _compare(
         testsets=links,
         configs={one.name: path for one in sources if (path := _config(one)) is not None},
         curves={one.name: curve(path.parent) for one in sources
-                if one is not against and (path := one.above("metrics.jsonl"))},
+                if one is not against and not one.bilingual
+                and (path := one.above("metrics.jsonl"))},
         costs={one.name: _cost(one) for one in sources},
         forgotten=forgotten(
             [(run.parent, system) for one, system in zip(sources, systems, strict=True)

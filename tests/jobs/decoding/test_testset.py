@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from m4.data.cache.cache import Cache
 from m4.storage.files import read_jsonl
-from tests.command_line import Said, m4
+from tests.command_line import TINY, Said, contents, m4
 
 CONFIG = """from m4.data import testsets
 OWN = 'own'
@@ -44,7 +45,7 @@ def files(run: Path) -> Path:
 
 
 def ask(command: str, run: Path, files: Path, *more: str, file: str = "news.gin") -> Said:
-    return m4(command, str(run), f"--testset={run.parent / file}", f"--gin.OWN={files}", *more)
+    return m4(command, str(run), f"--testset={files.parent / file}", f"--gin.OWN={files}", *more)
 
 
 @pytest.mark.slow
@@ -94,6 +95,34 @@ def test_neither_corpus_nor_training_is_needed(run: Path, files: Path) -> None:
     rows = read_jsonl(alone / "decodes" / "beams=1" / "scores.news.jsonl")
     assert {row["subset"] for row in rows} == {"all"}
     assert not (alone / "data").exists()
+
+
+def test_a_saved_scorer_runs_where_it_is_given_again(
+    run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of a run's config is data; what is typed is the user's own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    saved = (copy / "config.gin").read_text(encoding="utf-8")
+    ran = tmp_path / "ran"
+    lines = [
+        "from m4.eval.metrics import external",
+        "experiment.Decoding.metrics = (@external.External(),)",
+        "external.External.name = 'letters'",
+        f"external.External.command = ['touch', {str(ran)!r}]",
+    ]
+    (copy / "config.gin").write_text("\n".join([saved, *lines, ""]), encoding="utf-8")
+    before = contents(copy)
+    said = m4("eval", str(copy), "--beams=1", "--sentences=2")
+    assert said.status == 2
+    assert "a run folder is data" in said.err.splitlines()[-1]
+    assert not ran.exists()
+    assert contents(copy) == before  # nothing was translated
+    words = [sys.executable, str(TINY.with_name("stand_in_scorer.py"))]
+    said = ask("eval", copy, files, "--beams=1", f"--gin.external.External.command={words}")
+    assert said.status == 0, said.err
+    rows = read_jsonl(copy / "decodes" / "beams=1" / "scores.news.jsonl")
+    assert {row["metric"] for row in rows} == {"letters"}
 
 
 def test_mistakes_are_one_line(run: Path, files: Path) -> None:

@@ -165,7 +165,7 @@ class Table:
         for match, path in _find("Table", self.folder, self.files):
             for number, row in self._rows(path):
                 where = f"{path} line {number}"
-                if any(row.get(name) != value for name, value in (self.where or {}).items()):
+                if any(_field(row, name, where) != v for name, v in (self.where or {}).items()):
                     continue
                 source, target = self._languages(match, row, where)
                 for one in self._of(row, where):

@@ -94,18 +94,17 @@ def test_wmt24pp(tmp_path: Path) -> None:
 
 
 def test_bouquet(tmp_path: Path) -> None:
-    """BOUQuET: any pair of languages in rows, by splits and levels; paragraphs are documents."""
+    """BOUQuET: languages in rows; paragraphs are documents."""
     rows = [
-        {"uniq_id": f"P{p}-S{s}", "split": split, "level": "sentence_level", "par_id": f"P{p}",
-         "src_lang": "deu_Latn", "tgt_lang": "eng_Latn", "src_text": f"{split} {p}.{s}",
-         "tgt_text": f"en {p}.{s}"}
-        for split in ("dev", "test") for p in range(2) for s in range(2)
+        {"uniq_id": f"P{p}-S{s}", "par_id": f"P{p}", "src_lang": "deu_Latn", "tgt_lang": "eng_Latn",
+         "src_text": f"de {p}.{s}", "tgt_text": f"en {p}.{s}"}
+        for p in range(2) for s in range(2)
     ]  # fmt: skip
     jsonl(tmp_path / "deu_Latn.jsonl", rows)
     texts = found(published("bouquet", tmp_path))
     assert list(texts) == ["en-de", "de-en"]
-    assert texts["de-en"][3] == Segment("test 1.1", ("en 1.1",), "P1")
-    assert texts["en-de"][3] == Segment("en 1.1", ("test 1.1",), "P1")
+    assert texts["de-en"][3] == Segment("de 1.1", ("en 1.1",), "P1")
+    assert texts["en-de"][3] == Segment("en 1.1", ("de 1.1",), "P1")
 
 
 def test_tico19(tmp_path: Path) -> None:
@@ -199,6 +198,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         (by_name, r"testset it: en-de has no reference of segment 2 of 2"),
         (lambda: by_field(files="en-*.jsonl"), r"no field 'lp'; there is source"),
         (lambda: by_field(files="bad.jsonl"), r"line 1: not a JSON object"),
+        (lambda: by_name(where={"ok": True}), r"en-de.jsonl line 1: no field 'ok'; there is"),
         (lambda: by_name(codes={"de": "x"}), r"none of the model's"),
     ]:
         with pytest.raises(InputError) as error:

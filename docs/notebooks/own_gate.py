@@ -1,5 +1,6 @@
 # ---
 # jupyter:
+#   # A notebook as text: VS Code opens it, and Jupyter with jupytext; `make docs` shows it with its results.
 #   kernelspec: {display_name: Python 3, language: python, name: python3}
 # ---
 

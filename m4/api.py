@@ -23,7 +23,7 @@ from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.translate import Translator
-from m4.experiment import Experiment
+from m4.experiment import Decoding, Experiment
 from m4.settings import InputError
 from m4.storage import files
 from m4.storage.files import read_jsonl
@@ -174,6 +174,8 @@ class Run:
         """
         if isinstance(lines, str):
             raise InputError(f"lines = {lines!r}: must be a list of lines, [{lines!r}]")
+        if wrong := [one for one in lines if not isinstance(one, str)]:
+            raise InputError(f"lines: {wrong[0]!r} is no line: must be text")
         given = decoding if n_best is None else {**decoding, "n_best": n_best}
         found = self._ready(source, given).candidates(list(lines), to, prefix=prefix)
         return found if n_best is not None else [each.texts[0] for each in found]
@@ -197,6 +199,10 @@ class Run:
         return explain(self._ready(source, decoding), line, to)
 
     def _ready(self, source: str | None, decoding: Mapping[str, Any]) -> Translator:
+        known = {one.name for one in dataclasses.fields(Decoding)}
+        if unknown := [name for name in decoding if name not in known]:
+            said = f"no setting of m4.Decoding{configs.near(unknown[0], known)}"
+            raise InputError(f"{unknown[0]} = {decoding[unknown[0]]!r}: {said}")
         settings = dataclasses.replace(self._translator.decoding, **decoding)
         return dataclasses.replace(self._translator, decoding=settings, source=source)
 

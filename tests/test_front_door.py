@@ -102,8 +102,17 @@ def test_a_run_explains_a_sentence(run: m4.Run) -> None:
     assert "".join(found.source[1:-1]) == "▁tres▁días"
     (layer,) = [name for name in found.experts if name.startswith("encoder")]
     assert len(found.experts[layer]) == len(found.source)
+    # It is printed as a line for each piece.
+    lines = str(found).splitlines()
+    assert lines[0] == found.text
+    assert lines[1].startswith("encoder ▁<2en>  encoder_0: ")
+    assert len(lines) == 1 + len(found.source) + len(found.target) + len(found.attention)
     with pytest.raises(InputError, match="does not translate into"):
         run.explain("tres días", to="fr")
+    with pytest.raises(InputError, match=r"beam = 4: no setting of m4.Decoding; did you mean beam"):
+        run.translate(["tres"], to="en", beam=4)
+    with pytest.raises(InputError, match="lines: 3 is no line: must be text"):
+        run.translate([3], to="en")  # type: ignore[list-item]
 
 
 @pytest.mark.slow
@@ -263,6 +272,9 @@ def test_mistakes_of_a_layer_are_one_line() -> None:
     layer, x, ones = m4.MoeLayer(**sizes), np.zeros((2, 3, 4), "f4"), np.ones((2, 3), "f4")
     with pytest.raises(TypeError, match=r"^mask_BL: must be bool, True for real .* is float32"):
         layer.init(jax.random.key(0), x, ones, deterministic=True)
+    said = r"^x_BLM \[2, 3, 4\], mask_BL \[2, 4\]: must be \[batch, length, width\]"
+    with pytest.raises(ValueError, match=said):
+        layer.init(jax.random.key(0), x, np.ones((2, 4), bool), deterministic=True)
 
 
 def test_mistakes_from_python_are_named(tmp_path: Path) -> None:

@@ -133,9 +133,15 @@ class MoeLayer(nn.Module):
 
         Raises:
             TypeError: The mask is not bool.
+            ValueError: `x_BLM` and the mask do not fit.
             SettingError: `group_tokens` has no divisor that fits, the gate refuses its place or
                 returns no `Routing`, or a size is missing outside a `Transformer`.
         """
+        if x_BLM.ndim != 3 or mask_BL.shape != x_BLM.shape[:2]:
+            raise ValueError(
+                f"x_BLM {[*x_BLM.shape]}, mask_BL {[*mask_BL.shape]}: must be [batch, length, "
+                "width] and [batch, length]"
+            )
         B, L, _ = x_BLM.shape
         if mask_BL.dtype != bool:
             raise TypeError(f"mask_BL: must be bool, True for real tokens; it is {mask_BL.dtype}")

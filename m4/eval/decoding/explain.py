@@ -47,6 +47,19 @@ class Explanation(NamedTuple):
     experts: dict[str, list[dict[int, float]]]
     attention: dict[str, np.ndarray]
 
+    def __str__(self) -> str:
+        """Returns a line for each piece with its experts by layer, and the shapes of attention."""
+        lines = [self.text]
+        for stack, pieces in (("encoder", self.source), ("decoder", self.target)):
+            layers = {name: of for name, of in self.experts.items() if name.startswith(stack)}
+            for at, piece in enumerate(pieces):
+                chosen = [
+                    f"{name}: {', '.join(f'{e} ({w:.2f})' for e, w in of[at].items()) or 'none'}"
+                    for name, of in layers.items()
+                ]
+                lines.append("  ".join([f"{stack} {piece}", *chosen]))
+        return "\n".join([*lines, *(f"{name} {a.shape}" for name, a in self.attention.items())])
+
 
 def explain(translator: Translator, line: str, to: str) -> Explanation:
     """Translates a line, and looks at the model in one pass over it and its translation.

@@ -132,6 +132,7 @@ def page(
         subsets=_subsets(scores, metric, baseline, order),
         scores={direction: _by(whole, "direction", "system", "metric")[direction]
                 for direction in order},
+        matrix=matrix([row for row in whole if row["metric"] == metric and row["system"] != COPY]),
         rates={key: name for key, name in rates.RATES.items()
                if any(row[key] is not None for row in rate_rows)},
         rate_means=rates.summary(rate_rows, levels),
@@ -280,6 +281,24 @@ def _related(rows: Sequence[Delta]) -> list[tuple[str, ...]]:
             if row.closely_related
         }
     )
+
+
+def matrix(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns scores from each source into each target, or {} where English is in all directions.
+
+    A cell is (score, percent of the way from the lowest to the highest score).
+    """
+    sides = [row["direction"].split("-") for row in rows]
+    if all("en" in each for each in sides):
+        return {}
+    lowest, highest = (choose(row["score"] for row in rows) for choose in (min, max))
+    systems: dict[str, dict[str, dict[str, tuple[float, int]]]] = {}
+    for row, (source, target) in zip(rows, sides, strict=True):
+        heat = round(100 * (row["score"] - lowest) / ((highest - lowest) or 1))
+        by_source = systems.setdefault(row["system"], {})
+        by_source.setdefault(source, {})[target] = row["score"], heat
+    sources, targets = (sorted({side[i] for side in sides}) for i in (0, 1))
+    return {"sources": sources, "targets": targets, "systems": systems}
 
 
 def _curves(background: Background) -> dict[str, Markup]:

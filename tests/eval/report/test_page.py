@@ -9,6 +9,7 @@ import pytest
 
 from m4.data.languages import LANGUAGES
 from m4.eval.decoding.settings import DEFAULTS
+from m4.eval.report import page
 from m4.eval.report.page import SCRIPT
 from m4.eval.report.results import write_results
 from m4.eval.scoring.levels import ResourceLevels
@@ -205,3 +206,15 @@ def test_four_hundred_directions_can_be_read_and_pointed_at(large, tmp_path, wid
         assert needed <= room < width
     assert (said["ink"] > said["paper"]) == dark
     assert abs(said["ink"] - said["paper"]) > 150
+
+
+def test_the_matrix_of_directions_without_english():
+    """From the lowest score, 0% of the way, to the highest."""
+    scores = {"en-fr": 30.0, "fr-wo": 10.0, "wo-fr": 20.0}
+    rows = [{"system": "moe", "direction": name, "score": at} for name, at in scores.items()]
+    found = page.matrix(rows)
+    assert (found["sources"], found["targets"]) == (["en", "fr", "wo"], ["fr", "wo"])
+    assert found["systems"] == {
+        "moe": {"en": {"fr": (30.0, 100)}, "fr": {"wo": (10.0, 0)}, "wo": {"fr": (20.0, 50)}}
+    }
+    assert page.matrix(rows[:1]) == {}

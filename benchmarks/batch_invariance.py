@@ -15,9 +15,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -25,9 +23,8 @@ from rich.table import Table
 
 from m4.build import build
 from m4.data.preprocess import split_direction, tag
-from m4.eval.decoding.decode import Batch, Pieces, decode
+from m4.eval.decoding.decode import Batch, TrainedModel, translations
 from m4.eval.decoding.inference_checkpoint import restore_params
-from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import Portion
 from m4.experiment import Experiment
 from m4.jobs import command, streams
@@ -83,10 +80,9 @@ def check(experiment: Experiment, portion: Portion, step: int | None = None) -> 
             for rows, shuffled in WAYS:
                 name = f"{place}, {rows} rows" + (", shuffled" if shuffled else "")
                 settings = replace(experiment.decoding, batch_rows=rows)
-                ways[name] = translated(
-                    model, params, cache.vocabulary, texts, settings, layout, shuffled,
-                    [cache.directions.index(each) for each in directions],
-                )  # fmt: skip
+                trained = TrainedModel(model, params, cache.vocabulary, settings, layout)
+                numbers = [cache.directions.index(each) for each in directions]
+                ways[name] = translated(trained, texts, shuffled, numbers)
                 bar.update(len(ways))
     return _show(directions, ways, found)
 
@@ -98,12 +94,8 @@ def _every_device(model: Transformer) -> Layout:
 
 
 def translated(
-    model: nn.Module,
-    params: Any,
-    vocabulary: Pieces,
+    trained: TrainedModel,
     texts: Sequence[str],
-    settings: Decoding,
-    layout: Layout | None = None,
     shuffled: bool = False,
     directions: Sequence[int] | None = None,
 ) -> list[list[int]]:
@@ -120,9 +112,8 @@ def translated(
         for b, row in enumerate(batch.rows):
             found[order[row]] = [int(token) for token in best_BT[b] if token]
 
-    decode(
-        model, params, vocabulary, [texts[i] for i in order], settings,
-        on_cut=lambda *_: None, on_batch=keep, layout=layout,
+    translations(
+        trained, [texts[i] for i in order], on_cut=lambda *_: None, on_batch=keep,
         directions=None if directions is None else [directions[i] for i in order],
     )  # fmt: skip
     return found
@@ -155,8 +146,8 @@ def _show(directions: Sequence[str], ways: dict[str, list[list[int]]], step: int
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     command.add_config(parser)
-    command.add_split_and_step(parser)
-    command.add_portion(parser.add_argument_group("sentences"), "12")
+    command.add_flags(parser, "split", "step", "directions")
+    command.add_flags(parser, "sentences", help="sentences per direction (default: 12)")
     arguments = parser.parse_args()
     sentences, directions = command.portion_of(arguments)
     portion = Portion(arguments.split or "test", sentences or 12, directions)

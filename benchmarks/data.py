@@ -91,14 +91,13 @@ def feed(folder: str, rows: int, layout: str, seconds: float, drop: bool = False
     for step in range(first):
         stream.batch(step)
     meter, slowest = Meter(), 0.0
-    seen, places, dropped, step = np.zeros(2, int), 0, 0, first
+    seen, places, step = np.zeros(2, int), 0, first
     while meter.spent["cpu_seconds"] < seconds or step % first:
         meter.begin()
         batch = stream.batch(step)
         slowest = max(slowest, meter.end()["seconds"])
         seen += tokens_in(batch)
         places += batch["encoder_segment_ids"].size
-        dropped += stream.dropped(step)
         step += 1
     spent = meter.report()
     began = time.process_time()
@@ -117,7 +116,6 @@ def feed(folder: str, rows: int, layout: str, seconds: float, drop: bool = False
         "filled": seen.sum() / 2 / places,
         "tokens": int(seen.sum()),
         "pairs": pairs,
-        "left_out": dropped,
         "slowest_batch_ms": 1e3 * slowest,
         "seek_cpu_ms": 1e3 * (time.process_time() - began),
         "gigabytes": sum(path.stat().st_size for path in Path(folder).glob("train.*.npy")) / 1e9,

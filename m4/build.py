@@ -18,11 +18,12 @@ from m4.data.preprocess import language_of
 from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
-from m4.eval.decoding.decode import decode
+from m4.eval.decoding.decode import TrainedModel
 from m4.eval.scoring.dev_chrf import dev_chrf
 from m4.experiment import Data, Decoding, Experiment, Training, identity
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.layout import Layout
+from m4.parallel.mesh import axis_rules_context
 from m4.settings import SettingError, first_line
 from m4.train import program
 from m4.train.batches import BatchShape
@@ -56,7 +57,9 @@ def build(
     """
     training, data = experiment.training, experiment.data
     if corpus is not None:
-        names, directions = corpus.directions, _directions_of(data, corpus)
+        names = corpus.directions
+        pairs = {name: corpus.size(language_of(name), "train") for name in names}
+        directions = Directions(names, pairs, levels_of(data, corpus))
         sizes = {"vocab_size": corpus.target_vocabulary.size}
         if corpus.separate:
             sizes["source_vocab_size"] = corpus.source_vocabulary.size
@@ -138,7 +141,14 @@ class Parts:
 
     def layout(self) -> Layout | None:
         """Returns the model's layout in translation. None: on one device."""
-        return program.decoding_layout(self.training, self.model, self.mesh)
+        training, mesh = self.training, self.mesh
+        with axis_rules_context(mesh, training.extra_axis_rules):
+            program.check_model(mesh, self.model)
+        if mesh.size == 1:
+            return None
+        # A step of decoding has one position, so rules for "length" are left out.
+        rules = [rule for rule in training.extra_axis_rules if rule[0] != "length"]
+        return Layout(mesh, training.fsdp_axes, rules)
 
     def layout_or_first_device(self, job: str) -> Layout | None:
         """Returns `layout`; None, with a line on stderr, where the mesh cannot be made."""
@@ -149,20 +159,16 @@ class Parts:
             print(f"{job}: on the first device alone: {why}", file=sys.stderr)
             return None
 
-    def translate(self) -> Callable[..., list[str]]:
-        """Returns `decode` of the model; sources that are too long are cut without a word."""
-        return functools.partial(
-            decode,
-            self.model,
-            vocabulary=self.corpus.vocabulary,
-            on_cut=lambda *_: None,
-            layout=self.layout(),
-            factors=self.corpus.length_factors,
+    def ready(self, params: Any, decoding: Decoding) -> TrainedModel:
+        """Returns the model with parameters, to translate by these settings."""
+        corpus = self.corpus
+        return TrainedModel(
+            self.model, params, corpus.vocabulary, decoding, self.layout(), corpus.length_factors
         )
 
     def dev_chrf(self, limit: int | None = None) -> Evaluator:
         """Returns the evaluation by chrF of at most `limit` dev sentences a direction."""
-        given = (self.corpus, self.translate(), self.decoding, self._judged())
+        given = (self.corpus, self.ready, self.decoding, self._judged())
         return Evaluator(self.training.dev_period, dev_chrf(*given, limit))
 
     def _judged(self) -> list[str]:
@@ -267,11 +273,6 @@ def levels_of(data: Data, corpus: Cache) -> dict[str, list[str]]:
         pairs = corpus.size(language_of(direction), "train")
         levels[data.levels.of(pairs)].append(direction)
     return levels
-
-
-def _directions_of(data: Data, corpus: Cache) -> Directions:
-    sizes = {name: corpus.size(language_of(name), "train") for name in corpus.directions}
-    return Directions(corpus.directions, sizes, levels_of(data, corpus))
 
 
 def _expected_languages(experiment: Experiment) -> Sequence[str]:

@@ -21,7 +21,7 @@ from m4.data.cleaning.normalise import Normalise
 from m4.data.cleaning.overlap import Overlap
 from m4.data.corpus import CorpusSpec
 from m4.data.sources.tsv import Tsv
-from m4.eval.decoding import lines as decoded_lines
+from m4.eval.decoding import translate as decoded_lines
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.score_references import Scored
 from m4.eval.decoding.settings import Decoding
@@ -79,7 +79,7 @@ def test_lines_of_users_and_of_the_api(made: Cache, monkeypatch: pytest.MonkeyPa
     given: list[str] = []
     begun: list[str] = []
 
-    def translations(_m: Any, _p: Any, _v: Any, tagged: list[str], *_: Any, **m: Any) -> list[Any]:
+    def translations(_trained: Any, tagged: list[str], **m: Any) -> list[Any]:
         given.extend(tagged)
         begun.extend(m["prefixes"])
         return [Translations([""], [0.0])] * len(tagged)
@@ -113,7 +113,7 @@ def test_files_that_are_decoded_and_scored(
     monkeypatch.setattr(
         score,
         "score_references",
-        lambda *a, **_: scored.extend(a[3:5]) or [Scored(0.0, 1, 0.0)] * len(a[3]),
+        lambda *a, **_: scored.extend(a[1:3]) or [Scored(0.0, 1, 0.0)] * len(a[1]),
     )
     assert len([*score.score_files(model, *paths, "gl")]) == len(ENGLISH)
     assert ids_of(made, scored[0]) == trained_on(made, "english")

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", help="the new run's folder (default: RUN-average<number>-<last step>)"
     )
-    command.add_verify(parser)
+    command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:

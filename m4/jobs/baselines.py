@@ -12,14 +12,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_run(parser)
     command.add_config(parser)
     command.add_processes(parser)
-    command.add_dry_run(parser)
-    command.add_verify(parser)
+    command.add_flags(parser, "dry_run", "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains the baselines that are missing; returns the exit status."""
     if arguments.dry_run:
-        return command.dry_run(arguments)
+        from m4.jobs.dry_run import dry_run
+
+        return dry_run(arguments)
     with command.opened(arguments, "baselines") as run:
         from m4.jobs.bilingual.baselines import baselines
 

@@ -117,52 +117,44 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    """Adds --dry_run."""
-    parser.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="check every setting and all shapes, print parameters and memory, write nothing",
-    )
+# Flags that several commands have.
+_FLAGS: dict[str, dict[str, Any]] = {
+    "dry_run": {
+        "action": "store_true",
+        "help": "check every setting and all shapes, print parameters and memory, write nothing",
+    },
+    "compare": {"choices": ["dense"], "help": "also use a dense model, trained for comparison"},
+    "verify": {
+        "choices": ["fast", "full"],
+        "help": "compare checkpoints and corpus with their SHA-256 (full), or their sizes only "
+        "(fast) (default: full, for the corpus once per machine)",
+    },
+    "split": {"choices": ["test", "dev"], "help": "sentences to use (default: test)"},
+    "step": {
+        "type": int,
+        "help": "a checkpoint that is kept; the results are in decodes/STEP (default: the latest)",
+    },
+    "testset": {
+        "metavar": "NAME",
+        "help": "a test set of experiment.Experiment.testsets instead of the corpus's; NAME.gin is "
+        "a file that binds it (gin_configs/testsets)",
+    },
+    # For a trial: a command's own settings are not written into a run's config.
+    "beams": {"type": int, "metavar": "K", "help": "beams of the search (default: the config's)"},
+    "sentences": {"type": int, "metavar": "N", "help": "sentences per direction (default: all)"},
+    "directions": {"help": "use these alone, as en-gl,gl-en (default: all)"},
+    "metrics": {
+        "help": f"metrics with commas between them: {', '.join(METRICS)} (default: bleu,chrf)"
+    },
+}
 
 
-def add_dense(parser: argparse.ArgumentParser) -> None:
-    """Adds --compare=dense."""
-    parser.add_argument(
-        "--compare", choices=["dense"], help="also use a dense model, trained for comparison"
-    )
-
-
-def add_verify(parser: argparse.ArgumentParser) -> None:
-    """Adds --verify."""
-    parser.add_argument(
-        "--verify",
-        choices=["fast", "full"],
-        help="compare checkpoints and corpus with their SHA-256 (full), or their sizes only (fast) "
-        "(default: full, for the corpus once per machine)",
-    )
-
-
-def add_split_and_step(parser: argparse.ArgumentParser, default: str = "test") -> None:
-    """Adds --split and --step, which say what is translated or scored, and by which checkpoint."""
-    parser.add_argument(
-        "--split", choices=["test", "dev"], help=f"sentences to use (default: {default})"
-    )
-    parser.add_argument(
-        "--step",
-        type=int,
-        help="a checkpoint that is kept; the results are in decodes/STEP (default: the latest)",
-    )
-
-
-def add_testset(parser: argparse.ArgumentParser) -> None:
-    """Adds --testset, for a test set of its own."""
-    parser.add_argument(
-        "--testset",
-        metavar="NAME",
-        help="a test set of experiment.Experiment.testsets instead of the corpus's; NAME.gin is a "
-        "file that binds it (gin_configs/testsets)",
-    )
+def add_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *names: str, **more: Any
+) -> None:
+    """Adds some of the flags that several commands have; `more` is other arguments of theirs."""
+    for name in names:
+        parser.add_argument(f"--{name}", **{**_FLAGS[name], **more})
 
 
 def split_of(arguments: argparse.Namespace, default: str = "test") -> str:
@@ -178,14 +170,6 @@ def split_of(arguments: argparse.Namespace, default: str = "test") -> str:
     return Path(arguments.testset).name.removesuffix(".gin")
 
 
-def add_metrics(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds --metrics, of commands that read no config."""
-    parser.add_argument(
-        "--metrics",
-        help=f"metrics with commas between them: {', '.join(METRICS)} (default: bleu,chrf)",
-    )
-
-
 def metrics_of(arguments: argparse.Namespace) -> "list[Metric]":
     """Returns the metrics of --metrics.
 
@@ -196,21 +180,6 @@ def metrics_of(arguments: argparse.Namespace) -> "list[Metric]":
     if wrong := [name for name in names if name not in METRICS]:
         raise InputError(f"--metrics={wrong[0]}: must be of {', '.join(METRICS)}")
     return [getattr(importlib.import_module(f"m4.eval.metrics.{name}"), name) for name in names]
-
-
-def add_search(parser: argparse.ArgumentParser) -> None:
-    """Adds --beams, for a trial: a command's own settings are not written into a run's config."""
-    parser.add_argument(
-        "--beams", type=int, metavar="K", help="beams of the search (default: the config's)"
-    )
-
-
-def add_portion(group: argparse._ArgumentGroup, sentences: str = "all") -> None:
-    """Adds --sentences and --directions, which take a part of a test set."""
-    group.add_argument(
-        "--sentences", type=int, help=f"sentences per direction (default: {sentences})"
-    )
-    group.add_argument("--directions", help="use these alone, as en-gl,gl-en (default: all)")
 
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
@@ -228,7 +197,7 @@ def run_of(arguments: argparse.Namespace) -> str:
 
 
 def portion_of(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, ...]]:
-    """Returns (sentences per direction, directions) of `add_portion`; None and (): all."""
+    """Returns --sentences, a number per direction, and --directions; None and (): all."""
     if arguments.sentences is not None and arguments.sentences < 1:
         raise InputError(f"--sentences={arguments.sentences}: must be 1 or more")
     return arguments.sentences, tuple(filter(None, (arguments.directions or "").split(",")))
@@ -337,16 +306,6 @@ def opened(
 
         with open_run(experiment, config, *writes, fresh=fresh, computes=computes) as run:
             yield run
-
-
-def dry_run(arguments: argparse.Namespace) -> int:
-    """Checks what the command would compute; returns the exit status."""
-    dense = getattr(arguments, "compare", None) == "dense"
-    alone = getattr(arguments, "processes", None) is None
-    with experiment_of(arguments) as (experiment, _):
-        from m4.jobs.dry_run import dry_run as job
-
-        return job(experiment, arguments.command, dense=dense, alone=alone)
 
 
 # --------------------------------------------------------------------------------- a run's folder

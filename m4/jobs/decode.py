@@ -16,12 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     command.add_run(parser)
     command.add_config(parser)
-    command.add_search(parser)
+    command.add_flags(parser, "beams")
     command.add_processes(parser)
-    command.add_split_and_step(parser)
-    command.add_testset(parser)
-    command.add_dense(parser)
-    command.add_dry_run(parser)
+    command.add_flags(parser, "split", "step", "testset", "compare", "dry_run")
     group = parser.add_argument_group("any text", "docs/decoding.md")
     group.add_argument(
         "--input",
@@ -51,14 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "FILE.json what made them",
     )
     group.add_argument("--overwrite", action="store_true", help="replace translations")
-    command.add_verify(parser)
+    command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Translates; returns the exit status."""
     request = text_request(arguments)
     if arguments.dry_run:
-        return command.dry_run(arguments)
+        from m4.jobs.dry_run import dry_run
+
+        return dry_run(arguments)
     if request is not None:
         with command.opened(arguments) as run:
             from m4.jobs.decoding.text import decode_text

@@ -17,15 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
     command.add_processes(parser)
     train.add_start(parser)
-    command.add_dense(parser)
-    command.add_dry_run(parser)
-    command.add_verify(parser)
+    command.add_flags(parser, "compare", "dry_run", "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs all steps; returns the exit status."""
     if arguments.dry_run:
-        return command.dry_run(arguments)
+        from m4.jobs.dry_run import dry_run
+
+        return dry_run(arguments)
     with command.experiment_of(arguments) as (experiment, config):
         from m4.jobs.open_run import open_run
         from m4.parallel import distributed
@@ -46,6 +46,7 @@ def demo(experiment: "Experiment", *, dense: bool = False) -> None:
     """
     from m4.eval.decoding.testsets import check_held_out
     from m4.jobs.bilingual.baselines import baselines, baselines_of, check_baselines
+    from m4.jobs.checkpoints.initial import check_start
     from m4.jobs.corpus import keep_vocabulary, open_corpus
     from m4.jobs.decoding.report import report, show
     from m4.jobs.decoding.testsets import decode
@@ -53,7 +54,7 @@ def demo(experiment: "Experiment", *, dense: bool = False) -> None:
     # What later steps need is checked before the training.
     check_baselines(baselines_of(experiment))
     models = (False, True)[: 1 + dense]
-    starts = [train.check(experiment, dense=which) for which in models]
+    starts = [check_start(experiment, dense=which) for which in models]
     corpus = open_corpus(experiment)
     check_held_out(corpus)
     keep_vocabulary(experiment, corpus)

@@ -3,6 +3,7 @@
 No corpus is built and no program is compiled; a vocabulary has the size that the config asks for.
 """
 
+import argparse
 from typing import Any
 
 import jax
@@ -11,8 +12,9 @@ from rich.table import Table
 
 from m4.eval.decoding.decode import target_limit
 from m4.experiment import Experiment
-from m4.jobs import streams, train
+from m4.jobs import command, streams
 from m4.jobs.bilingual.baselines import check_baselines
+from m4.jobs.checkpoints.initial import check_start
 from m4.jobs.open_run import located
 from m4.model.layers import shapes_only
 from m4.model.transformer import Transformer, abstract_variables
@@ -25,22 +27,23 @@ _TRAINS = ("train", "baselines", "demo")
 _MIB = 2**20
 
 
-def dry_run(experiment: Experiment, job: str, *, dense: bool = False, alone: bool = True) -> int:
-    """Prints the sizes of what a job trains or decodes with; returns the exit status, 0.
-
-    Args:
-        job: of the command line. dense: without experts. alone: it is one process.
+def dry_run(arguments: argparse.Namespace) -> int:
+    """Prints the sizes of what a command trains or decodes with; returns the exit status, 0.
 
     Raises:
-        ValueError: as the job itself, of all that is known before there is a corpus.
+        InputError: As the command itself, of all that is known before there is a corpus.
     """
-    if not alone:
+    if getattr(arguments, "processes", None) is not None:
         plan = pasted("plan")
         raise InputError(f"--dry_run: one process checks a config; `{plan}` compiles it for many")
+    with command.experiment_of(arguments) as (experiment, _):
+        dense = getattr(arguments, "compare", None) == "dense"
+        return _sizes(experiment.dense() if dense else experiment, arguments.command)
+
+
+def _sizes(experiment: Experiment, job: str) -> int:
     distributed.check_joined()
     experiment = located(experiment)
-    if dense:
-        experiment = experiment.dense()
     languages = len(experiment.data.corpus.settings()["languages"])
     console = streams.console()
     if job in _TRAINS and job != "baselines":
@@ -55,7 +58,7 @@ def dry_run(experiment: Experiment, job: str, *, dense: bool = False, alone: boo
 
 def _training(experiment: Experiment, languages: int) -> Table:
     training = experiment.training
-    train.check(experiment, writes=False)
+    check_start(experiment, writes=False)
     program = train_program(experiment, jax.devices(), languages)
     held = memory.given(program.parts.model, program.params, program.optimizer)
     gradients = sum(map(memory.shard_bytes, jax.tree.leaves(program.params)))

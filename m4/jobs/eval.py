@@ -13,30 +13,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     command.add_run(parser)
     command.add_config(parser)
-    command.add_search(parser)
+    command.add_flags(parser, "beams")
     command.add_processes(parser)
-    command.add_split_and_step(parser, "test; dev with --watch")
-    command.add_testset(parser)
-    command.add_dense(parser)
-    command.add_dry_run(parser)
-    parser.add_argument(
-        "--sentences", type=int, metavar="N", help="sentences per direction (default: all)"
-    )
+    command.add_flags(parser, "split", help="sentences to use (default: test; dev with --watch)")
+    command.add_flags(parser, "step", "testset", "compare", "dry_run", "sentences")
     group = parser.add_argument_group("checkpoint by checkpoint", "scores_by_step.jsonl and a plot")
     group.add_argument(
         "--watch", action="store_true", help="score each new checkpoint until training has ended"
     )
     group.add_argument("--steps", help="score these checkpoints, as 1000,2000, or all")
-    group.add_argument("--directions", help="these alone, as en-gl,gl-en (default: all)")
+    command.add_flags(group, "directions")
     group.add_argument("--seconds", type=float, help="between two looks of --watch (default: 30)")
-    command.add_verify(parser)
+    command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Scores the model; returns the exit status."""
     followed = follow_options(arguments)
     if arguments.dry_run:
-        return command.dry_run(arguments)
+        from m4.jobs.dry_run import dry_run
+
+        return dry_run(arguments)
     by_step = arguments.step is not None or followed is not None
     with command.opened(arguments, "steps" if by_step else "eval") as run:
         if followed is not None:

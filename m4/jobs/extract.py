@@ -24,11 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the tokens' choices whose experts stay (default: 0.95; of a gate by task "
         "all that its tasks choose)",
     )
-    command.add_split_and_step(parser)
-    parser.add_argument(
-        "--sentences", type=int, help="sentences per direction to score (default: all)"
-    )
-    command.add_verify(parser)
+    command.add_flags(parser, "split", "step", "sentences", "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:

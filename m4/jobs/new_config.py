@@ -2,14 +2,15 @@
 
 import math
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.markup import escape
+from rich.prompt import Confirm, IntPrompt, PromptBase
 from rich.table import Table
 
 from m4.data.cleaning.clean import DEFAULT, Cleaner
@@ -92,9 +93,8 @@ def write_config(
     ask = _Questions(yes)
     layout = detect(folder)
     missing = f"{folder}: no {' or '.join(layout.by_hash)} sentences in {layout.files}"
-    if layout.by_hash and not ask.agrees(
-        f"{missing}: take English sentences by their hash ({layout.hash_rule})"
-    ):
+    by_hash = f"{missing}: take English sentences by their hash ({layout.hash_rule})"
+    if layout.by_hash and not ask.ask(Confirm, by_hash, True):
         raise InputError(missing)
     layout, corpus = _with_english(layout, folder, ask)
     languages = _whole_languages(folder, layout, corpus)
@@ -104,7 +104,7 @@ def write_config(
     samples = {code: corpus.samples[code] for code in languages}
     lengths = _lengths(samples, pieces)
     if minutes is None:
-        minutes = ask.number("minutes of training", _MINUTES)
+        minutes = max(1, ask.ask(IntPrompt, "minutes of training", _MINUTES))
     values, *expected = _choose(train, lengths, pieces, minutes, cores)
     text = (
         "about {:.0f} minutes of training and {:.0f} of bilingual baselines on {} CPU cores"
@@ -159,35 +159,15 @@ class _Questions:
         self._yes = yes
         self.taken: list[str] = []
 
-    def number(self, question: str, default: int, most: int = 10**9) -> int:
-        """Asks for a whole number from 1 to `most`."""
-        allowed = f"a whole number from 1 to {most:,}"
-        return int(
-            self._answer(
-                question, str(default), allowed, lambda a: a.isdecimal() and 1 <= int(a) <= most
-            )
-        )
-
-    def agrees(self, question: str) -> bool:
-        """Asks a question whose default is yes."""
-        answers = ("y", "yes", "n", "no")
-        answer = self._answer(question, "yes", "yes or no", lambda a: a.casefold() in answers)
-        return answer.casefold().startswith("y")
-
-    def _answer(
-        self, question: str, default: str, allowed: str, fits: Callable[[str], bool]
-    ) -> str:
+    def ask(self, kind: type[PromptBase[Any]], question: str, default: Any, **more: Any) -> Any:
+        """Returns the answer to a question of this kind."""
         if self._yes:
             self.taken.append(f"assumed: {question}: {default}")
             return default
-        while True:
-            try:
-                answer = input(f"{question} [{default}]? ").strip() or default
-            except EOFError as error:
-                raise InputError(f"{question}? no answer; --yes takes the defaults") from error
-            if fits(answer):
-                return answer
-            print(f"{answer!r}: must be {allowed}", file=sys.stderr)
+        try:
+            return kind.ask(escape(question), default=default, **more)
+        except EOFError as error:
+            raise InputError(f"{question}? no answer; --yes takes the defaults") from error
 
 
 def _check_out(path: Path, folder: str) -> None:
@@ -217,7 +197,7 @@ def _with_english(layout: Detected, folder: str, ask: _Questions) -> tuple[Detec
     if swapped is None or right:
         return layout, corpus
     question = f"is English in {layout.english_side()} (1) or in {swapped.english_side()} (2)"
-    if not wrong and ask.number(question, 1, most=2) == 1:
+    if not wrong and ask.ask(IntPrompt, question, 1, choices=["1", "2"]) == 1:
         return layout, corpus
     return swapped, _read(swapped, folder)
 

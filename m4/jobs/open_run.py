@@ -165,7 +165,12 @@ def _owned(
                         removed = run_folder.start_over(folder)
                         if copy is not None:
                             copy.clear(removed)
-                    run_folder.claim(folder, config, experiment.decoding.translated())
+                    texts = {"config.gin": config.text()}
+                    texts["operative_config.gin"] = config.operative_text()
+                    run_folder.claim(
+                        folder, config.settings, config.mutable, config.modules, texts,
+                        experiment.decoding.translated(),
+                    )  # fmt: skip
             except Busy:
                 if fresh:
                     raise
@@ -203,4 +208,5 @@ def _programs(folder: Path, address: str, writes: tuple[str, ...]) -> Path | Non
         return None
     if distributed.is_primary():
         return folder / local_copy.COMPILED / writes[0]
-    return local_copy.fetch_programs(address, writes[0])
+    kept = f"{local_copy.COMPILED}/{writes[0]}"
+    return local_copy.fetched(address, lambda name: name.startswith(f"{kept}/")) / kept

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from m4.jobs import command, streams
@@ -95,9 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _write_facts(arguments: argparse.Namespace) -> int:
     """Compiles in the process that was started for it, and writes its findings to --facts."""
     with command.experiment_of(arguments) as (experiment, _):
-        from m4.plan import launch
+        from m4.parallel.platform.signals import end_with
 
-        launch.end_with_parent()
+        end_with(os.getppid())  # without the parent's lock nothing compiles
         from m4.plan.compile import facts
         from m4.plan.machines import topology
         from m4.storage.files import write_text

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     command.add_config(parser)
     command.add_processes(parser)
-    command.add_dense(parser)
+    command.add_flags(parser, "compare")
     group = parser.add_argument_group("several runs", "one page of all, from their translations")
     group.add_argument(
         "runs",
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="training pairs from which a language is high-resource, and below which low-resource, "
         "and the fewest test sentences of a mean (default: those of the first run's config)",
     )
-    command.add_metrics(group)
+    command.add_flags(group, "metrics")
     group.add_argument(
         "--testsets",
         metavar="NAME,NAME",
         help="test sets of their own, a page each (default: test)",
     )
-    command.add_verify(parser)
+    command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,9 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_run(parser)
     command.add_config(parser)
     command.add_processes(parser)
-    command.add_split_and_step(parser)
-    command.add_dense(parser)
-    command.add_dry_run(parser)
+    command.add_flags(parser, "split", "step", "compare", "dry_run")
     group = parser.add_argument_group("files", "pairs of lines, instead of the run's test set")
     group.add_argument("--source", type=Path, metavar="FILE", help="sources, one per line")
     group.add_argument("--target", type=Path, metavar="FILE", help="their translations")
@@ -28,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="xx",
         help="source language, for a model whose gate is by_direction (default: en)",
     )
-    command.add_verify(parser)
+    command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
                 raise InputError(f"--{name}: not with --source, which the latest model scores")
         streams.utf8_output()
     if arguments.dry_run:
-        return command.dry_run(arguments)
+        from m4.jobs.dry_run import dry_run
+
+        return dry_run(arguments)
     kinds = () if files else ("eval" if arguments.step is None else "steps",)
     with command.opened(arguments, *kinds) as run:
         from m4.jobs.decoding import score

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="language", default="en", metavar="xx", help="source language (default: en)"
     )
-    command.add_metrics(parser)
+    command.add_flags(parser, "metrics")
     parser.add_argument(
         "--spbleu",
         metavar="FILE",

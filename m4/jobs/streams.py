@@ -53,16 +53,16 @@ def utf8_output() -> None:
         sys.stdout.reconfigure(encoding="utf-8")
 
 
-def console(stream: TextIO | None = None, columns: int = 120) -> "Console":
+def console(stream: TextIO | None = None) -> "Console":
     """Returns the console of a job, on which a name such as "[red]" is only text.
 
     Args:
         stream: Where to write. Defaults to standard output.
-        columns: Width where there is no terminal; rich's guess of 80 is too narrow for tables.
     """
     from rich.console import Console
 
-    width = None if (stream or sys.stdout).isatty() else columns
+    # Where there is no terminal, rich's guess of 80 is too narrow for tables.
+    width = None if (stream or sys.stdout).isatty() else 120
     return Console(file=stream, width=width, markup=False)
 
 

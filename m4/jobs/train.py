@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from m4.jobs import command
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from m4.build import Parts
     from m4.data.cache.cache import Cache
     from m4.experiment import Experiment
-    from m4.jobs.checkpoints.initial import Source
+    from m4.jobs.checkpoints.initial import Start
     from m4.train.measuring.step_clock import Flops
 
 EXAMPLE = "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000"
@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
     command.add_processes(parser)
     add_start(parser)
-    command.add_dense(parser)
-    command.add_dry_run(parser)
-    command.add_verify(parser)
+    command.add_flags(parser, "compare", "dry_run", "verify")
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
@@ -53,21 +51,13 @@ def add_start(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns the exit status."""
     if arguments.dry_run:
-        return command.dry_run(arguments)
+        from m4.jobs.dry_run import dry_run
+
+        return dry_run(arguments)
     with command.opened(arguments, "train", fresh=arguments.fresh) as run:
         check_and_train(run.experiment, dense=arguments.compare == "dense")
     command.print_next(run, "eval")
     return 0
-
-
-class Start(NamedTuple):
-    """A training that can begin."""
-
-    # The experiment; of the dense model for comparison, one without experts.
-    experiment: Experiment
-    folder: Path  # the model's folder
-    step: int | None  # The step that training resumes from; None where it begins.
-    source: Source | None  # The model that it begins from. Defaults to none.
 
 
 def check_and_train(
@@ -80,40 +70,10 @@ def check_and_train(
 
     `log` is called with each row of metrics.
     """
-    start = check(experiment, dense=dense)
+    from m4.jobs.checkpoints.initial import check_start
+
+    start = check_start(experiment, dense=dense)
     return train(start, training_corpus(experiment), log)
-
-
-def check(experiment: Experiment, *, dense: bool = False, writes: bool = True) -> Start:
-    """Checks all that is known before the corpus is built.
-
-    Args:
-        dense: Whether the same model without experts is trained.
-        writes: Whether damaged checkpoints are moved aside.
-
-    Raises:
-        SettingError: Sizes that cannot be; there is no run or checkpoint to begin from.
-        InputError: No rule takes over a parameter.
-    """
-    from m4.build import build
-    from m4.jobs.checkpoints.initial import check_beginning
-    from m4.parallel import distributed
-    from m4.storage.steps import latest_step, whole_step
-
-    folder = experiment.model_folder(dense)
-    experiment = experiment.dense() if dense else experiment
-    expected, training = build(experiment, None), experiment.training
-    expected.check_training()
-    checkpoints = folder / "checkpoints"
-    step = distributed.on_primary_then_broadcast(
-        "checkpoints",
-        lambda: whole_step(checkpoints, move_aside=True) if writes else latest_step(checkpoints),
-    )
-    source = None
-    if step is None and training.initial is not None:
-        run = experiment.folder
-        source = check_beginning(training.initial, run, expected.model, training)
-    return Start(experiment, folder, step, source)
 
 
 def training_corpus(experiment: Experiment) -> Cache:

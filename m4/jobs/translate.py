@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run folder, unless --model_dir or --gin_file is given; then lines to translate "
         "(default: standard input)",
     )
-    command.add_search(parser)
+    command.add_flags(parser, "beams")
     parser.add_argument(
         "--n_best", type=int, metavar="N", help="write the N best translations of each line"
     )
@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a line of JSON for each: source, all translations (Decoding.n_best), scores",
     )
-    command.add_dry_run(parser)
-    command.add_verify(parser)
+    command.add_flags(parser, "dry_run", "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,7 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("standard input is closed, and there is no text among the arguments")
     streams.utf8_output()
     if arguments.dry_run:
-        return command.dry_run(arguments)
+        from m4.jobs.dry_run import dry_run
+
+        return dry_run(arguments)
     with command.opened(arguments) as run:
         from m4.eval.decoding.translate import all_texts, first_text, json_line
         from m4.jobs.decoding.ready_model import translator

@@ -140,9 +140,9 @@ class SinusoidalPositions(nn.Module):
         return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
-def dropout(rate: float, name: str | None = None) -> nn.Dropout:
+def dropout(rate: float) -> nn.Dropout:
     """Returns dropout with one mask [B, 1, M] for all positions of a row, as in T5."""
-    return nn.Dropout(rate, broadcast_dims=(-2,), name=name)
+    return nn.Dropout(rate, broadcast_dims=(-2,))
 
 
 def constrain(x: Array, axes: Sequence[str | None]) -> Array:

@@ -76,7 +76,6 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
         "program": kind,
         "topology": machine.name,
         "devices": machine.devices,
-        "device_kind": devices[0].device_kind,
         "versions": launch.versions(machine.platform),
         **_sizes(program),
         "parameters": memory.counts(program.params),
@@ -162,7 +161,6 @@ def _advice(program: PlannedProgram, given: Mapping[str, int]) -> list[str]:
 
 def _sizes(program: PlannedProgram) -> dict[str, Any]:
     model = program.parts.model
-    experts = model.encoder_experts
     return {
         "batch": {
             "rows": program.rows,
@@ -171,14 +169,9 @@ def _sizes(program: PlannedProgram) -> dict[str, Any]:
             "beams": program.beams,
         },
         "model": {
-            "encoder_layers": model.encoder_layers,
-            "decoder_layers": model.decoder_layers,
-            "experts": experts.num_experts if experts else 0,
-            "eval_capacity_factor": experts.eval_capacity_factor if experts else None,
             "vocab_size": model.vocab_size,
             "source_vocab_size": model.source_vocab_size,
             "directions": len(program.parts.directions.names),
-            "remat": model.remat,
             "dtype": str(jax.numpy.dtype(model.dtype)),
         },
     }

@@ -194,19 +194,15 @@ def executed_flops(
     return (1 + BACKWARD) * sum(kinds.values()) - kinds["dispatch"] // 2 + again
 
 
-def traced_flops(jaxpr: Any, devices: int) -> float:
+def traced_flops(jaxpr: Any, devices: float) -> float:
     """Counts the operations of a traced program's products, a device, scans multiplied out.
 
     A manual region (`jax.shard_map`) is already one device's; all else is divided evenly. Of a
     conditional the most expensive branch counts, of a choice by platform the default (plans are
     not for CPUs). The body of an unbounded loop counts once.
     """
-    return _count(jaxpr, 1 / devices, devices)
-
-
-def _count(jaxpr: Any, share: float, devices: int) -> float:
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jaxpr
-    total = 0.0
+    share, total = 1 / devices, 0.0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
@@ -225,17 +221,17 @@ def _count(jaxpr: Any, share: float, devices: int) -> float:
             if platforms := parameters.get("branches_platforms"):  # lax.platform_dependent
                 default = [at for at, each in enumerate(platforms) if each is None]
                 branches = [branches[at] for at in default] or branches
-            total += max(_count(branch, share, devices) for branch in branches)
+            total += max(traced_flops(branch, devices) for branch in branches)
             continue
         times = parameters["length"] if name == "scan" else 1
-        inner = share
+        inside = devices
         if name == "shard_map":
             mesh, manual = parameters["mesh"], parameters["newly_manual_axes"]
-            inner = share * math.prod(mesh.shape[axis] for axis in manual)
+            inside = devices / math.prod(mesh.shape[axis] for axis in manual)
         for value in parameters.values():
             for each in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(each, jex.ClosedJaxpr | jex.Jaxpr):
-                    total += times * _count(each, inner, devices)
+                    total += times * traced_flops(each, inside)
     return total
 
 

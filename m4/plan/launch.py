@@ -8,7 +8,6 @@ libtpu reads its environment once and takes gigabytes; none of that should stay 
 does something else. This module needs neither JAX nor gin.
 """
 
-import fcntl
 import importlib.util
 import json
 import os
@@ -16,17 +15,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from m4.parallel.platform.hardware import package_version
-from m4.parallel.platform.signals import end_with
 from m4.plan.machines import topology
 from m4.settings import InputError
+from m4.storage.locks import local_lock
 
 # It is raised with every change of the facts that a compiling process writes (`m4.plan.compile`).
 FORMAT = 8
@@ -45,8 +44,6 @@ ENVIRONMENT = {
     # CUDA need not be installed.
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
-# A plan prints this where another one compiles.
-WAITING = "waiting for the plan that compiles on this machine"
 # Here `make pod-gpu` puts the compiler for GPUs.
 CUDA_COMPILER = Path(sys.prefix) / "share" / "m4" / "cuda_compiler"
 _CUDA = "jax_cuda12_plugin"
@@ -57,8 +54,6 @@ FAULT = (
     "a fault or limit of this version, not a mistake in the config; other sizes (layers, experts, "
     "batch), another dispatch or another version may compile"
 )
-# Environment variable with the id of the process that waits for the compiling one.
-_PARENT = "M4_PLAN_PARENT"
 
 
 def check_compiler(platform: str) -> None:
@@ -87,26 +82,13 @@ def versions(platform: str = "tpu") -> dict[str, str]:
     return {name: package_version(name, "") for name in ("jax", "jaxlib", compiler, "m4")}
 
 
-@contextmanager
-def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
+def one_at_a_time() -> AbstractContextManager[None]:
     """Waits until no other plan of this user compiles on this machine.
 
-    Two at once would take twice the memory and as long as one after the other. The lock file stays;
-    the lock itself ends with its process.
+    Two at once would take twice the memory and as long as one after the other.
     """
-    folder = Path(tempfile.gettempdir()) if folder is None else folder
-    with (folder / f"m4-plan.{os.getuid()}.lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            who = " ".join(lock.read().split()) or "another one"
-            print(f"{WAITING}: {who}", file=sys.stderr)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()}, {' '.join(sys.argv[1:])[:200]}")
-        lock.flush()
-        yield
+    path = Path(tempfile.gettempdir()) / f"m4-plan.{os.getuid()}.lock"
+    return local_lock(path, "m4 plan", seconds=-1)
 
 
 def compiled(
@@ -121,7 +103,7 @@ def compiled(
     platform = topology(machine).platform
     check_compiler(platform)
     given = [*arguments, f"--topology={machine}", f"--program={program}"]
-    with console.status(f"compiling {config} for {machine}: minutes"):
+    with console.status(f"compiling {config} for {machine}, one plan at a time: minutes"):
         return {"config": config, **compile_in_subprocess(given, platform)}
 
 
@@ -137,7 +119,7 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
     with one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
         path = Path(folder) / "facts.json"
         command = [sys.executable, "-m", "m4", "plan", *arguments, f"--facts={path}"]
-        environment = {**os.environ, **ENVIRONMENT, _PARENT: str(os.getpid())}
+        environment = {**os.environ, **ENVIRONMENT}
         if platform == "cuda" and CUDA_COMPILER.is_dir():
             folders = [str(CUDA_COMPILER), os.environ.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
@@ -153,7 +135,9 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
         if done.returncode == 2:
             raise InputError(errors.splitlines()[-1].removeprefix("m4 plan: "))
         if done.returncode < 0:
-            raise InputError(_ended_by(signal.Signals(-done.returncode).name, platform))
+            name = signal.Signals(-done.returncode).name
+            why = "it needs 4 to 6 GiB of free memory" if name == "SIGKILL" else FAULT
+            raise InputError(f"{name} ended the compiler ({compiler(platform)}): {why}")
         if done.returncode or not path.is_file():
             raise RuntimeError(
                 f"the compiling process ended with status {done.returncode}:\n{errors}"
@@ -164,19 +148,6 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
         return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _ended_by(name: str, platform: str) -> str:
-    said = f"{name} ended the compiler ({compiler(platform)})"
-    return (
-        f"{said}: it needs 4 to 6 GiB of free memory" if name == "SIGKILL" else f"{said}: {FAULT}"
-    )
-
-
 def compiler(platform: str) -> str:
     """Returns name and version of the compiler, such as "libtpu 0.0.42.1"."""
     return " ".join(list(versions(platform).items())[2])
-
-
-def end_with_parent() -> None:
-    """Makes the compiling process end with its parent: it never compiles without the lock."""
-    if parent := os.environ.get(_PARENT):
-        end_with(int(parent))

@@ -76,13 +76,18 @@ def address_of(folder: Path) -> epath.Path:
     return epath.Path(folder)
 
 
-def fetched(place: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> Path:
+def _is_for_readers(name: str) -> bool:
+    """Returns False for what only jobs that write a file need: programs, baselines' checkpoints."""
+    return {COMPILED, "checkpoints"}.isdisjoint(name.split("/"))
+
+
+def fetched(place: str | Path, wanted: Callable[[str], bool] = _is_for_readers) -> Path:
     """Returns the local folder of a path or an address, to read what it has now.
 
     Args:
         place: A path stays as it is; of an address the copy for reading is brought up to date.
-        wanted: Which files are needed, by their names. Compiled programs are never downloaded:
-            they are run, and the folder may be a stranger's.
+        wanted: Which files are needed, by their names. By default compiled programs are not
+            downloaded: they are run, and the folder may be a stranger's.
 
     Raises:
         InputError: The path has links out of it, or pipes and devices (`files.check_tree`).
@@ -93,19 +98,8 @@ def fetched(place: str | Path, wanted: Callable[[str], bool] = lambda name: True
         return Path(place)
     copy = LocalCopy(str(place))
     with locks.local_lock(copy.here / ".lock", str(place), seconds=-1):
-        copy.pull(lambda name: wanted(name) and not _is_for_owners(name))
+        copy.pull(wanted)
     return copy.here
-
-
-def fetch_programs(address: str, kind: str) -> Path:
-    """Returns the folder of the programs that jobs of a kind compiled.
-
-    It is for a process of such a job that is not the primary one.
-    """
-    copy = LocalCopy(address)
-    with locks.local_lock(copy.here / ".lock", address, seconds=-1):
-        copy.pull(lambda name: name.startswith(f"{COMPILED}/{kind}/"))
-    return copy.here / COMPILED / kind
 
 
 def upload(folder: Path) -> None:
@@ -152,7 +146,7 @@ class LocalCopy:
             stack.enter_context(locks.local_lock(self.here / ".lock", self._where))
             for kind in self._kinds:
                 self.lock(stack, kind)
-            self.pull(lambda name: self._is_own(name) or not _is_for_owners(name))
+            self.pull(lambda name: self._is_own(name) or _is_for_readers(name))
             stack.enter_context(self._followed())
             yield
 
@@ -332,11 +326,6 @@ class LocalCopy:
 
     def _write_record(self, record: dict[str, list[int | str]]) -> None:
         write_text(self.here / _RECORD, json.dumps(record))
-
-
-def _is_for_owners(name: str) -> bool:
-    """Returns whether only jobs that write a file need it: programs, checkpoints of baselines."""
-    return not {COMPILED, "checkpoints"}.isdisjoint(name.split("/"))
 
 
 def _is_copied(name: str) -> bool:

@@ -6,6 +6,7 @@ a bucket is tested against an emulator of Google's.
 """
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -145,6 +146,14 @@ class Objects:
         with self._explained(name):
             for piece in obstore.get(self._store, name).stream(1 << 20):
                 yield bytes(piece)
+
+    def sha256(self, name: str) -> tuple[int, str]:
+        """Returns an object's size and SHA-256. FileNotFoundError: it is not there."""
+        digest, size = hashlib.sha256(), 0
+        for piece in self.pieces(name):
+            digest.update(piece)
+            size += len(piece)
+        return size, digest.hexdigest()
 
     def download(self, name: str, target: Path) -> str:
         """Writes an object to a file, whole or not at all; returns its ETag."""

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from m4.parallel.platform.hardware import package_version
 from m4.settings import InputError
@@ -91,23 +91,6 @@ _WRITTEN = re.compile(
 )
 
 
-class Owner(Protocol):
-    """The parts of a config that its folder keeps.
-
-    settings: setting -> value, as text. mutable: the settings that may change in one folder.
-    modules: the user's modules that the config imports -> their folders.
-    """
-
-    @property
-    def settings(self) -> Mapping[str, str]: ...
-    @property
-    def mutable(self) -> Collection[str]: ...
-    @property
-    def modules(self) -> Mapping[str, str]: ...
-    def text(self) -> str: ...
-    def operative_text(self) -> str: ...
-
-
 def kind_of(name: str) -> str:
     """The kind of a file, by its name in a run's folder."""
     if match := re.match(r"compilation_cache/(\w+)/", name):
@@ -120,10 +103,21 @@ def has_work(folder: Path) -> bool:
     return not _names(folder) <= _OWN
 
 
-def claim(folder: Path, config: Owner, decoding: Mapping[str, Any] | None = None) -> None:
-    """Makes the folder the config's, or checks that it already is.
+def claim(
+    folder: Path,
+    settings: Mapping[str, str],
+    mutable: Collection[str],
+    modules: Mapping[str, str],
+    texts: Mapping[str, str],
+    decoding: Mapping[str, Any] | None = None,
+) -> None:
+    """Makes the folder a config's, or checks that it already is.
 
     Args:
+        settings: Setting -> value, as text.
+        mutable: The settings that may change in one folder.
+        modules: The user's modules that the config imports -> their folders.
+        texts: Content of config.gin and operative_config.gin.
         decoding: Settings that decide the translations in decodes/, as JSON. Others of a later job
             are a trial's, in a folder of its own. Defaults to any.
 
@@ -134,23 +128,23 @@ def claim(folder: Path, config: Owner, decoding: Mapping[str, Any] | None = None
     there = _names(folder)
     kept = _checked(folder) if there else {}
     if there - _OWN:
-        check(folder, config.settings, config.mutable)
-    elif kept and changed(kept, config.settings, config.mutable):
+        check(folder, settings, mutable)
+    elif kept and changed(kept, settings, mutable):
         kept = {}  # another config takes the folder over
     versions = {name: package_version(name) for name in _PACKAGES}
     about = {
         **{name: kept[name] for name in _NOTES if name in kept},
-        "config": dict(config.settings),
-        "mutable": sorted(config.mutable),
-        "modules": dict(config.modules),
+        "config": dict(settings),
+        "mutable": sorted(mutable),
+        "modules": dict(modules),
         "decoding": dict(decoding or {}),
         "versions": {**versions, "python": platform.python_version()},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "command": sys.argv,
     }
     write_text(record, json.dumps(about, indent=1, ensure_ascii=False))
-    write_text(folder / "config.gin", config.text())
-    write_text(folder / "operative_config.gin", config.operative_text())
+    for name, content in texts.items():
+        write_text(folder / name, content)
 
 
 def _names(folder: Path) -> set[str]:

@@ -15,12 +15,16 @@ from m4.storage.local_copy import address_of
 
 def complete_steps(folder: Path) -> list[int]:
     """Returns the complete steps in a folder of checkpoints, ascending; reads none of them."""
-    there = address_of(folder)
+    return _complete(address_of(folder))
+
+
+def _complete(there: epath.Path) -> list[int]:
     if not there.is_dir():
         return []
-    return sorted(
-        int(path.name) for path in there.iterdir() if path.name.isdecimal() and _is_whole(path)
-    )
+    steps = [path for path in there.iterdir() if path.name.isdecimal()]
+    if "://" in os.fspath(there):  # a bucket cannot rename, so orbax marks a step
+        steps = [path for path in steps if (path / "commit_success.txt").exists()]
+    return sorted(int(path.name) for path in steps)
 
 
 def damaged_steps(folder: Path) -> list[epath.Path]:
@@ -59,10 +63,10 @@ def whole_step(
     if move_aside:
         _check_removable(folder)
     if step is not None:
-        _check_there(folder, step)
+        _check_there(there, step)
     while True:
         # Looked for again each time: training removes steps, and adds newer ones.
-        steps = [one for one in complete_steps(folder) if one not in damaged]
+        steps = [one for one in _complete(there) if one not in damaged]
         found = max(steps, default=None) if step is None else step
         if found is None:
             break
@@ -71,9 +75,9 @@ def whole_step(
             break
         damaged[found] = said
         if step is not None:
-            _check_there(folder, step)
+            _check_there(there, step)
             raise InputError(f"{there}/{step}: damaged ({said})")
-    steps = complete_steps(folder)
+    steps = _complete(there)
     if move_aside:  # whoever writes there has orbax read its file about each step
         marks = {one: manifest.marks_problem(there / str(one)) for one in steps}
         damaged |= {one: said for one, said in marks.items() if said is not None}
@@ -120,11 +124,11 @@ def is_removed(folder: Path, step: int, seconds: float) -> bool:
     return True
 
 
-def _check_there(folder: Path, step: int) -> None:
-    steps = complete_steps(folder)
+def _check_there(there: epath.Path, step: int) -> None:
+    steps = _complete(there)
     if step not in steps:
         listed = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
-        raise InputError(f"{address_of(folder)}: no checkpoint of step {step}; {listed}")
+        raise InputError(f"{there}: no checkpoint of step {step}; {listed}")
 
 
 def _problem(step: epath.Path, used: bool) -> str | None:
@@ -142,11 +146,6 @@ def _moved_aside(step: epath.Path) -> epath.Path:
         number += 1
         target = step.with_name(f"{step.name}.damaged.{number}")
     return step.rename(target)
-
-
-def _is_whole(step: epath.Path) -> bool:
-    """Returns whether a step is complete. A bucket cannot rename, so orbax marks the step there."""
-    return "://" not in os.fspath(step) or (step / "commit_success.txt").exists()
 
 
 def used_item(items: Collection[str]) -> str:

@@ -164,7 +164,7 @@ def train(
             evaluate = Evaluate(evaluators, metrics, stopper, sampling)
             save = Save(training.checkpoint_period, checkpoints, folder, about, parts, stopper)
             hooks: list[Hook] = [
-                EndProfile(profile),
+                profile,
                 Log(training.log_period, metrics, progress),
                 evaluate,
                 save,
@@ -184,17 +184,6 @@ def train(
             if run.stopping:
                 raise Interrupted(run.step)
         return Trained(average.used(run.state) if stopper.best is None else stopper.best, written)
-
-
-class EndProfile:
-    """Ends the trace of some steps after the last of them."""
-
-    def __init__(self, profile: StepProfile):
-        self._profile = profile
-
-    def after(self, run: Run) -> None:
-        if self._profile.ends(run.step):
-            run.pause("profile", self._profile.stop)
 
 
 class Log:

@@ -13,14 +13,15 @@ from jax.sharding import AbstractMesh, Mesh
 from m4.model import pipeline
 from m4.model.layers import shapes_only
 from m4.model.transformer import Transformer
-from m4.parallel.layout import Layout
+from m4.parallel.batched_init import draw_together, unoptimized
 from m4.parallel.mesh import Rules, axis_rules_context, check_divides, rows_over
 from m4.settings import SettingError, nearest_valid
+from m4.storage.checkpoints import by_path
 from m4.train.batches import BatchShape
 from m4.train.multitask.grouped import DirectionGroups, direction_groups
 from m4.train.multitask.groups import Directions, by_direction
 from m4.train.parameter_rates import with_rates
-from m4.train.state import TrainState, initialize, new_params, new_state, state_shardings
+from m4.train.state import TrainState, initialize, state_shardings
 from m4.train.step import make_train_step
 from m4.train.training import Training
 
@@ -65,15 +66,26 @@ class TrainProgram:
 
     def new_state(self) -> TrainState:
         """Makes the state before the first step, shard by shard where it belongs."""
-        with self.axis_rules():
-            return new_state(self.mesh, self.model, self.optimizer, self.seed, self.shardings)
+        return self._made(lambda: initialize(self.model, self.optimizer, self.seed), self.shardings)
 
     def new_params(self, paths: Collection[str]) -> dict[str, Any]:
         """Makes some parameters of the new state, "a/b/c" -> array, and no others."""
         if not paths:
             return {}
+        shardings = by_path(self.shardings.params)
+        placed = {path: sharding for path, sharding in shardings.items() if path in paths}
+
+        def chosen() -> dict[str, jax.Array]:
+            made = by_path(initialize(self.model, optax.identity(), self.seed).params)
+            return {path: made[path] for path in placed}
+
+        return self._made(chosen, placed)
+
+    def _made(self, make: Callable[[], Any], shardings: Any) -> Any:
+        # On CPUs optimizing the program takes several times as long as running it, once.
+        options = unoptimized(self.mesh)
         with self.axis_rules():
-            return new_params(self.mesh, self.model, self.seed, self.shardings.params, paths)
+            return jax.jit(draw_together(make), out_shardings=shardings, compiler_options=options)()
 
     def jit(self, step: Callable[..., Any] | None = None) -> Any:
         """Returns the step, or another one with its state, as jax.jit; call it in `axis_rules`."""
@@ -147,20 +159,6 @@ def train_program(
         training.extra_axis_rules,
         groups,
     )
-
-
-def decoding_layout(training: Training, model: Transformer, mesh: Mesh) -> Layout | None:
-    """Returns how the model is sharded when it translates: as in training. None: on one device.
-
-    Lengths are never sharded (rules for "length" are left out): a step of decoding has one
-    position.
-    """
-    with axis_rules_context(mesh, training.extra_axis_rules):
-        check_model(mesh, model)
-    if mesh.size == 1:
-        return None
-    rules = [rule for rule in training.extra_axis_rules if rule[0] != "length"]
-    return Layout(mesh, training.fsdp_axes, rules)
 
 
 def check_model(mesh: Mesh, model: Transformer) -> None:

@@ -167,16 +167,17 @@ class StepProfile:
         """Returns True if the trace is to `start` before this step."""
         return step == next(iter(self._steps), None)
 
-    def ends(self, step: int) -> bool:
-        """Returns True if the trace is to `stop` after this step, once it has ended."""
-        return bool(self._steps) and step == self._steps[-1]
+    def after(self, run: Run) -> None:
+        """Ends the trace after its last step."""
+        if self._steps and run.step == self._steps[-1]:
+            run.pause("profile", self._stop)
 
     def start(self) -> None:
         if distributed.is_primary():
             jax.profiler.start_trace(self._folder)
             self._tracing = True
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()

@@ -1,6 +1,6 @@
-"""The training state: its shardings, and a new state made in its shards."""
+"""The training state and its shardings."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,9 +10,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.model.transformer import Transformer, abstract_variables
-from m4.parallel.batched_init import draw_together, unoptimized
-from m4.parallel.mesh import axis_rules_context, parameter_shardings
-from m4.storage.checkpoints import by_path
+from m4.parallel.mesh import parameter_shardings
 
 
 @struct.dataclass
@@ -86,38 +84,3 @@ def _common_spec(shape, parameter_shape, spec) -> PartitionSpec:
 def _names(path) -> tuple[str, ...]:
     """Returns the dictionary keys of a tree path."""
     return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
-
-
-def new_state(
-    mesh: Mesh,
-    model: Transformer,
-    optimizer: optax.GradientTransformation,
-    seed: int,
-    shardings: TrainState,
-) -> TrainState:
-    """Makes the state before the first step, every array in its shards on their devices."""
-    with axis_rules_context(mesh):
-        make = jax.jit(
-            draw_together(lambda: initialize(model, optimizer, seed)),
-            out_shardings=shardings,
-            # On CPUs optimizing it takes several times as long as running it, which happens once.
-            compiler_options=unoptimized(mesh),
-        )
-        return make()
-
-
-def new_params(
-    mesh: Mesh, model: Transformer, seed: int, shardings: Any, paths: Collection[str]
-) -> dict[str, jax.Array]:
-    """Makes the parameters of `new_state` that `paths` name ("a/b/c"), and no others."""
-    placed = {path: sharding for path, sharding in by_path(shardings).items() if path in paths}
-
-    def chosen() -> dict[str, jax.Array]:
-        made = by_path(initialize(model, optax.identity(), seed).params)
-        return {path: made[path] for path in placed}
-
-    with axis_rules_context(mesh):
-        make = jax.jit(
-            draw_together(chosen), out_shardings=placed, compiler_options=unoptimized(mesh)
-        )
-        return make()

@@ -8,118 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from m4.eval.report import results as report
-from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, from_plain, plain
-from m4.eval.scoring.levels import ResourceLevels
-from m4.eval.scoring.score import COPY, score_rows
+from m4.eval.scoring.delta import BILINGUAL, plain
+from m4.eval.scoring.score import score_rows
 from m4.settings import InputError
-from m4.storage.files import read_json, read_jsonl, write_jsonl, write_text
+from m4.storage.files import write_jsonl, write_text
 from scripts.results import curves, kept, page, summary
-from scripts.results.kept import Asked, Kept
-
-METRICS = ("bleu", "chrf")
-
-
-class Compared(NamedTuple):
-    """Differences from one baseline by one metric, and their means."""
-
-    baseline: str
-    metric: str
-    rows: list[Delta]
-    means: list[Average]
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """An experiment with all of its numbers.
-
-    Attributes:
-        compared: Differences from the bilingual models, then from each run, by BLEU and chrF.
-        about: System -> about.json, of those that have begun.
-        curves: Dev losses of many configs, where there are such.
-    """
-
-    asked: Asked
-    levels: ResourceLevels
-    sizes: dict[str, int]
-    systems: list[Kept]
-    compared: list[Compared]
-    rates: list[dict[str, Any]]
-    about: dict[str, dict[str, Any]]
-    baselines: list[dict[str, Any]]
-    curves: list[curves.Curve]
-
-    def of(self, name: str) -> Kept | None:
-        return next((one for one in self.systems if one.name == name), None)
-
-
-def read(folder: Path, again: bool = True) -> Found:
-    """Returns all that is kept, with the numbers that follow from it.
-
-    These take a minute for 102 languages. Without `again` they are those of deltas.jsonl and
-    means.jsonl.
-    """
-    asked = kept.asked(folder)
-    systems = [kept.read(folder, name) for name in (*asked.runs, BILINGUAL, COPY)]
-    systems = [one for one in systems if one.directions]
-    about = {name: read_json(path) for name in asked.runs
-             if (path := kept.of(folder, name) / "about.json").is_file()}  # fmt: skip
-    levels = ResourceLevels(**next((one["levels"] for one in about.values()), {}))
-    sizes = kept.languages(folder)
-    compared = computed(asked, systems, sizes, levels) if again else stored(folder)
-    rates = folder / "rates.jsonl"
-    counted = read_jsonl(rates) if rates.is_file() else []
-    lines, baselines = curves.read(folder), kept.baselines(folder)
-    return Found(asked, levels, sizes, systems, compared, counted, about, baselines, lines)
-
-
-def computed(
-    asked: Asked, systems: Sequence[Kept], sizes: dict[str, int], levels: ResourceLevels
-) -> list[Compared]:
-    """Returns differences from the bilingual models, and from each run of those after it."""
-    names = [one.name for one in systems]
-    found = [
-        compare(asked, systems, sizes, levels, baseline, metric)
-        for baseline in (BILINGUAL, *asked.runs)
-        for metric in METRICS
-        if baseline in names
-    ]
-    return [one for one in found if one is not None]
-
-
-def stored(folder: Path) -> list[Compared]:
-    """Returns the differences that `draw` wrote, without replicates."""
-    if not (folder / "means.jsonl").is_file():
-        return []
-    rows = from_plain(read_jsonl(folder / "deltas.jsonl"))
-    means: dict[tuple[str, str], list[Average]] = {}
-    for row in read_jsonl(folder / "means.jsonl"):
-        means.setdefault((row.pop("baseline"), row.pop("metric")), []).append(Average(**row))
-    return [
-        Compared(*at, [row for row in rows if (row.baseline, row.metric) == at], of)
-        for at, of in means.items()
-    ]
-
-
-def compare(
-    asked: Asked,
-    systems: Sequence[Kept],
-    sizes: dict[str, int],
-    levels: ResourceLevels,
-    baseline: str,
-    metric: str,
-) -> Compared | None:
-    """Returns the runs against the bilingual models, or those after a run against it, if any."""
-    runs = [*asked.runs]
-    later = runs[runs.index(baseline) + 1 :] if baseline in runs else runs
-    chosen = [one for one in systems if one.name in (*later, baseline, COPY)]
-    if not any(one.name in later for one in chosen):
-        return None
-    rows = deltas(kept.measured(chosen), sizes, metric, baseline)
-    rows = [row for row in rows if row.system != COPY]
-    return Compared(baseline, metric, rows, averages(rows, levels))
+from scripts.results.found import Compared, read
 
 
 def draw(folder: Path) -> list[Path]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from m4.eval.scoring.delta import (
@@ -18,10 +16,8 @@ from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.rates import RATES, notes, shown, summary
 from m4.eval.scoring.score import COPY
 from scripts.results import curves
+from scripts.results.found import Compared, Found
 from scripts.results.tables import signed, table
-
-if TYPE_CHECKING:
-    from scripts.results.draw import Compared, Found
 
 NOT_YET = "not yet measured"
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from m4.eval.decoding import decode as decoding
+from m4.eval.decoding import score_references as scoring
 from m4.eval.decoding.settings import Decoding
 from m4.model.moe import MoeLayer
 from m4.parallel.batched_init import draw_together
@@ -62,3 +64,21 @@ def sentences(count, seed=0):
         "<2xx> " + " ".join(f"w{i}" for i in rng.integers(0, WORDS, rng.integers(1, 14)))
         for _ in range(count)
     ]
+
+
+def translations(model, params, vocabulary, sources, settings=SETTINGS, *, layout=None, **more):
+    """The translations by a model that is put together here."""
+    factors = more.pop("factors", {})
+    trained = decoding.TrainedModel(model, params, vocabulary, settings, layout, factors)
+    return decoding.translations(trained, sources, **more)
+
+
+def decode(*arguments, **more):
+    """The first translation of each source."""
+    return [each.texts[0] for each in translations(*arguments, **more)]
+
+
+def score_references(model, params, vocabulary, sources, targets, settings=SETTINGS, **more):
+    """The probabilities of translations by a model that is put together here."""
+    trained = decoding.TrainedModel(model, params, vocabulary, settings)
+    return scoring.score_references(trained, sources, targets, **more)

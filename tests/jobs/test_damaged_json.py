@@ -47,7 +47,7 @@ RESULT = '{"note": {"best_step": 4, "step": 4}, "stopped_early": true, "gain_las
 
 def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     """File -> (what m4 writes there, what reads it)."""
-    run_folder.claim(folder, config_of({"TRAIN_STEPS": "10"}))
+    run_folder.claim(folder, **config_of({"TRAIN_STEPS": "10"}))
     counts = routing_counts.Counts(["en-gl"])
     counts.add({"encoder_0": [[3, 4]]})
     routing_counts.write(folder / "atlas.train.json", counts, {"steps": 4})
@@ -92,7 +92,7 @@ def test_whatever_is_damaged_in_a_run(tmp_path: Path) -> None:
 
 
 def test_what_is_damaged_is_said_with_its_place(tmp_path: Path) -> None:
-    run_folder.claim(tmp_path, config_of({"experiment.ResourceLevels.x": "1"}))
+    run_folder.claim(tmp_path, **config_of({"experiment.ResourceLevels.x": "1"}))
     steps = '{"config": {"experiment.Training.total_steps": "ten"}}'
     huge = f'{{"step": {10**400}}}\n'
     for name, text, place in (

@@ -100,7 +100,7 @@ def test_step_compiled_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         *(f"--output={tmp_path}", *small),
     )
     assert said.status == 0, said.err
-    assert all(line.startswith(launch.WAITING) for line in said.err.splitlines())
+    assert said.err == ""
     facts = json.loads((tmp_path / "moe_128e_12l.h100-2x8.json").read_text("utf-8"))
     flops = facts["flops"]["step"]
     # An expert a GPU in two layers: 2 * 2 * 1024 * 8192 float32.

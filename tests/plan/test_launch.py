@@ -1,10 +1,6 @@
-"""Compilations in subprocesses: one at a time, and their errors."""
+"""Compilations in subprocesses, and their errors."""
 
-import contextlib
-import os
 import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,48 +10,6 @@ from m4.settings import InputError
 from tests.command_line import m4
 
 CONFIG = Path(__file__).parents[2] / "gin_configs" / "moe_128e_12l.gin"
-
-
-def test_second_compilation_waits_for_the_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    order: list[str] = []
-    inside, leave = threading.Event(), threading.Event()
-
-    def first() -> None:
-        with launch.one_at_a_time(tmp_path):
-            inside.set()
-            leave.wait(10)
-            order.append("first ends")
-
-    def second() -> None:
-        with launch.one_at_a_time(tmp_path):
-            order.append("second begins")
-
-    threads = [threading.Thread(target=work) for work in (first, second)]
-    threads[0].start()
-    assert inside.wait(10)
-    threads[1].start()
-    threads[1].join(0.2)
-    assert threads[1].is_alive()
-    leave.set()
-    for thread in threads:
-        thread.join(10)
-    assert order == ["first ends", "second begins"]
-    assert capsys.readouterr().err.startswith(f"{launch.WAITING}: ")
-
-
-def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
-    code = (
-        "import os, pathlib, sys; from m4.plan import launch\n"
-        "with launch.one_at_a_time(pathlib.Path(sys.argv[1])): os._exit(9)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)])
-    assert ended.returncode == 9
-    (left,) = tmp_path.iterdir()
-    with launch.one_at_a_time(tmp_path):
-        assert left.exists()
-    assert left.exists()  # a lock that another one waits for is never deleted
 
 
 def test_environment_is_the_subprocess_alone_and_its_stderr_is_passed_on(
@@ -72,54 +26,11 @@ def test_environment_is_the_subprocess_alone_and_its_stderr_is_passed_on(
         )
 
     monkeypatch.setattr(launch.subprocess, "run", run)
-    # Waiting for another plan of this machine would print a line.
-    monkeypatch.setattr(launch, "one_at_a_time", contextlib.nullcontext)
     assert launch.compile_in_subprocess(["--topology=v3:8x8"]) == {"devices": 128}
     assert capsys.readouterr().err == said
-    assert seen["env"]["M4_PLAN_PARENT"] == str(os.getpid())
     assert seen["command"][1:4] == ["-m", "m4", "plan"]
     assert {name: seen["env"][name] for name in launch.ENVIRONMENT} == launch.ENVIRONMENT
     assert "ALLOW_MULTIPLE_LIBTPU_LOAD" not in launch.os.environ
-
-
-WAITS = """
-import time
-from m4.plan import launch
-from m4.settings import InputError
-launch.end_with_parent()
-print("there", flush=True)
-time.sleep(120)
-"""
-DIES = """
-import os, signal, subprocess, sys
-environment = {**os.environ, "M4_PLAN_PARENT": str(os.getpid())}
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=environment)
-sys.stdin.readline()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
-def test_compilation_ends_with_its_parent() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", DIES, WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as first:
-        assert first.stdin is not None
-        assert first.stdout is not None
-        assert first.stdout.readline() == b"there\n"
-        # The pipe ends when no process has it open: when the child is gone too.
-        left, _ = first.communicate(b"\n", timeout=60)
-    assert left == b""
-    assert first.returncode < 0
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
-def test_compilation_without_parent_does_not_start() -> None:
-    environment = {**os.environ, "M4_PLAN_PARENT": "1"}
-    if os.getpid() == 1:
-        pytest.skip("this is process 1")
-    ended = subprocess.run([sys.executable, "-c", WAITS], env=environment, capture_output=True)
-    assert (ended.returncode, ended.stdout) == (1, b"")
 
 
 @pytest.mark.parametrize(

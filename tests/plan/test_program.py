@@ -141,7 +141,7 @@ def test_planned_search_is_the_one_that_decodes(
     monkeypatch.setattr("m4.jobs.decoding.testsets.whole_step", lambda folder, step, used: 1)
     monkeypatch.setattr(inference_checkpoint, "_opened", opened)
     monkeypatch.setattr(inference_checkpoint, "check_weights", lambda *_: None)  # shapes are none
-    monkeypatch.setattr(search, "jit_search", jit_search)
+    monkeypatch.setattr("m4.eval.decoding.decode.jit_search", jit_search)
     search._program.cache_clear()
     bindings = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=4"]
     # Of longer sources the corpus may have none; the plan is of the longest.

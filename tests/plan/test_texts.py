@@ -136,7 +136,7 @@ def test_a_compiler_that_fails_is_one_line(
     program = functools.partial(compiled_to, Failing, train_program)
     monkeypatch.setitem(compiling.PROGRAMS, "train", program)
     # As the compiling process does it; the line is the last one of its standard error.
-    monkeypatch.setattr("m4.plan.launch.end_with_parent", lambda: None)
+    monkeypatch.setattr("m4.parallel.platform.signals.end_with", lambda parent: None)
     facts = tmp_path / "facts.json"
     words = (f"--gin_file={TINY}", f"--model_dir={tmp_path}", f"--topology={machine}")
     said = m4("plan", *words, f"--facts={facts}")

@@ -28,8 +28,9 @@ from m4.settings import InputError
 from m4.storage import run_folder
 from m4.storage.files import read_jsonl, write_json, write_jsonl
 from m4.train.optimizer import adamw
-from scripts.results import draw, kept, page, restore, summary
+from scripts.results import kept, page, restore, summary
 from scripts.results.__main__ import main
+from scripts.results.found import read
 from tests.data.corpus import Made
 from tests.jobs.test_baselines import MODEL, TRAINING
 from tests.storage.configs import config_of
@@ -110,7 +111,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     open_corpus(experiment)
     for name, words in {"dense": 4, "moe": 6, "late": None}.items():
         text = "TEXT_DIR = '/home/me/texts/tatoeba'\n"
-        run_folder.claim(base / name, config_of(CONFIG, text))
+        run_folder.claim(base / name, **config_of(CONFIG, text))
         (base / name / "vocabulary").mkdir()
         (manifest,) = base.glob("data/*/manifest.json")
         shutil.copy(manifest, base / name / "vocabulary")
@@ -150,7 +151,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_kept_counts_give_the_numbers_of_the_translations(results: Path, runs: Path) -> None:
     """Compares with `m4 report`, which has the references."""
-    found = draw.read(results / "e1")
+    found = read(results / "e1")
     gathered = results / "gathered"
     gathered.mkdir()
     for path in (runs / "runs" / "baselines").glob("*/decodes/*.jsonl"):
@@ -194,7 +195,7 @@ def test_curves_are_thinned(results: Path) -> None:
 
 def test_page_and_tables_have_the_numbers_of_the_counts(results: Path) -> None:
     text = (results / "e1" / "README.md").read_text(encoding="utf-8")
-    found = draw.read(results / "e1")
+    found = read(results / "e1")
     assert "2 of 3 bilingual models so far; dense: step 8; moe: step 8; late: in training" in text
     mean = next(m for m in found.compared[0].means if m.system == "moe" and m.level == "all")
     assert f"moe {mean.delta:+.1f} [{mean.low:+.1f}, {mean.high:+.1f}]" in text
@@ -233,7 +234,7 @@ def test_a_second_call_changes_nothing_and_a_later_one_adds(
     about.directions[row["direction"]]["test_sha256"] = "0"
     kept.write(again / "e1", about)
     with pytest.raises(InputError, match="other test sentences of de-en"):
-        draw.read(again / "e1")
+        read(again / "e1")
 
 
 def test_restored_baselines_are_found_again(results: Path, runs: Path, tmp_path: Path) -> None:
@@ -282,7 +283,7 @@ def test_the_table_of_experiments_is_as_it_would_be_drawn() -> None:
 
 def check_drawn(folder: Path) -> None:
     """Compares scores, differences and a few intervals with the counts, and pages with them."""
-    found = draw.read(folder, again=False)
+    found = read(folder, again=False)
     assert (folder / "README.md").read_text(encoding="utf-8") == page.text(found), "make results"
     counted = kept.measured(found.systems).statistics if found.systems else {}
     values = {at: one.value() for at, one in counted.items()}

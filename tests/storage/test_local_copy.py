@@ -140,7 +140,7 @@ def test_programs_are_downloaded_by_the_folders_jobs_alone(
         os.umask(umask)
     assert (copy.here / program).parent.stat().st_mode & 0o777 == 0o700
     machine()
-    assert (copies.fetch_programs(address, "train") / "a-cache").read_bytes() == b"program"
+    assert (fetched(address, program.__eq__) / program).read_bytes() == b"program"
 
 
 @pytest.mark.parametrize("absolute", [False, True])

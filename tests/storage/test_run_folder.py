@@ -17,7 +17,7 @@ CONFIG = {"MODEL_DIR": "'m'", "TRAIN_STEPS": "10", "transformer.Transformer.widt
 def claimed(folder: Path, config: dict[str, str] = CONFIG) -> Path:
     """A folder in which something was made."""
     folder.mkdir(exist_ok=True)
-    run_folder.claim(folder, config_of(config, "text of the config\n"))
+    run_folder.claim(folder, **config_of(config, "text of the config\n"))
     (folder / "checkpoints").mkdir(exist_ok=True)
     (folder / "checkpoints" / "note.json").touch()
     return folder
@@ -36,13 +36,13 @@ def test_claim_records_what_made_the_folder(tmp_path: Path) -> None:
 def test_mutable_settings_may_change(tmp_path: Path) -> None:
     folder = claimed(tmp_path / "model")
     longer = {**CONFIG, "TRAIN_STEPS": "30"}
-    run_folder.claim(folder, config_of(longer, mutable=["TRAIN_STEPS"]))
+    run_folder.claim(folder, **config_of(longer, mutable=["TRAIN_STEPS"]))
     assert run_folder.read(folder)["config"] == longer
     # What was mutable there may be left out here.
     left_out = {k: v for k, v in CONFIG.items() if k != "TRAIN_STEPS"}
-    run_folder.claim(folder, config_of(left_out))
+    run_folder.claim(folder, **config_of(left_out))
     with pytest.raises(ValueError, match="TRAIN_STEPS is not set there and 30 here"):
-        run_folder.claim(folder, config_of(longer))
+        run_folder.claim(folder, **config_of(longer))
 
 
 def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
         **{f"cldr.Cldr.{name}": "1" for name in ("seed", "largest", "smallest")},
     }
     with pytest.raises(ValueError, match="belongs to another config") as error:
-        run_folder.claim(folder, config_of(other))
+        run_folder.claim(folder, **config_of(other))
     said = str(error.value)  # three of four differences are shown
     assert "transformer.Transformer.width is 64 there and 128 here; cldr.Cldr.seed is not" in said
     assert "(and 1 more)" in said
@@ -64,14 +64,14 @@ def test_another_config_is_refused_and_nothing_changes(tmp_path: Path) -> None:
 
 def test_folder_without_results_may_be_taken_over(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    run_folder.claim(folder, config_of(CONFIG))
+    run_folder.claim(folder, **config_of(CONFIG))
     (folder / "compilation_cache").mkdir()
     (folder / "data").mkdir()
     run_folder.note(folder, initial={"run": "old", "step": 4})
-    run_folder.claim(folder, config_of(CONFIG))
+    run_folder.claim(folder, **config_of(CONFIG))
     assert run_folder.read(folder)["initial"] == {"run": "old", "step": 4}
     other = {**CONFIG, "transformer.Transformer.width": "128"}
-    run_folder.claim(folder, config_of(other))
+    run_folder.claim(folder, **config_of(other))
     assert run_folder.read(folder)["config"] == other
     assert "initial" not in run_folder.read(folder)  # of what was there before
 
@@ -80,7 +80,7 @@ def test_only_a_runs_folder_is_removed_or_claimed(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     with pytest.raises(ValueError, match="not empty and not a run's folder"):
-        run_folder.claim(tmp_path / "photos", config_of(CONFIG))
+        run_folder.claim(tmp_path / "photos", **config_of(CONFIG))
     for use in (run_folder.start_over, run_folder.read):
         with pytest.raises(ValueError, match=r"photos: not .*a run's folder"):
             use(tmp_path / "photos")

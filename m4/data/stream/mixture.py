@@ -22,11 +22,6 @@ UNITS = ("examples", "tokens")
 Unit = Annotated[str, OneOf(UNITS)]
 
 
-def check_unit(sample_by: str) -> None:
-    """Raises SettingError unless the unit is "examples" or "tokens"."""
-    check_value("make_stream.sample_by", sample_by, Unit)
-
-
 def pair_tokens(cache: Cache, direction: str) -> float:
     """Returns the mean ids of a training pair, source and target, with tag and eos."""
     return sum(cache.mean_pieces(direction, "train")) + sum(cache.extra_ids)
@@ -38,7 +33,7 @@ def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str,
     Args:
         mixture: Mixture of directions. Defaults to the corpus's own.
     """
-    check_unit(sample_by)
+    check_value("make_stream.sample_by", sample_by, Unit)
     names = directions_of(mixture or cache.mixture, cache.languages())
     if sample_by == "examples":
         return dict.fromkeys(names, 1.0)

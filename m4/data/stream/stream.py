@@ -54,7 +54,7 @@ class Stream:
     Steps are planned in groups. A group owns a fixed number of draws, so that its first draw is
     known without any other group. That number is nearly the largest for which all pairs fit in a
     few groups that are tried at the beginning of a phase; where they do not fit later, the rest is
-    left out and counted (`dropped`).
+    left out.
 
     Layouts. "packed": several pairs a row; every pair of a direction comes once before any comes
     twice, after every single step. "single": one pair a row.
@@ -203,14 +203,6 @@ class Stream:
         """Returns how often each direction's pairs were seen in the steps before `step`."""
         seen = self.examples_seen(step)
         return {d: seen[d] / n for d, n in zip(self.directions, self._split.sizes, strict=True)}
-
-    def dropped(self, step: int) -> int:
-        """Returns the number of pairs left out of the group that ends with `step`, else 0."""
-        number, place = divmod(step + 1, self.group_steps)
-        if place:
-            return 0
-        with self._lock:
-            return self._group(number - 1).plan.left
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of all that decides the batches, but phases that began later."""

@@ -22,7 +22,7 @@ import numpy as np
 from m4.data.cache.lengths import LEAST_FACTOR, SPARE_TOKENS
 from m4.data.preprocess import EOS_ID, tag_symbol, target_of, trim
 from m4.eval.decoding.methods.constraints import NEG_INF
-from m4.eval.decoding.search import search, search_over
+from m4.eval.decoding.search import jit_search, run_over, search
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.eval.metrics import Metric, counted
 from m4.parallel.layout import Layout
@@ -64,6 +64,27 @@ class Batch(NamedTuple):
 
 
 OnBatch = Callable[[Batch, np.ndarray], None]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model and how it translates.
+
+    Attributes:
+        model: A module with T5X's contract (`m4.model.transformer`).
+        vocabulary: Turns text into ids and back, without EOS.
+        layout: Mesh over which the parameters are sharded. Defaults to one device. Several
+            processes all translate the same sources, and all get the result.
+        factors: Target language -> its factor of the limit of tokens, where it is more than 2
+            (`Cache.length_factors`).
+    """
+
+    model: nn.Module
+    params: Any
+    vocabulary: Pieces
+    decoding: Decoding = DEFAULTS
+    layout: Layout | None = None
+    factors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -223,16 +244,13 @@ def searched(
 
 
 def _search_batch(
-    model: nn.Module,
-    params: Any,
-    settings: Decoding,
-    layout: Layout | None,
+    trained: TrainedModel,
     prefixes: list[list[int]] | None,
     directions: Sequence[int] | None,
     batch: Batch,
 ) -> _Found:
     """Searches a batch; prefixes and directions are those of all sources, or None without any."""
-    tokens_BL, more = batch.tokens_BL, {}
+    tokens_BL, more, settings = batch.tokens_BL, {}, trained.decoding
     limit = settings.max_target_length
     if prefixes is None:
         limit = target_limit(tokens_BL.shape[1], limit, settings.min_length, batch.factor)
@@ -244,11 +262,13 @@ def _search_batch(
         more["name_B"] = np.array([zlib.crc32(ids[ids > 0].tobytes()) for ids in tokens_BL], "u4")
     if directions is not None:
         more["direction_B"] = direction_B(directions, batch.rows, len(tokens_BL))
-    arguments = (model, params, tokens_BL, limit, settings.beams, settings.alpha)
+    model, params, layout = trained.model, trained.params, trained.layout
+    options = limit, settings.beams, settings.alpha, settings.method()
     if layout is None:
-        found = search(*arguments, settings.method(), more, grows=True)
+        found = search(model, params, tokens_BL, *options, more, grows=True)
     else:
-        found = search_over(layout, *arguments, settings.method(), more)
+        given, what = {"encoder_input_tokens": tokens_BL, **more}, "the program that translates"
+        found = run_over(layout, what, jit_search, (model, *options), params, given)
     return jax.block_until_ready(found)
 
 
@@ -319,19 +339,19 @@ def utilities(
 
 
 def _ranked(
-    vocabulary: Pieces, sources: Sequence[str], settings: Decoding, found: _Found
+    trained: TrainedModel, sources: Sequence[str], found: _Found
 ) -> tuple[list[Translations], np.ndarray]:
     """Returns the translations of a batch's sources, and the best ids of every row, int32 [B, T].
 
     `found` has sequences [B, K, T] and scores [B, K]; rows after the sources fill up the batch.
     """
-    sequences_BKT, score_BK = map(np.asarray, found)
+    settings, (sequences_BKT, score_BK) = trained.decoding, map(np.asarray, found)
     results, first = [], [0] * len(sequences_BKT)
     for row, source in enumerate(sources):
         sequences_KT, score_K = sequences_BKT[row], score_BK[row]
         # A slot that no hypothesis filled is left out.
         kept = [k for k, score in enumerate(score_K) if k == 0 or score > NEG_INF / 2]
-        texts = vocabulary.decode(sequences_KT[kept].tolist())
+        texts = trained.vocabulary.decode(sequences_KT[kept].tolist())
         scores, gains = [float(score_K[k]) for k in kept], None
         if settings.mbr:
             utility_K = utilities(texts, settings.mbr_metric, target_of(source), source)
@@ -355,19 +375,6 @@ def warn(text: str, stream: TextIO | None = None) -> None:
         print(text, file=stream, flush=True)
 
 
-def decode(
-    model: nn.Module,
-    params: Any,
-    vocabulary: Pieces,
-    sources: Sequence[str],
-    settings: Decoding = DEFAULTS,
-    **options: Any,
-) -> list[str]:
-    """Returns the first translation of each source; takes the arguments of `translations`."""
-    found = translations(model, params, vocabulary, sources, settings, **options)
-    return [each.texts[0] for each in found]
-
-
 def parts_of_a_batch(rows: int, beams: int, layout: Layout | None = None) -> int:
     """Returns how many parts of one batch are searched at once: one a core if large enough."""
     at_once = batches_at_once(layout)
@@ -381,61 +388,47 @@ def _rows_of_a_batch(settings: Decoding, layout: Layout | None, sources: int) ->
 
 
 def translations(
-    model: nn.Module,
-    params: Any,
-    vocabulary: Pieces,
+    trained: TrainedModel,
     sources: Sequence[str],
-    settings: Decoding = DEFAULTS,
     *,
     prefixes: Sequence[str] | None = None,
     directions: Sequence[int] | None = None,
     progress: Progress | None = None,
     on_cut: OnCut = warn_of_cut,
     on_batch: OnBatch | None = None,
-    layout: Layout | None = None,
-    factors: Mapping[str, int] | None = None,
 ) -> list[Translations]:
     """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
 
+    A batch, also the last one, has `decoding.batch_rows` sentences, or over a mesh as many more as
+    divide over it. Where they are more than all sources, it has each core's part of them.
+
     Args:
-        model: A module with T5X's contract (`m4.model.transformer`).
-        vocabulary: Turns text into ids and back, without EOS.
-        settings: A batch, also the last one, has `settings.batch_rows` sentences. Where they are
-            more than all sources, a batch has as many as each core's part of them.
-        prefixes: Text that each translation begins with. Defaults to `settings.prefix`.
+        prefixes: Text that each translation begins with. Defaults to `decoding.prefix`.
         directions: Number of each source's direction among those of training. A model whose gates
             route by task needs them, others do not look at them.
         on_cut: Called for a source that is too long.
         on_batch: Called after every batch with it and its translations, int32 [B, T].
-        layout: Mesh over which the parameters are sharded. Defaults to one device. A batch has as
-            many rows as divide over it, `batch_rows` or more. Several processes all call this with
-            the same sources, and all get the result.
-        factors: Target language -> its factor of the limit, where it is more than 2
-            (`Cache.length_factors`).
 
     Raises:
         SettingError: A prefix is too long.
     """
+    settings, layout, vocabulary = trained.decoding, trained.layout, trained.vocabulary
     lengths = default_buckets(settings.max_source_length)
-    at_once = batches_at_once(layout)
-    batch_rows = _rows_of_a_batch(settings, layout, len(sources))
-    directions = directions_for(model, directions)
+    directions = directions_for(trained.model, directions)
     ids = encoded_sources(vocabulary, sources, settings.max_source_length, on_cut)
     forced = _encoded_prefixes(vocabulary, prefixes, len(sources), settings)
     results: dict[int, Translations] = {}
     done = tokens = 0
-    known = factors or {}
-    by_row = [known.get(target_of(source), LEAST_FACTOR) for source in sources]
-    coming = batches(ids, lengths, batch_rows, by_row)
+    by_row = [trained.factors.get(target_of(source), LEAST_FACTOR) for source in sources]
     done_batches = searched(
-        lambda batch: _search_batch(model, params, settings, layout, forced, directions, batch),
-        coming,
-        at_once,
+        lambda batch: _search_batch(trained, forced, directions, batch),
+        batches(ids, lengths, _rows_of_a_batch(settings, layout, len(sources)), by_row),
+        batches_at_once(layout),
     )
     with contextlib.closing(done_batches):
         for batch, found in done_batches:
             texts = [sources[row] for row in batch.rows]
-            ranked, best_BT = _ranked(vocabulary, texts, settings, found)
+            ranked, best_BT = _ranked(trained, texts, found)
             results.update(zip(batch.rows, ranked, strict=True))
             if on_batch is not None:
                 on_batch(batch, best_BT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from m4.data.cache.tokens import ROLES
 from m4.data.preprocess import tag
 from m4.eval.decoding.decode import Batch, translations
 from m4.eval.decoding.routing_counter import forced
-from m4.eval.decoding.search import jit_over, run_over, unstacked
+from m4.eval.decoding.search import run_model, unstacked
 from m4.eval.decoding.translate import Translator, check_language
 from m4.model.attention import Attention
 from m4.model.moe import MoeLayer
@@ -75,20 +74,15 @@ def explain(translator: Translator, line: str, to: str) -> Explanation:
     model, directions = translator.model, translator.directions(to, 1)
     assert isinstance(model, Transformer)
     batches: list[tuple[Batch, np.ndarray]] = []
+    alone = replace(translator, decoding=replace(translator.decoding, batch_rows=1))
     (found,) = translations(
-        model, translator.params, translator.vocabulary, [tag(text, to)],
-        replace(translator.decoding, batch_rows=1), directions=directions,
+        alone, [tag(text, to)], directions=directions,
         on_batch=lambda *batch: batches.append(batch),
-        layout=translator.layout, factors=translator.factors,
     )  # fmt: skip
     (((_, tokens_BL, _), best_BT),), (number,) = batches, directions or [0]
     arrays = forced(tokens_BL, best_BT, np.full(len(best_BT), number, np.int32))
-    if translator.layout is None:
-        looked = _looked(model, translator.params, arrays)
-    else:
-        what = "the program that looks at a sentence"
-        made = (translator.layout, what, _look_over, (model,))
-        looked = run_over(*made, translator.params, arrays)
+    what, params = "the program that looks at a sentence", translator.params
+    looked = run_model(translator.layout, what, _look, model, params, arrays)
     choices, weights = jax.device_get(looked)
     source, target = (ids[0][ids[0] > 0] for ids in (tokens_BL, best_BT))
     experts: dict[str, list[dict[int, float]]] = {}
@@ -133,10 +127,3 @@ def _look(model: Transformer, params: Any, batch: Mapping[str, jax.Array]) -> An
     with nn.intercept_methods(keep):
         apply_model(*unstacked(model.clone(remat="none"), params), batch, None)
     return choices, weights
-
-
-_looked = jax.jit(_look, static_argnames="model")
-
-
-def _look_over(layout: Any, model: Transformer) -> Any:
-    return jit_over(layout, functools.partial(_look, model))

@@ -1,6 +1,5 @@
 """Counts of the experts that decoded sentences go to, for a test set's atlas."""
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,13 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from m4.data.cache.cache import Cache
-from m4.eval.decoding.decode import Batch
-from m4.eval.decoding.search import jit_over, run_over, unstacked
-from m4.eval.decoding.testsets import train_pairs
+from m4.eval.decoding.decode import Batch, TrainedModel
+from m4.eval.decoding.search import run_model, unstacked
 from m4.model.moe import assigned_choices
 from m4.model.transformer import Transformer
-from m4.parallel.layout import Layout
 from m4.train.measuring import routing_counts
 from m4.train.step import apply_model
 
@@ -34,15 +30,13 @@ class RoutingCounter:
         self,
         path: Path,
         directions: Sequence[str],
-        model: Transformer,
-        params: Any,
+        trained: TrainedModel,
         about: Mapping[str, Any],
-        layout: Layout | None = None,
     ) -> None:
         """Takes the D directions of training, and `about`, JSON that decides the translations."""
         self._path, self._directions = path, list(directions)
         self._about = json.loads(json.dumps(about))
-        self._model, self._params, self._layout = model, params, layout
+        self._trained = trained
         self._counts = routing_counts.Counts(directions)
         if path.is_file():
             there, saved = routing_counts.read(path)
@@ -63,11 +57,8 @@ class RoutingCounter:
         number_B = np.full(len(best_BT), len(self._directions), np.int32)
         number_B[: len(batch.rows)] = self._number_of_source[batch.rows]
         arrays = forced(batch.tokens_BL, best_BT, number_B)
-        if self._layout is None:
-            found = counted(self._model, self._params, arrays)
-        else:
-            what = "the program that counts routing"
-            found = run_over(self._layout, what, _count_over, (self._model,), self._params, arrays)
+        one, what = self._trained, "the program that counts routing"
+        found = run_model(one.layout, what, counted, one.model, one.params, arrays)
         here = [self._directions.index(name) for name in self.current.directions]
         self.current.add({layer: x_DE[here] for layer, x_DE in jax.device_get(found).items()})
 
@@ -94,31 +85,9 @@ def forced(
     }
 
 
-def routing_counter(
-    cache: Cache,
-    model: Transformer,
-    params: Any,
-    folder: Path,
-    split: str,
-    made_by: Mapping[str, Any],
-    layout: Layout | None = None,
-) -> RoutingCounter | None:
-    """Returns a counter for folder/atlas.<split>.json, or None for a model without experts."""
-    if model.encoder_experts is None:
-        return None
-    about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
-    path = folder / f"atlas.{split}.json"
-    return RoutingCounter(path, cache.directions, model, params, about, layout)
-
-
-def _count(model: Transformer, params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def counted(
+    model: Transformer, params: Any, batch: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
     """Returns MoE layer -> assigned choices, int32 [D, E]."""
     _, sown = apply_model(*unstacked(model, params), batch, None)
     return assigned_choices(sown)
-
-
-counted = jax.jit(_count, static_argnames="model")
-
-
-def _count_over(layout: Layout, model: Transformer) -> Any:
-    return jit_over(layout, functools.partial(_count, model))

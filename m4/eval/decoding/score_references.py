@@ -1,10 +1,8 @@
 """Log-probabilities of given translations: one forward pass a batch, without a search."""
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,16 +11,14 @@ from m4.data.preprocess import EOS_ID
 from m4.eval.decoding.decode import (
     SHORTEST_BUCKET,
     OnCut,
-    Pieces,
     Progress,
+    TrainedModel,
     direction_B,
     directions_for,
     encoded_sources,
     warn_of_cut,
 )
-from m4.eval.decoding.search import direction_ids, jit_over, run_over, unstacked
-from m4.eval.decoding.settings import DEFAULTS, Decoding
-from m4.parallel.layout import Layout
+from m4.eval.decoding.search import direction_ids, run_model, unstacked
 
 TOKENS = "encoder_input_tokens", "decoder_target_tokens"  # of a batch
 
@@ -63,24 +59,13 @@ def penalty(alpha: float, tokens: int) -> float:
     return ((5 + tokens) / 6) ** alpha
 
 
-_on_one_device = jax.jit(log_probabilities, static_argnames="model")
-
-
-def _jit_over(layout: Layout, model: nn.Module) -> Any:
-    return jit_over(layout, functools.partial(log_probabilities, model))
-
-
 def score_references(
-    model: nn.Module,
-    params: Any,
-    vocabulary: Pieces,
+    trained: TrainedModel,
     sources: Sequence[str],
     targets: Sequence[str],
-    settings: Decoding = DEFAULTS,
     *,
     directions: Sequence[int] | None = None,
     progress: Progress | None = None,
-    layout: Layout | None = None,
 ) -> list[Scored]:
     """Scores each target, given its tagged source ("<2en> ola mundo"), in their order.
 
@@ -89,18 +74,16 @@ def score_references(
 
     The other arguments are those of `decode.translations`.
     """
+    layout, settings, model = trained.layout, trained.decoding, trained.model
     directions = directions_for(model, directions)
     results: list[Scored | None] = [None] * len(sources)
     done = tokens = 0
-    for chosen, arrays in batches(vocabulary, sources, targets, settings, layout):
+    for chosen, arrays in batches(trained, sources, targets):
         counts = np.count_nonzero(arrays[TOKENS[1]], axis=1).tolist()
         if directions is not None:
             arrays["direction_B"] = direction_B(directions, chosen, len(counts))
-        if layout is None:
-            logp_B = _on_one_device(model, params, arrays)
-        else:
-            what = "the program that scores translations"
-            logp_B = run_over(layout, what, _jit_over, (model,), params, arrays)
+        what = "the program that scores translations"
+        logp_B = run_model(layout, what, log_probabilities, model, trained.params, arrays)
         for row, logp, count in zip(chosen, np.asarray(logp_B).tolist(), counts, strict=False):
             results[row] = Scored(logp, count, logp / penalty(settings.alpha, count))
             tokens += count
@@ -111,21 +94,20 @@ def score_references(
 
 
 def batches(
-    vocabulary: Pieces,
+    trained: TrainedModel,
     sources: Sequence[str],
     targets: Sequence[str],
-    settings: Decoding,
-    layout: Layout | None = None,
     on_cut: OnCut = warn_of_cut,
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
     """Yields batches of pairs of one padded length each, filled up with the last pair.
 
     The arguments are those of `score_references`; with a batch come the numbers of its pairs.
     """
-    longest = settings.max_source_length
-    rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
-    source_ids = encoded_sources(vocabulary, sources, longest, on_cut)
-    target_ids = [[*pieces, EOS_ID] for pieces in vocabulary.encode_targets(targets)]
+    layout, longest = trained.layout, trained.decoding.max_source_length
+    rows = trained.decoding.batch_rows
+    rows = rows if layout is None else layout.rows(rows)
+    source_ids = encoded_sources(trained.vocabulary, sources, longest, on_cut)
+    target_ids = [[*pieces, EOS_ID] for pieces in trained.vocabulary.encode_targets(targets)]
     groups: dict[tuple[int, int], list[int]] = {}
     for row in range(len(sources)):
         widths = _padded(len(source_ids[row])), _padded(len(target_ids[row]))

@@ -235,24 +235,27 @@ def run_over(
         return program(params, layout.batch(batch))
 
 
-def search_over(
-    layout: Layout,
+@functools.cache
+def _on_one_device(function: Callable[..., Any]) -> Any:
+    return jax.jit(function, static_argnames="model")
+
+
+def _jit_model_over(layout: Layout, function: Callable[..., Any], model: nn.Module) -> Any:
+    return jit_over(layout, functools.partial(function, model))
+
+
+def run_model(
+    layout: Layout | None,
+    what: str,
+    function: Callable[..., Any],
     model: nn.Module,
     params: Any,
-    tokens_BL: np.ndarray,
-    target_length: int,
-    beams: int,
-    alpha: float,
-    method: Method = BEST,
-    more: Mapping[str, np.ndarray] | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """Runs `search` over a mesh; all processes call it with the same whole batch.
-
-    B must be what `Layout.rows` gives.
-    """
-    arguments = (model, target_length, beams, alpha, method)
-    batch = {"encoder_input_tokens": tokens_BL, **(more or {})}
-    return run_over(layout, "the program that translates", jit_search, arguments, params, batch)
+    batch: Mapping[str, np.ndarray],
+) -> Any:
+    """Runs the jitted `function(model, params, batch)`, on one device or as `run_over` does."""
+    if layout is None:
+        return _on_one_device(function)(model, params, batch)
+    return run_over(layout, what, _jit_model_over, (function, model), params, batch)
 
 
 def _by_rows(cache: Any) -> Any:

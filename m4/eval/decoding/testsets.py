@@ -2,25 +2,27 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-import flax.linen as nn
 import numpy as np
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import base_language
 from m4.data.preprocess import language_of
-from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.decode import Batch, BatchCounts, as_json, cut_said, translations, warn
-from m4.eval.decoding.settings import Decoding
+from m4.eval.decoding.decode import (
+    Batch,
+    BatchCounts,
+    TrainedModel,
+    as_json,
+    cut_said,
+    translations,
+    warn,
+)
+from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.parallel import distributed
-from m4.parallel.layout import Layout
 from m4.progress import ProgressBar
 from m4.settings import InputError
-
-if TYPE_CHECKING:
-    from m4.eval.decoding.routing_counter import RoutingCounter
 
 _Row = TypeVar("_Row")
 
@@ -117,30 +119,24 @@ class ProgressDecoder:
     Attributes:
         cut: Number of sources that were too long.
         batches: Counts of what is in the batches.
-        factors: Target language -> factor of its limit of tokens.
     """
 
     def __init__(
         self,
         bar: ProgressBar,
-        model: nn.Module,
-        params: Any,
-        vocabulary: Vocabulary | SourceAndTarget,
-        settings: Decoding,
-        counter: "RoutingCounter | None" = None,
-        layout: Layout | None = None,
-        trained: Sequence[str] = (),
-        factors: Mapping[str, int] | None = None,
+        trained: TrainedModel,
+        counter: RoutingCounter | None = None,
+        directions: Sequence[str] = (),
     ) -> None:
-        """Takes the arguments of `translations`, `counter` and the directions of training."""
-        self.factors = factors or {}
+        """Begins to count.
+
+        Args:
+            directions: Those of training.
+        """
         self.cut, self.batches = 0, BatchCounts()
-        self._trained = {name: number for number, name in enumerate(trained)}
-        self._bar, self._counter, self._settings = bar, counter, settings
+        self._numbers = {name: number for number, name in enumerate(directions)}
+        self._bar, self._counter, self._trained = bar, counter, trained
         self._start, self._sentences = time.monotonic(), 0
-        self._decode = lambda sources, **more: translations(
-            model, params, vocabulary, sources, settings, layout=layout, factors=factors, **more
-        )
 
     def __call__(self, sources: Sequence[str], directions: list[str]) -> list[dict[str, Any]]:
         """Returns what a file of hypotheses says of each source: "hypothesis".
@@ -157,9 +153,10 @@ class ProgressDecoder:
 
         if self._counter is not None:
             self._counter.starting(directions)
-        found = self._decode(
+        found = translations(
+            self._trained,
             sources,
-            directions=[self._trained[name] for name in directions] if self._trained else None,
+            directions=[self._numbers[name] for name in directions] if self._numbers else None,
             progress=progress,
             on_cut=on_cut,
             on_batch=self._count,
@@ -168,7 +165,7 @@ class ProgressDecoder:
             self._counter.save()
         self._sentences += len(sources)
         rows = [{"hypothesis": each.texts[0]} for each in found]
-        if self._settings.n_best == 1:
+        if self._trained.decoding.n_best == 1:
             return rows
         return [
             {**row, "direction": direction, **as_json(each)}
@@ -185,9 +182,9 @@ class ProgressDecoder:
         if not distributed.is_primary():
             return
         if cut := Counter(limit for _, limit in self.batches.unended):
-            print(f"{name}: {cut_said(cut, self._settings, self.factors)}")
+            print(f"{name}: {cut_said(cut, self._trained.decoding, self._trained.factors)}")
         if self.cut:
             warn(
                 f"{name}: {self.cut} sources were cut to Decoding.max_source_length = "
-                f"{self._settings.max_source_length} pieces"
+                f"{self._trained.decoding.max_source_length} pieces"
             )

@@ -3,22 +3,28 @@
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TextIO
-
-import flax.linen as nn
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import NamedTuple, TextIO
 
 from m4.data.languages import describe
-from m4.data.preprocess import split_direction
+from m4.data.preprocess import split_direction, tag
+from m4.data.sentences import Chunks, chunks, joined
 from m4.data.sources.reading.lines import Reason, carriage_return, line_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
-from m4.eval.decoding.decode import BatchCounts, Translations, as_json, warn
-from m4.eval.decoding.lines import UNENDED, Line, translate_lines
-from m4.eval.decoding.settings import DEFAULTS, Decoding
-from m4.parallel.layout import Layout
+from m4.eval.decoding.decode import (
+    BatchCounts,
+    TrainedModel,
+    Translations,
+    as_json,
+    translations,
+    warn,
+)
 from m4.settings import InputError
 
+UNENDED = "unended "
 _PIPE_BYTES = 1 << 16  # what a pipe holds on Linux
 # Waiting lines are taken this many batches at a time: sorted by length, they fill batches better.
 _BATCHES_AT_ONCE = 4
@@ -66,22 +72,16 @@ def json_line(line: str, found: Translations, to: str) -> str:
 
 
 @dataclass(frozen=True)
-class Translator:
-    """A model ready to translate."""
+class Translator(TrainedModel):
+    """A model ready to translate lines of text."""
 
-    model: nn.Module  # A module with T5X's contract
-    params: Any
-    vocabulary: Vocabulary | SourceAndTarget  # turns text into ids and back
-    decoding: Decoding = DEFAULTS
+    vocabulary: Vocabulary | SourceAndTarget
     # Lines that are translated together, in the place of decoding.batch_rows: of what a user types
     # few are waiting.
     batch_rows: int = 8
-    layout: Layout | None = None  # Sharding of the parameters. Defaults to one device.
     normalise: Callable[[str], str] = str  # what training does to a text
     trained: Sequence[str] = ()  # directions of training, in their order
     source: str | None = None  # language of the lines, for a gate by task; defaults to English
-    # Target language -> factor of its limit of tokens (`Cache.length_factors`).
-    factors: Mapping[str, int] = field(default_factory=dict)
 
     def directions(self, to: str, lines: int) -> list[int] | None:
         """Returns the direction of each line, or None for a model that does not look at them.
@@ -232,3 +232,116 @@ def _decode_lines(raw: Sequence[bytes]) -> tuple[list[str], Reason | None]:
             return lines, line
         lines.append(line)
     return lines, None
+
+
+class Line(NamedTuple):
+    """A normalised line and the language to translate it into."""
+
+    source: str
+    to: str
+
+
+def translate_lines(
+    translator: Translator,
+    lines: Sequence[Line],
+    batches: BatchCounts,
+    progress: Callable[[int], None],
+    too_long: Callable[[int, str], None],
+    prefixes: Sequence[str] | None = None,
+) -> list[tuple[Translations, Counter[str]]]:
+    """Translates lines; one that is too long in chunks, a blank one not at all.
+
+    Args:
+        prefixes: Text that each translation begins with. Defaults to `Decoding.prefix`.
+        batches: Counts what is in the batches.
+        progress: Called after every batch with the number of lines that are done, about.
+        too_long: Called with the index of a line that is too long and what becomes of it.
+
+    Returns:
+        The translations of each line, and what was counted of it: lines, blank, split (lines in
+        chunks), chunks, cut (sentences that were cut to fit), shortened (chunks that no cut makes
+        fit), "unended LIMIT" (translations at this limit).
+    """
+    each = _chunks(translator, lines, too_long)
+    counts = [Counter(lines=1, blank=not found.texts, split=len(found.texts) > 1, cut=found.cut,
+                      chunks=len(found.texts)) for found in each]  # fmt: skip
+    sources = [(i, text) for i, found in enumerate(each) for text in found.texts]
+    begins = prefixes or [translator.normalise(translator.decoding.prefix or "")] * len(lines)
+    begins = [begins[i] if k == 0 else "" for i, found in enumerate(each)
+              for k, _ in enumerate(found.texts)]  # fmt: skip
+
+    def on_cut(index: int, pieces: int, limit: int) -> None:
+        counts[sources[index][0]]["shortened"] += 1
+        too_long(sources[index][0], f"{pieces} pieces, cut to {limit}")
+
+    batches.unended = []
+    done = iter(
+        translations(
+            translator, [tag(text, lines[i].to) for i, text in sources],
+            prefixes=begins, directions=_directions(translator, [lines[i].to for i, _ in sources]),
+            progress=lambda done, all_sentences, _: progress(len(lines) * done // all_sentences),
+            on_cut=on_cut, on_batch=batches,
+        )
+    )  # fmt: skip
+    for index, limit in batches.unended:
+        counts[sources[index][0]][f"{UNENDED}{limit}"] += 1
+    whole = [together([next(done) for _ in found.texts], line.to)
+             for line, found in zip(lines, each, strict=True)]  # fmt: skip
+    return list(zip(whole, counts, strict=True))
+
+
+def _directions(translator: Translator, targets: Sequence[str]) -> list[int] | None:
+    """Returns the direction of each source, or None for a model that does not look at them."""
+    by_target = {to: translator.directions(to, 1) for to in set(targets)}
+    found = [each for to in targets for each in by_target[to] or ()]
+    return found or None
+
+
+def _chunks(
+    translator: Translator, lines: Sequence[Line], too_long: Callable[[int, str], None]
+) -> list[Chunks]:
+    """Returns the chunks that are translated of each line."""
+    most = translator.decoding.max_source_length
+
+    def pieces(lines: Sequence[Line]) -> list[int]:
+        tagged = [tag(line.source, line.to) for line in lines]
+        return [len(ids) + 1 for ids in translator.vocabulary.encode_tagged(tagged)]
+
+    found = []
+    for i, (line, size) in enumerate(zip(lines, pieces(lines), strict=True)):
+        split = Chunks([line.source] if line.source.strip() else [], 0)
+        if size > most:
+            split = chunks(
+                line.source, lambda text, to=line.to: pieces([Line(text, to)])[0] <= most
+            )
+            more = f", {split.cut} sentences cut to fit" if split.cut else ""
+            too_long(i, f"{size} pieces, translated in {len(split.texts)} chunks{more}")
+        found.append(split)
+    return found
+
+
+def together(chunks: Sequence[Translations], to: str) -> Translations:
+    """Joins the translations of a line's chunks rank by rank; scores become means.
+
+    A chunk without so many translations has its last one again. Without chunks the translation is
+    empty.
+    """
+    if not chunks:
+        return Translations([""], [0.0])
+    most = max(len(each.texts) for each in chunks)
+    ranks = [[min(rank, len(each.texts) - 1) for each in chunks] for rank in range(most)]
+
+    def means(values: Sequence[Sequence[float]]) -> list[float]:
+        return [fmean(each[k] for each, k in zip(values, rank, strict=True)) for rank in ranks]
+
+    gains = [each.utilities for each in chunks if each.utilities is not None]
+    # Byte fallback can spell a line break; a line must stay one line.
+    texts = [
+        joined(
+            [" ".join(each.texts[k].splitlines()) for each, k in zip(chunks, rank, strict=True)], to
+        )
+        for rank in ranks
+    ]
+    return Translations(
+        texts, means([each.scores for each in chunks]), means(gains) if gains else None
+    )

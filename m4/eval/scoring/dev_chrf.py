@@ -7,6 +7,7 @@ import numpy as np
 
 from m4.data.cache.cache import Cache
 from m4.data.preprocess import split_direction, tag
+from m4.eval.decoding.decode import TrainedModel, translations
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import split_pairs
 from m4.eval.metrics.chrf import chrf
@@ -14,7 +15,7 @@ from m4.eval.metrics.chrf import chrf
 
 def dev_chrf(
     cache: Cache,
-    translate: Callable[..., list[str]],
+    ready: Callable[[Any, Decoding], TrainedModel],
     decoding: Decoding,
     directions: Sequence[str],
     limit: int | None = None,
@@ -25,6 +26,7 @@ def dev_chrf(
     long before its translations stop improving.
 
     Args:
+        ready: Gives parameters and settings to the model.
         directions: Directions that have dev sentences.
         limit: Takes the first sentences of each direction. Defaults to all.
     """
@@ -44,13 +46,14 @@ def dev_chrf(
     )
 
     def run(params: Any) -> dict[str, float]:
-        given = {"params": params, "sources": sources, "directions": numbers}
-        hypotheses = iter(translate(**given, settings=greedy))
+        model = ready(params, greedy)
+        found = translations(model, sources, directions=numbers, on_cut=lambda *_: None)
+        hypotheses = iter(each.texts[0] for each in found)
         scores = {}
         for direction, sentences in pairs.items():
-            found = [next(hypotheses) for _ in sentences]
+            texts = [next(hypotheses) for _ in sentences]
             references = [reference for _, reference in sentences]
-            scores[direction] = chrf(found, references, split_direction(direction)[1]).value()
+            scores[direction] = chrf(texts, references, split_direction(direction)[1]).value()
         return {
             "dev/chrf": float(np.mean(list(scores.values()))),
             **{f"dev/chrf/{direction}": score for direction, score in scores.items()},

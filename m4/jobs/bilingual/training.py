@@ -22,6 +22,7 @@ import jax
 from jax.sharding import Mesh
 
 from m4.build import build
+from m4.eval.decoding.decode import translations
 from m4.eval.decoding.hypotheses import decode_to_files, hypotheses_path
 from m4.eval.decoding.testsets import Portion
 from m4.experiment import Experiment
@@ -286,7 +287,7 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
     training = experiment.training
     cache = experiment.data.corpus.build(folder / "data")
     parts = build(experiment, cache, make_mesh=lambda: mesh_for(training, devices))
-    translate, decoding = parts.translate(), experiment.decoding
+    decoding = experiment.decoding
     trained = loop.train(
         parts.program,
         training,
@@ -299,9 +300,9 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
 
     def hypotheses(sources: list[str], directions: list[str]) -> list[dict[str, str]]:
         numbers = [cache.directions.index(each) for each in directions]
-        given = {"params": trained.params, "sources": sources, "directions": numbers}
-        found = translate(**given, settings=decoding)
-        return [{"hypothesis": each} for each in found]
+        model = parts.ready(trained.params, decoding)
+        found = translations(model, sources, directions=numbers, on_cut=lambda *_: None)
+        return [{"hypothesis": each.texts[0]} for each in found]
 
     decode_to_files(
         hypotheses,

@@ -23,10 +23,11 @@ from m4.data.preprocess import language_of, split_direction, tag
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.trim import trimmed, used_ids
 from m4.data.vocabulary.vocabulary import Vocabulary
-from m4.eval.decoding.decode import decode
+from m4.eval.decoding.decode import translations
 from m4.eval.decoding.inference_checkpoint import placed, restore_params
 from m4.eval.decoding.routing_counter import counted, forced
 from m4.eval.decoding.score_references import TOKENS, batches, score_references
+from m4.eval.decoding.search import run_model
 from m4.eval.decoding.testsets import Portion, split_pairs
 from m4.eval.decoding.translate import Translator
 from m4.eval.metrics import bleu as bleus
@@ -154,17 +155,16 @@ def use_of(model: Translator, pairs: Mapping[str, Sequence[tuple[str, str]]]) ->
 
     pairs: By direction.
     """
-    module: Any = model.model
-    found = Counts(model.trained)
+    found, what = Counts(model.trained), "the program that counts routing"
     for direction, sentences in pairs.items():
         sources, targets = _sides(direction, sentences)
-        given = model.vocabulary, sources, targets, model.decoding
-        for rows, arrays in batches(*given, on_cut=lambda *_: None):
+        for rows, arrays in batches(model, sources, targets, on_cut=lambda *_: None):
             number_B = np.full(len(arrays[TOKENS[0]]), len(found.directions), np.int32)
             number_B[: len(rows)] = found.directions.index(direction)  # others are not counted
             source_BL, target_BT = (arrays[name] for name in TOKENS)
             batch = forced(source_BL, target_BT, number_B)
-            found.add(jax.device_get(counted(module, model.params, batch)))
+            here = run_model(None, what, counted, model.model, model.params, batch)
+            found.add(jax.device_get(here))
     return {layer: count_DE.sum(axis=0) for layer, count_DE in found.layers.items()}
 
 
@@ -274,8 +274,7 @@ def scores(
     """Returns the loss in nats a token of the references, and BLEU in percent."""
     sources, references = _sides(direction, pairs)
     number = [model.trained.index(direction)] * len(sources)
-    given = (model.model, model.params, model.vocabulary, sources)
-    scored = score_references(*given, references, model.decoding, directions=number)
-    texts = decode(*given, model.decoding, directions=number, factors=model.factors)
+    scored = score_references(model, sources, references, directions=number)
+    texts = [each.texts[0] for each in translations(model, sources, directions=number)]
     nll = -sum(each.logprob for each in scored) / sum(each.tokens for each in scored)
     return nll, bleus.bleu(texts, references, split_direction(direction)[1]).value()

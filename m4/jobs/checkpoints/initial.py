@@ -1,13 +1,14 @@
-"""The trained model that a new one begins from, opened and checked (`m4.train.initial`)."""
+"""Where a training begins: at a checkpoint, or from a trained model (`m4.train.initial`)."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.experiment import Experiment, Training, changes
@@ -20,6 +21,7 @@ from m4.parallel.layout import Layout
 from m4.settings import SettingError
 from m4.storage import run_folder
 from m4.storage.local_copy import fetched
+from m4.storage.steps import latest_step, whole_step
 from m4.train import initial
 from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use, check_adafactor
 from m4.train.program import TrainProgram
@@ -235,3 +237,39 @@ def _known_step(rules: InitialModel, run: Path) -> int | None:
         case {"run": rules.run, "step": int() as step}:
             return step
     return None
+
+
+class Start(NamedTuple):
+    """A training that can begin."""
+
+    # The experiment; of the dense model for comparison, one without experts.
+    experiment: Experiment
+    folder: Path  # the model's folder
+    step: int | None  # The step that training resumes from; None where it begins.
+    source: Source | None  # The model that it begins from. Defaults to none.
+
+
+def check_start(experiment: Experiment, *, dense: bool = False, writes: bool = True) -> Start:
+    """Checks all of a training that is known before the corpus is built.
+
+    Args:
+        dense: Whether the same model without experts is trained.
+        writes: Whether damaged checkpoints are moved aside.
+
+    Raises:
+        SettingError: Sizes that cannot be; there is no run or checkpoint to begin from.
+        InputError: No rule takes over a parameter.
+    """
+    folder = experiment.model_folder(dense)
+    experiment = experiment.dense() if dense else experiment
+    expected, training = build(experiment, None), experiment.training
+    expected.check_training()
+    checkpoints = folder / "checkpoints"
+    step = distributed.on_primary_then_broadcast(
+        "checkpoints",
+        lambda: whole_step(checkpoints, move_aside=True) if writes else latest_step(checkpoints),
+    )
+    source = None
+    if step is None and training.initial is not None:
+        source = check_beginning(training.initial, experiment.folder, expected.model, training)
+    return Start(experiment, folder, step, source)

@@ -136,7 +136,7 @@ class _Scorer:
         self._decoder = PortionDecoder(experiment, portion)
         self._experiment, self._portion = experiment, portion
         self._folder = experiment.folder
-        self._system = system_name(self._decoder.model)
+        self._system = system_name(self._decoder.parts.model)
         found = tried(experiment.decoding.metrics)
         self._metrics = [*found]
         self._lower_is_better = found[self._metrics[0]].lower_is_better

@@ -8,7 +8,6 @@ from typing import Any
 from m4.build import build
 from m4.data.preprocess import tag
 from m4.eval.decoding.hypotheses import decode_to_files
-from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.score_references import score_references
 from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import check_language
@@ -36,9 +35,8 @@ def score(
     build(experiment.dense() if dense else experiment, None).check_decoding()
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
     portion = PortionDecoder(experiment, Portion(split), dense=dense)
-    cache, model, layout, pairs = portion.cache, portion.model, portion.layout, portion.pairs
-    params, _, _ = restore_params(model, folder / "checkpoints", found, cache.vocabulary, layout)
-    decoding = portion.experiment.decoding
+    cache, pairs, trained = portion.cache, portion.pairs, portion.restored(found)
+    decoding = trained.decoding
     made_by = {name: getattr(decoding, name) for name in ("alpha", "max_source_length")}
     made_by |= {"step": found, "vocabulary": cache.vocabulary.fingerprint}
 
@@ -48,9 +46,9 @@ def score(
             chosen = dict.fromkeys(directions)
             targets = [reference for each in chosen for _, reference in pairs[each]]
             given = score_references(
-                model, params, cache.vocabulary, sources, targets, decoding,
+                trained, sources, targets,
                 directions=[cache.directions.index(each) for each in directions],
-                progress=lambda done, *_: bar.update(done), layout=layout,
+                progress=lambda done, *_: bar.update(done),
             )  # fmt: skip
             return [each._asdict() for each in given]
 
@@ -78,10 +76,8 @@ def score_files(
     ready = dataclasses.replace(translator(experiment), source=language)
     check_language(to, ready.languages)
     given = score_references(
-        ready.model, ready.params, ready.vocabulary,
-        [tag(ready.normalise(line), to) for line in sources],
-        [ready.normalise(line) for line in targets], ready.decoding, layout=ready.layout,
-        directions=ready.directions(to, len(sources)),
+        ready, [tag(ready.normalise(line), to) for line in sources],
+        [ready.normalise(line) for line in targets], directions=ready.directions(to, len(sources)),
     )  # fmt: skip
     for line, translation, each in zip(sources, targets, given, strict=True):
         yield {"source": line, "target": translation, "to": to, **each._asdict()}

@@ -6,11 +6,12 @@ from typing import Any
 
 from m4.build import build
 from m4.data.sources import SPLITS
+from m4.eval.decoding.decode import TrainedModel
 from m4.eval.decoding.hypotheses import Translate, decode_to_files, missing
 from m4.eval.decoding.inference_checkpoint import restore_params
-from m4.eval.decoding.routing_counter import routing_counter
+from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.eval.decoding.t5x_lines import write_tasks
-from m4.eval.decoding.testsets import Portion, ProgressDecoder
+from m4.eval.decoding.testsets import Portion, ProgressDecoder, train_pairs
 from m4.experiment import Experiment
 from m4.jobs.decoding.portions import open_for, sentences
 from m4.parallel import distributed
@@ -69,8 +70,7 @@ class PortionDecoder:
         folder: Folder of the model.
         cache: The corpus.
         pairs: Direction -> (source, reference) of its sentences.
-        model: The model without parameters.
-        layout: Sharding of the parameters, or None on one device.
+        parts: The parts of the experiment.
     """
 
     def __init__(self, experiment: Experiment, portion: Portion, *, dense: bool = False) -> None:
@@ -81,12 +81,22 @@ class PortionDecoder:
         self.portion = portion
         self.cache = open_for(experiment, portion.split)
         self.pairs = sentences(experiment, self.cache, portion)
-        parts = build(self.experiment, self.cache)
-        self.model, self.layout = parts.model, parts.layout()
+        self.parts = build(self.experiment, self.cache)
+        self._layout = self.parts.layout()  # refused before anything is translated
 
     def missing(self, step: int, folder: Path) -> list[str]:
         """Returns the directions whose translations by this step are not in `folder`."""
         return missing(folder, self.portion.name, self.pairs, self._made_by(step))
+
+    def restored(self, step: int) -> TrainedModel:
+        """Returns the model with the parameters of a step."""
+        checkpoints, vocabulary = self.folder / "checkpoints", self.cache.vocabulary
+        params, *_ = restore_params(self.parts.model, checkpoints, step, vocabulary, self._layout)
+        decoding = self.experiment.decoding
+        if decoding.prefix is not None:
+            prefix = self.experiment.data.corpus.cleaning.normalise(decoding.prefix)
+            decoding = dataclasses.replace(decoding, prefix=prefix)
+        return self.parts.ready(params, decoding)
 
     def decode(self, step: int, folder: Path) -> None:
         """Translates what is missing in `folder` with the checkpoint of a step.
@@ -94,20 +104,15 @@ class PortionDecoder:
         Raises:
             InputError: Training has removed it, it is damaged, or of another model.
         """
-        cache, model, layout = self.cache, self.model, self.layout
-        pairs, made_by = self.pairs, self._made_by(step)
-        checkpoints, split = self.folder / "checkpoints", self.portion.name
-        params, _, _ = restore_params(model, checkpoints, step, cache.vocabulary, layout)
-        counter = routing_counter(cache, model, params, folder, split, made_by, layout)
-        decoding = self.experiment.decoding
-        if decoding.prefix is not None:
-            prefix = self.experiment.data.corpus.cleaning.normalise(decoding.prefix)
-            decoding = dataclasses.replace(decoding, prefix=prefix)
+        cache, pairs, made_by = self.cache, self.pairs, self._made_by(step)
+        split = self.portion.name
+        trained, counter = self.restored(step), None
+        if self.parts.model.encoder_experts is not None:
+            about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
+            path = folder / f"atlas.{split}.json"
+            counter = RoutingCounter(path, cache.directions, trained, about)
         with ProgressBar(self._name, sum(map(len, pairs.values())), "sentences") as bar:
-            translate = ProgressDecoder(
-                bar, model, params, cache.vocabulary, decoding, counter, layout, cache.directions,
-                cache.length_factors,
-            )  # fmt: skip
+            translate = ProgressDecoder(bar, trained, counter, cache.directions)
             decode_to_files(self._normalised(translate), folder, split, pairs, made_by)
             bar.update(bar.total)
         if distributed.is_primary() and translate.batches.sentences:

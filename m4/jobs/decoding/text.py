@@ -12,9 +12,16 @@ from typing import NamedTuple, TextIO
 
 from m4.data.preprocess import split_direction
 from m4.eval.decoding.decode import BatchCounts, Translations, cut_said, warn
-from m4.eval.decoding.lines import UNENDED, Line, translate_lines
 from m4.eval.decoding.t5x_lines import t5x_line
-from m4.eval.decoding.translate import Translator, check_language, first_text, json_line
+from m4.eval.decoding.translate import (
+    UNENDED,
+    Line,
+    Translator,
+    check_language,
+    first_text,
+    json_line,
+    translate_lines,
+)
 from m4.eval.text import STANDARD, Output, Text, copy_of_standard_input, outputs_of, texts_of
 from m4.experiment import Experiment
 from m4.jobs.corpus import open_vocabulary

@@ -17,12 +17,9 @@ from m4.eval.decoding.decode import (
     BatchCounts,
     batches,
     cut_said,
-    decode,
     default_buckets,
     target_limit,
-    translations,
 )
-from m4.eval.decoding.score_references import score_references
 from m4.eval.decoding.settings import Decoding
 from m4.eval.metrics.bleu import bleu
 from m4.model.gates.by_direction import by_direction
@@ -31,7 +28,16 @@ from m4.parallel.layout import Layout
 from m4.parallel.mesh import axis_rules_context, make_mesh
 from m4.settings import InputError, SettingError
 from tests.eval.search_over_lists import search_over_lists
-from tests.eval.small_model import MOE, SETTINGS, Words, sentences, tiny
+from tests.eval.small_model import (
+    MOE,
+    SETTINGS,
+    Words,
+    decode,
+    score_references,
+    sentences,
+    tiny,
+    translations,
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-from m4.eval.decoding.decode import decode
 from m4.eval.decoding.explain import explain
 from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.eval.decoding.translate import Translator
@@ -19,7 +18,7 @@ from m4.model.transformer import abstract_variables
 from m4.parallel.layout import Layout
 from m4.parallel.mesh import make_mesh
 from m4.settings import InputError
-from tests.eval.small_model import SETTINGS, Words, tiny
+from tests.eval.small_model import SETTINGS, Words, decode, tiny
 
 
 class Shown(Words):
@@ -44,7 +43,7 @@ def test_pieces_experts_and_attention(tmp_path: Path, changes: dict[str, Any]) -
     assert found.target in ([*written, "</s>"], written)  # without an end at the limit
     N, T = len(found.source), len(found.target)
     # The experts are those that the atlas counts, two a token, whose weights sum to 1.
-    counter = RoutingCounter(tmp_path / "a.json", ["en-xx"], ready.model, ready.params, {})  # type: ignore[arg-type]
+    counter = RoutingCounter(tmp_path / "a.json", ["en-xx"], ready, {})
     counter.starting(["en-xx"])
     decode(ready.model, ready.params, Words(), [f"<2xx> {line}"], SETTINGS, on_batch=counter)
     assert found.experts.keys() == counter.current.layers.keys() == {"encoder_0", "decoder_0"}

@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m4.eval.decoding import lines as module
+from m4.eval.decoding import translate as module
 from m4.eval.decoding.decode import Batch, BatchCounts, Translations
-from m4.eval.decoding.lines import Line, together, translate_lines
 from m4.eval.decoding.settings import Decoding
-from m4.eval.decoding.translate import Translator
+from m4.eval.decoding.translate import Line, Translator, together, translate_lines
 
 
 class Words:
@@ -23,10 +22,11 @@ class Words:
 def _model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that answers in capitals; the first source has no end."""
 
-    def louder(model: Any, params: Any, pieces: Any, sources: Any, settings: Any, **more: Any):
+    def louder(trained: Translator, sources: Any, **more: Any):
+        longest = trained.decoding.max_source_length
         for index, source in enumerate(sources):
-            if len(source.split()) + 1 > settings.max_source_length:
-                more["on_cut"](index, len(source.split()) + 1, settings.max_source_length)
+            if len(source.split()) + 1 > longest:
+                more["on_cut"](index, len(source.split()) + 1, longest)
             best_BT = np.full((2, 3), 5 if index == 0 else 1)
             more["on_batch"](Batch([index], np.ones((2, 4), np.int32)), best_BT)
             more["progress"](index + 1, len(sources), 0)

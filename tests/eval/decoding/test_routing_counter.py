@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from m4.eval.decoding import routing_counter
-from m4.eval.decoding.decode import Batch, decode
+from m4.eval.decoding.decode import Batch, TrainedModel
 from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.model.transformer import Transformer
-from tests.eval.small_model import SETTINGS, Words, sentences, tiny
+from tests.eval.small_model import SETTINGS, Words, decode, sentences, tiny
 
 NAMES = [f"en-x{i}" for i in range(9)]
 
@@ -23,7 +23,9 @@ NAMES = [f"en-x{i}" for i in range(9)]
 def test_every_token_of_source_and_translation_has_two_choices(tmp_path: Path) -> None:
     model, params = tiny(directions=len(NAMES))
     texts = sentences(9, seed=3)
-    counter = RoutingCounter(tmp_path / "atlas.json", NAMES, model, params, {})
+    counter = RoutingCounter(
+        tmp_path / "atlas.json", NAMES, TrainedModel(model, params, Words()), {}
+    )
     counter.starting(NAMES)
     got = decode(model, params, Words(), texts, SETTINGS, on_batch=counter)
     # The same translations as without.
@@ -42,7 +44,9 @@ def test_the_choices_are_those_of_the_search(tmp_path: Path) -> None:
     tokens_BL = np.zeros((1, 16), np.int32)
     tokens_BL[0, :3] = 3, 5, 1
     best_BT = np.array([[7, 9, 4, 1, 0, 0, 0, 0, 0, 0]], np.int32)
-    counter = RoutingCounter(tmp_path / "atlas.json", ["en-xx"], model, params, {})
+    counter = RoutingCounter(
+        tmp_path / "atlas.json", ["en-xx"], TrainedModel(model, params, Words()), {}
+    )
     counter.starting(["en-xx"])
     counter(Batch([0], tokens_BL), best_BT)
     variables: Any = {"params": params}
@@ -85,14 +89,16 @@ def test_counts_grow_by_groups_and_are_replaced_for_another_model(
     def counted(step: int, group: list[str], expert: int) -> dict[str, Any]:
         """One sentence of each of `group`, of two tokens: both choose `expert`."""
 
-        def forward(model: Any, params: Any, arrays: Any) -> dict[str, np.ndarray]:
+        def forward(*arguments: Any) -> dict[str, np.ndarray]:
+            arrays = arguments[-1]
             assigned_DE = np.zeros((2, 3), np.int64)
             numbers_B = arrays["direction_ids"][:, 0]
             np.add.at(assigned_DE, (numbers_B[numbers_B < 2], expert), 2)
             return {"encoder_1": assigned_DE}
 
-        monkeypatch.setattr(routing_counter, "_counted", forward)
-        counter = RoutingCounter(path, directions, model, {}, {"made_by": {"step": step}})
+        monkeypatch.setattr(routing_counter, "run_model", forward)
+        trained = TrainedModel(model, {}, Words())
+        counter = RoutingCounter(path, directions, trained, {"made_by": {"step": step}})
         counter.starting(group)
         # The last row only fills the batch up.
         rows, tokens = list(range(len(group))), np.ones((len(group) + 1, 2), np.int32)

@@ -8,11 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from m4.eval.decoding.decode import translations
 from m4.eval.decoding.methods.sampling import Sampling
-from m4.eval.decoding.score_references import score_references
 from m4.settings import InputError, SettingError
-from tests.eval.small_model import SETTINGS, Words, sentences, tiny
+from tests.eval.small_model import SETTINGS, Words, score_references, sentences, tiny, translations
 
 TEXTS = sentences(16, seed=1)
 PREFIXES = ["w3 w5", "", "w9", ""] + [""] * 12

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from m4.eval.decoding import search as searching
-from m4.eval.decoding.decode import batches, decode
+from m4.eval.decoding.decode import TrainedModel, batches
 from m4.eval.decoding.inference_checkpoint import restore_params, trained_step
 from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.eval.decoding.score_references import log_probabilities, penalty
-from m4.eval.decoding.search import search, search_over
+from m4.eval.decoding.search import search
 from m4.model.dispatch.all_to_all import all_to_all
 from m4.model.dispatch.einsum import einsum
 from m4.model.transformer import abstract_variables
@@ -26,7 +26,7 @@ from m4.parallel.layout import Layout
 from m4.parallel.mesh import Rules, make_mesh
 from m4.plan.hlo import collectives
 from m4.storage.checkpoints import Checkpoints, shapes
-from tests.eval.small_model import MOE, SETTINGS, Words, sentences, tiny
+from tests.eval.small_model import MOE, SETTINGS, Words, decode, sentences, tiny
 
 TEXTS = sentences(11, seed=1)
 THOROUGH = pytest.mark.thorough
@@ -49,7 +49,9 @@ def run(
 ) -> tuple[list[str], dict[str, np.ndarray], np.ndarray]:
     # A direction a sentence: the counts of each.
     names = [f"en-{i}" for i in range(len(TEXTS))]
-    counter = RoutingCounter(Path("unread"), names, model, params, {}, layout)
+    counter = RoutingCounter(
+        Path("unread"), names, TrainedModel(model, params, Words(), layout=layout), {}
+    )
     counter.starting(names)
     settings = replace(SETTINGS, beams=beams, batch_rows=rows, max_source_length=16)
     texts = decode(model, params, Words(), TEXTS, settings, layout=layout, on_batch=counter)
@@ -58,8 +60,13 @@ def run(
     ids = [[*pieces, 1] for pieces in Words().encode_tagged(TEXTS)]
     rows = rows if layout is None else layout.rows(rows)
     for batch in batches(ids, [16], rows):
-        asked = (model, params, batch.tokens_BL, 10, beams, 0.6)
-        _, found = search(*asked) if layout is None else search_over(layout, *asked)
+        options = 10, beams, 0.6, searching.BEST
+        if layout is None:
+            _, found = search(model, params, batch.tokens_BL, *options)
+        else:
+            what, sources = "the program that translates", {"encoder_input_tokens": batch.tokens_BL}
+            asked = layout, what, searching.jit_search, (model, *options), params, sources
+            _, found = searching.run_over(*asked)
         scores[batch.rows] = np.asarray(found)[: len(batch.rows), 0]
     return texts, counter.current.layers, scores
 

@@ -16,7 +16,7 @@ import pytest
 
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
-from m4.eval.decoding import lines
+from m4.eval.decoding import translate
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.settings import Decoding
@@ -40,8 +40,9 @@ class Louder:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, model, params, pieces, sources, settings, *, on_cut, **options):
+    def __call__(self, trained, sources, *, on_cut, **options):
         self.calls.append(sources)
+        settings = trained.decoding
         for index, source in enumerate(sources):
             if len(source.split()) >= settings.max_source_length:
                 on_cut(index, len(source.split()) + 1, settings.max_source_length)
@@ -51,7 +52,7 @@ class Louder:
 @pytest.fixture
 def louder(monkeypatch):
     louder = Louder()
-    monkeypatch.setattr(lines, "translations", louder)
+    monkeypatch.setattr(translate, "translations", louder)
     return louder
 
 
@@ -204,7 +205,9 @@ def test_from_a_checkpoint(pieces, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "restore", removed)
     assert restore_params(model, tmp_path / "checkpoints")[1] == 5
-    translator = Translator(model, restored, pieces, Decoding(beams=2, max_target_length=6), 2)
+    translator = Translator(
+        model, restored, pieces, Decoding(beams=2, max_target_length=6), batch_rows=2
+    )
     lines = ["ola mundo", "", "bo día"]
     translated = translator.translate(lines, "en")
     assert translated[1] == ""

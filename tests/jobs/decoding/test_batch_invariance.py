@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from m4 import config
+from m4.eval.decoding.decode import TrainedModel
 from m4.eval.decoding.testsets import Portion
 from m4.settings import InputError
 from tests.eval.small_model import MOE, SETTINGS, Words, sentences, tiny
@@ -36,8 +37,8 @@ def test_no_token_changes_by_batch_order_or_mesh(
 
 
 def test_changed_tokens_are_counted(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(model: Any, params: Any, pieces: Any, texts: Any, settings: Any, *more: Any):
-        return [[7, 8, 8, 1] if settings.batch_rows == 8 else [7, 9, 1] for _ in texts]
+    def found(model: TrainedModel, texts: Any, *more: Any):
+        return [[7, 8, 8, 1] if model.decoding.batch_rows == 8 else [7, 9, 1] for _ in texts]
 
     monkeypatch.setattr(job, "translated", found)
     # Of 7 9 1 -> 7 8 8 1 two tokens are others and one is new, on one device and over the mesh.
@@ -50,7 +51,9 @@ def test_a_model_that_drops_tokens_depends_on_its_batch(dropping: bool) -> None:
     model, params = tiny(moe=partial(MOE, decode_capacity_factor=0.5) if dropping else MOE)
     texts = sentences(11, seed=1)
     one, *others = (
-        job.translated(model, params, Words(), texts, replace(SETTINGS, batch_rows=rows), None, mix)
+        job.translated(
+            TrainedModel(model, params, Words(), replace(SETTINGS, batch_rows=rows)), texts, mix
+        )
         for rows, mix in ((1, False), (8, False), (8, True))
     )
     differ = [sum(map(job.changed, one, each)) for each in others]

@@ -10,7 +10,6 @@ import optax
 import pytest
 from scipy.cluster.vq import ClusterError
 
-from m4.eval.decoding.decode import decode
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.model.gates.hash import hash, make_table
 from m4.model.moe import MoeLayer
@@ -19,7 +18,7 @@ from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.mesh import make_mesh
 from m4.storage.checkpoints import Checkpoints
 from m4.train.state import initialize
-from tests.eval.small_model import SETTINGS, VOCAB, Words
+from tests.eval.small_model import SETTINGS, VOCAB, Words, decode
 from tests.model.gates.golden import slots
 from tests.shared import small_layer, small_model
 from tests.train.trainers import program_of

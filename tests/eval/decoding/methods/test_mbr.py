@@ -8,10 +8,10 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from m4.eval.decoding.decode import translations, utilities
+from m4.eval.decoding.decode import utilities
 from m4.eval.metrics.bleu import bleu
 from m4.eval.metrics.chrf import chrf
-from tests.eval.small_model import SETTINGS, Words, sentences, tiny
+from tests.eval.small_model import SETTINGS, Words, sentences, tiny, translations
 
 SAID = ["the cat sat down", "the cat sat", "a dog ran", "the cat sat"]
 

@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import pytest
 
-from m4.eval.decoding.decode import translations
 from m4.eval.decoding.methods.sampling import Sampling
 from m4.model.transformer import abstract_variables
 from m4.parallel.layout import Layout
 from m4.parallel.mesh import make_mesh
-from tests.eval.small_model import SETTINGS, Words, sentences, tiny
+from tests.eval.small_model import SETTINGS, Words, sentences, tiny, translations
 
 
 @pytest.mark.slow

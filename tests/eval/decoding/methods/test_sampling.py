@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.eval.decoding.decode import translations
 from m4.eval.decoding.methods.constraints import NEG_INF
 from m4.eval.decoding.methods.sampling import Sampling, filtered, sample
-from tests.eval.small_model import SETTINGS, Words, sentences, tiny
+from tests.eval.small_model import SETTINGS, Words, sentences, tiny, translations
 
 P_V = np.array([0.4, 0.25, 0.2, 0.1, 0.05])
 

@@ -97,6 +97,14 @@ def test_neither_corpus_nor_training_is_needed(run: Path, files: Path) -> None:
     assert not (alone / "data").exists()
 
 
+@pytest.mark.slow
+def test_every_checkpoint_on_a_test_set(run: Path, files: Path) -> None:
+    said = ask("eval", run, files, "--beams=1", "--steps=2,4", "--directions=en-gl")
+    assert said.status == 0, said.err
+    rows = read_jsonl(run / "decodes" / "beams=1" / "scores_by_step.jsonl")
+    assert {(row["split"], row["step"]) for row in rows} == {("news", 2), ("news", 4)}
+
+
 def test_a_saved_scorer_runs_where_it_is_given_again(
     run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

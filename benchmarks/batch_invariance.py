@@ -22,7 +22,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from m4.build import build
-from m4.data.preprocess import split_direction, tag
+from m4.data.directions import split_direction
+from m4.data.preprocess import tag
 from m4.eval.decoding.decode import Batch, TrainedModel, translations
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.testsets import Portion

@@ -25,7 +25,7 @@ def text(folder: str, languages: int) -> tuple[Source, list[str]]:
     """
     if folder:
         source = Tsv(folder, on_bad_line="skip")
-        return source, source.languages()[:languages]
+        return source, source.language_pairs()[:languages]
     codes = list(LANGUAGES)[:languages]
     sizes = np.geomspace(10_000, 120, len(codes)).astype(int)
     return Cldr(dict(zip(codes, sizes.tolist(), strict=True))), codes
@@ -45,7 +45,7 @@ def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
     ):
         shutil.copy(path, folder)
     rng = np.random.default_rng(0)
-    codes = cache.languages()
+    codes = cache.language_pairs()
     # Two sides of 33 ids of two bytes on average, and two offsets of eight.
     mean = _MEDIAN * math.exp(_SPREAD**2 / 2) * 0.96
     weights = np.geomspace(1, 1 / 200, len(codes))
@@ -57,24 +57,24 @@ def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
         side: np.lib.format.open_memmap(
             folder / f"train.{side}.offsets.npy", mode="w+", dtype=np.int64, shape=(total + 1,)
         )
-        for side in ("english", "foreign")
+        for side in ("first", "second")
     }
     row, ends = 0, dict.fromkeys(offsets, 0)
     for code, size in zip(codes, pairs.tolist(), strict=True):
         ratio = rng.uniform(0.8, 1.25)  # of the language's sentences to English ones
-        about = {"english": [0, 0], "foreign": [0, 0]}  # ids, the longest
+        about = {"first": [0, 0], "second": [0, 0]}  # ids, the longest
         for start in range(row, row + size, _CHUNK_PAIRS):
             number = min(_CHUNK_PAIRS, row + size - start)
             english = rng.lognormal(math.log(_MEDIAN), _SPREAD, number)
             foreign = english * ratio * rng.lognormal(0, 0.15, number)
-            for side, values in (("english", english), ("foreign", foreign)):
+            for side, values in (("first", english), ("second", foreign)):
                 lengths = np.clip(values, 1, limit).astype(np.int64)
                 part = ends[side] + np.cumsum(lengths)
                 offsets[side][start + 1 : start + 1 + number] = part
                 ends[side] = int(part[-1])
                 about[side][0] += int(lengths.sum())
                 about[side][1] = max(about[side][1], int(lengths.max()))
-        manifest["languages"][code]["train"] |= {
+        manifest["language_pairs"][code]["train"] |= {
             "pairs": size,
             "rows": [row, row + size],
             "mean_pieces": {side: ids / size for side, (ids, _) in about.items()},

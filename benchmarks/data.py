@@ -243,7 +243,7 @@ def build(folder: Path, text: str, languages: int, pieces: int) -> Path:
     ids = sum(
         len(cache.tokens(split, side)[0])
         for split in ("train", "dev", "test")
-        for side in ("english", "translation")
+        for side in ("first", "second")
     )
     line = {
         "languages": len(codes),

@@ -48,7 +48,7 @@ class Corpus:
 
     @property
     def languages(self) -> list[str]:
-        """Languages other than English."""
+        """All languages."""
         return self.cache.languages()
 
     @property

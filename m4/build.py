@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of
+from m4.data.directions import pair_of
 from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
@@ -270,7 +270,7 @@ def levels_of(data: Data, corpus: Cache) -> dict[str, list[str]]:
     """Returns resource level -> directions."""
     levels: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
     for direction in corpus.directions:
-        pairs = corpus.size(language_of(direction), "train")
+        pairs = corpus.size(pair_of(direction), "train")
         levels[data.levels.of(pairs)].append(direction)
     return levels
 
@@ -285,7 +285,7 @@ def _expected_languages(experiment: Experiment) -> Sequence[str]:
     by_name += [training.early_stopping and training.early_stopping.direction, experiment.tasks]
     by_name += [experiment.data.keep or None]
     if any(one is not None for one in by_name):
-        return spec.settings()["languages"]
+        return spec.language_pairs()
     return spec.languages or ["gl"]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from m4.data.corpus import CorpusSpec
+from m4.data.directions import pair_of
 from m4.data.samplers import Planned, Sampler
 from m4.data.samplers.kept import Kept, kept_of
 from m4.data.samplers.learned import Learned
@@ -90,8 +91,8 @@ class Data:
 
     @property
     def untrained(self) -> set[str]:
-        """The languages that may lack training pairs."""
-        return {code for name in self.keep for code in name.split("-")}
+        """The pairs of languages that may lack training pairs."""
+        return {*map(pair_of, self.keep)}
 
     def kept(self, directions: Sequence[str]) -> list[str]:
         """Returns the directions that are kept. SettingError: an unknown one, or all of them."""

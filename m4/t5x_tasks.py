@@ -14,7 +14,7 @@ from typing import Any
 
 from m4.data import tasks
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import split_direction
+from m4.data.directions import split_direction
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.eval.metrics import Metric

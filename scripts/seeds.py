@@ -165,10 +165,10 @@ def _dev(cache: Any, stream: Any) -> dict[str, Any]:
     """Returns all dev batches, stacked: each array [batches, rows, length]."""
     import numpy as np
 
-    from m4.data.preprocess import language_of
+    from m4.data.directions import pair_of
     from m4.data.stream.batches import evaluation_batches
 
-    directions = [d for d in stream.directions if cache.size(language_of(d), "dev")]
+    directions = [d for d in stream.directions if cache.size(pair_of(d), "dev")]
     number = np.array([stream.directions.index(d) for d in directions], np.int32)
     made = list(
         evaluation_batches(

@@ -168,7 +168,7 @@ def test_an_experiment_of_plain_objects_is_a_run_too(tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
     for split, count in (("train", 60), ("dev", 8), ("test", 8)):
-        lines = [f"{a}\t{b}" for a, b in Made({"gl": count}).pairs("gl", "train")]
+        lines = [f"{a}\t{b}" for a, b in Made({"gl": count}).pairs("en-gl", "train")]
         (folder / f"gl.{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     from m4.data.sources.tsv import Tsv
 
@@ -194,7 +194,7 @@ def test_an_experiment_of_plain_objects_is_a_run_too(tmp_path: Path) -> None:
 
 def test_a_corpus_for_any_trainer(tmp_path: Path) -> None:
     corpus = m4.prepare_corpus(tmp_path / "data", Made({"gl": 60, "pt": 90}), vocabulary_size=400)
-    assert corpus.languages == ["gl", "pt"]
+    assert corpus.languages == ["en", "gl", "pt"]
     batches = corpus.batches(batch_size=4, start=3)
     first: dict[str, Any] = next(batches)
     assert first["encoder_input_tokens"].shape == (4, 128)

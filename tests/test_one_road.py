@@ -64,15 +64,15 @@ def ids_of(made: Cache, tagged: list[str]) -> list[list[int]]:
 
 
 def test_dev_and_test_sets(made: Cache) -> None:
-    for side in ("english", "translation"):
+    for side in ("first", "second"):
         wanted = trained_on(made, side)
         for split in ("dev", "test"):
             flat, offsets = made.tokens(split, side)
             assert [row.tolist() for row in np.split(flat, offsets[1:-1])] == wanted
     pairs = Portion("test").pairs(made)["en-gl"]
-    assert made.vocabulary.encode([source for source, _ in pairs]) == trained_on(made, "english")
+    assert made.vocabulary.encode([source for source, _ in pairs]) == trained_on(made, "first")
     targets = [reference for _, reference in pairs]
-    assert made.vocabulary.encode_targets(targets) == trained_on(made, "translation")
+    assert made.vocabulary.encode_targets(targets) == trained_on(made, "second")
 
 
 def test_lines_of_users_and_of_the_api(made: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,11 +88,11 @@ def test_lines_of_users_and_of_the_api(made: Cache, monkeypatch: pytest.MonkeyPa
     model: Any = None
     ready = Translator(model, None, made.vocabulary, normalise=CLEANING.normalise)
     ready.candidates(ENGLISH, "gl", prefix=GALICIAN)
-    assert ids_of(made, given) == trained_on(made, "english")
+    assert ids_of(made, given) == trained_on(made, "first")
     for line in GALICIAN:
         one = dataclasses.replace(ready, decoding=Decoding(prefix=line))
         one.translate(["the bird"], "gl")
-    wanted = trained_on(made, "translation")
+    wanted = trained_on(made, "second")
     assert made.vocabulary.encode_targets(begun) == [*wanted, *wanted]
 
 
@@ -104,7 +104,7 @@ def test_files_that_are_decoded_and_scored(
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
     output = Output(Text(epath.Path(paths[0]), "en"), "gl", None, whole=len(ENGLISH))
     sources = [line.source for line in missing_lines([output], CLEANING.normalise)]
-    assert made.vocabulary.encode(sources) == trained_on(made, "english")
+    assert made.vocabulary.encode(sources) == trained_on(made, "first")
 
     model: Any = None
     ready = Translator(model, None, made.vocabulary, normalise=CLEANING.normalise)
@@ -116,8 +116,8 @@ def test_files_that_are_decoded_and_scored(
         lambda *a, **_: scored.extend(a[1:3]) or [Scored(0.0, 1, 0.0)] * len(a[1]),
     )
     assert len([*score.score_files(model, *paths, "gl")]) == len(ENGLISH)
-    assert ids_of(made, scored[0]) == trained_on(made, "english")
-    assert made.vocabulary.encode_targets(scored[1]) == trained_on(made, "translation")
+    assert ids_of(made, scored[0]) == trained_on(made, "first")
+    assert made.vocabulary.encode_targets(scored[1]) == trained_on(made, "second")
 
 
 def test_files_and_sources_of_overlap(made: Cache, tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ def test_files_and_sources_of_overlap(made: Cache, tmp_path: Path) -> None:
         )
     source = Tsv(tmp_path)
     for by in ({"files": {"set": {"en": str(tmp_path / "en")}}}, {"sources": {"set": made}}):
-        check = Overlap(sides=["english"], **by).open(["gl"])("gl", "train")  # pyright: ignore
-        (chunk,) = chunks(source.pairs("gl", "train"))
+        check = Overlap(sides=["first"], **by).open(["en-gl"])("en-gl", "train")  # pyright: ignore
+        (chunk,) = chunks(source.pairs("en-gl", "train"))
         assert callable(check)
-        assert check(chunk).drop["english side in set"].all()
+        assert check(chunk).drop["first side in set"].all()
 
 
 @given(st.text(st.sampled_from([*INVISIBLE, *"ae ק\u0301\u200d\u0e01"]), max_size=9))
@@ -152,11 +152,11 @@ def test_a_lone_carriage_return_is_one_line(
     with pytest.raises(InputError, match=says):
         Text(epath.Path(path), "text").checked()
     with pytest.raises(InputError, match=says):
-        Overlap(files={"set": {"en": str(path)}}).open(["gl"])
+        Overlap(files={"set": {"en": str(path)}}).open(["en-gl"])
     model: Any = None
     ready = Translator(model, None, made.vocabulary)
     with pytest.raises(InputError, match=says):
         ready.translate(lines.decode().split("\n"), "gl")
     (tmp_path / "gl.train.tsv").write_bytes(b"\r".join([b"red\troxo"] * 3))
     with pytest.raises(InputError, match=r"gl\.train\.tsv line 1: a control character: a carriage"):
-        list(Tsv(tmp_path).pairs("gl", "train"))
+        list(Tsv(tmp_path).pairs("en-gl", "train"))

@@ -19,16 +19,23 @@ from m4.data.cache.corpus_text import Progress
 from m4.data.cache.identity import fingerprint_of, identity_of
 from m4.data.cache.tokens import (
     PRETRAINED_VOCABULARIES,
-    ROLES,
     pretrained_vocabulary,
     vocabulary_file,
 )
 from m4.data.cleaning import clean
-from m4.data.directions import Mixture, base_language, directions_of, is_code
+from m4.data.directions import (
+    ROLES,
+    Mixture,
+    base_language,
+    directions_of,
+    languages_of,
+    pair_of,
+    split_direction,
+)
 from m4.data.normalization import Form
 from m4.data.sources import Source, gives_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
-from m4.settings import MUTABLE, Between, SettingError, checked
+from m4.settings import MUTABLE, Between, InputError, SettingError, checked
 from m4.storage.files import whole_folder
 from m4.storage.local_copy import fetched
 
@@ -45,8 +52,10 @@ class CorpusSpec:
     Attributes:
         source: of the sentence pairs, or a function that makes it: a run can be read where its text
             is not. Of one that gives ids no vocabulary is trained.
-        languages: codes; None: all of the source's.
-        mixture: the directions: to_english, from_english or english_centric.
+        languages: pairs of languages ("fr-wo"), or languages that are paired with English ("gl");
+            None: all of the source's that the mixture has directions of.
+        mixture: the directions: to_english, from_english, english_centric, or direct, all there
+            are.
         lengths: {"inputs": ..., "targets": ...}: longer training pairs are dropped and counted (in
             pieces, with tag and eos).
         vocabulary_size: pieces; of the sources' vocabulary where target_vocabulary_size is given.
@@ -70,7 +79,7 @@ class CorpusSpec:
 
     source: Source | Callable[[], Source]
     languages: Sequence[str] | None = None
-    mixture: Mixture = "english_centric"
+    mixture: Mixture = "direct"
     lengths: Mapping[str, Length] = field(default_factory=lambda: {"inputs": 128, "targets": 128})
     vocabulary_size: Pieces = 8000
     vocabulary_temperature: Annotated[float, Between(1, 1e6)] = 5.0
@@ -85,7 +94,7 @@ class CorpusSpec:
 
     def __post_init__(self) -> None:
         if self.languages is not None:
-            _check_languages(self.languages)
+            _pairs_of(self.languages)
         if set(self.lengths) != {"inputs", "targets"}:
             raise SettingError(
                 "CorpusSpec.lengths", dict(self.lengths), "{'inputs': ..., 'targets': ...}"
@@ -98,11 +107,10 @@ class CorpusSpec:
 
     def settings(self) -> dict[str, Any]:
         """Returns everything but the text that decides the ids, as JSON."""
-        languages = self.opened_source.languages() if self.languages is None else self.languages
         separate = self.target_vocabulary_size is not None
-        given = self._given_ids()
+        given, pairs = self._given_ids(), self.language_pairs()
         return {
-            "languages": _check_languages(languages),
+            "language_pairs": pairs,
             "vocabulary_size": self.vocabulary_size,
             "vocabulary_sentences": self.vocabulary_sentences,
             "vocabulary_temperature": float(self.vocabulary_temperature),
@@ -115,7 +123,7 @@ class CorpusSpec:
             "segmentations": self.segmentations,
             "sampling_alpha": float(self.sampling_alpha) if self.segmentations > 1 else None,
             "cleaning": (clean.NOTHING if given else self.cleaning).identity(),
-            **self._grown_from_identity(languages),
+            **self._grown_from_identity(pairs),
             **given,
         }
 
@@ -152,9 +160,24 @@ class CorpusSpec:
         """Returns everything that decides the corpus, as JSON."""
         return identity_of(self.opened_source, self.settings())
 
+    def language_pairs(self) -> list[str]:
+        """Returns the pairs of languages: those asked for, or all that the mixture is of.
+
+        Raises:
+            SettingError: The mixture has no directions of a pair that is asked for, or of any.
+        """
+        asked = self.languages is not None
+        pairs = _pairs_of(self.languages or self.opened_source.language_pairs())
+        used = set(map(pair_of, directions_of(self.mixture, pairs)))
+        unused = [pair for pair in pairs if pair not in used]
+        if len(unused) == len(pairs) or (asked and unused):
+            allowed = f"a mixture with directions of {', '.join(unused[:5])}, as 'direct'"
+            raise SettingError("CorpusSpec.mixture", self.mixture, allowed)
+        return [pair for pair in pairs if pair in used]
+
     def directions(self, languages: Sequence[str] = ()) -> list[str]:
         """Returns the mixture's directions, of the spec's languages or of these."""
-        return directions_of(self.mixture, self.languages or languages)
+        return directions_of(self.mixture, [*map(pair_of, self.languages or languages)])
 
     def build(
         self,
@@ -173,7 +196,7 @@ class CorpusSpec:
             identity: The result of `identity`, if it is known already.
             progress: Called with (stage, done, total); the stages are text, vocabulary, tokens.
             built: Called with a corpus that was built just now.
-            untrained: Languages that may lack training pairs.
+            untrained: Pairs of languages that may lack training pairs.
 
         Raises:
             InputError: A file of the corpus is damaged; a language has no training pairs.
@@ -185,7 +208,7 @@ class CorpusSpec:
             cache = Cache(folder, self.mixture)
             cache.verify()
             return cache
-        self._check_vocabulary_sizes(len(settings["languages"]))
+        self._check_vocabulary_sizes(len(languages_of(settings["language_pairs"])))
         with whole_folder(folder, replace=False) as unfinished:
             build.build(
                 unfinished,
@@ -237,7 +260,7 @@ class CorpusSpec:
             raise SettingError("CorpusSpec.segmentations", self.segmentations, allowed)
         return path
 
-    def _grown_from_identity(self, languages: Sequence[str]) -> dict[str, Any]:
+    def _grown_from_identity(self, pairs: Sequence[str]) -> dict[str, Any]:
         """Returns what `settings` says of `vocabulary_from`; {} if there is none."""
         if (folder := self._grown_from()) is None:
             return {}
@@ -246,16 +269,16 @@ class CorpusSpec:
         if (form := grown[0].normalization or "nfc") != self.normalization:
             allowed = f"{form!r}, as the vocabulary of {folder} has it"
             raise SettingError("CorpusSpec.normalization", self.normalization, allowed)
-        known = grown[0].languages
-        new = sorted(code for code in languages if base_language(code) not in known)
-        text = {"vocabulary_text": new} if len(new) in range(1, len(languages)) else {}
+        known = {*grown[0].languages}
+        new = sorted(p for p in pairs if {*map(base_language, split_direction(p))} - known - {"en"})
+        text = {"vocabulary_text": new} if len(new) in range(1, len(pairs)) else {}
         return {"vocabulary_from": [each.fingerprint for each in grown], **text}
 
     def _check_vocabulary_sizes(self, languages: int) -> None:
         """Raises SettingError if a vocabulary has no room for characters and merges."""
         if gives_ids(self.opened_source):
             return
-        for name, tags in (("vocabulary_size", 1 + languages), ("target_vocabulary_size", 0)):
+        for name, tags in (("vocabulary_size", languages), ("target_vocabulary_size", 0)):
             size, least = getattr(self, name), least_size(tags)
             if size is not None and size < least:
                 needs = f"3 special pieces, {tags} tags, 256 bytes and 16 others"
@@ -264,21 +287,21 @@ class CorpusSpec:
 
 def bilingual(
     parent: Cache,
-    language: str,
+    pair: str,
     vocabulary_size: int,
     lengths: Mapping[str, int] | None = None,
     **vocabularies: Any,
 ) -> CorpusSpec:
     """Returns a bilingual corpus out of a multilingual one, with its own small vocabulary.
 
-    It has the same pairs (the parent's text, which is clean) and the parent's directions, en-xx and
-    xx-en at equal rates or one of them, and depends on that language's text only: other languages
-    of the parent may change. Lengths default to the parent's. vocabularies:
+    It has the same sentences (the parent's text, which is clean) and the parent's directions of the
+    pair, both at equal rates or one of them, and depends on that pair's text only: other pairs of
+    the parent may change. Lengths default to the parent's. vocabularies:
     target_vocabulary_size, segmentations, sampling_alpha.
     """
     return CorpusSpec(
         source=parent,
-        languages=[language],
+        languages=[pair],
         mixture=parent.mixture,
         lengths=lengths or {"inputs": parent.source_length, "targets": parent.target_length},
         vocabulary_size=vocabulary_size,
@@ -291,16 +314,16 @@ def bilingual(
     )
 
 
-def _check_languages(languages: Sequence[str]) -> list[str]:
-    """Returns the codes. SettingError: one is there twice, is English or no part of a name."""
-    codes = list(languages)
-    for code in codes:
-        if code == "en" or not is_code(code):
-            raise SettingError(
-                "CorpusSpec.languages",
-                code,
-                "codes of letters, digits and '_'; English is in every pair and not listed",
-            )
-    if len(set(codes)) < len(codes) or not codes:
-        raise SettingError("CorpusSpec.languages", codes, "at least one code, each once")
-    return codes
+def _pairs_of(languages: Sequence[str]) -> list[str]:
+    """Returns pairs: 'gl' is 'en-gl'. SettingError: one is there twice, or is no pair."""
+    pairs = []
+    for name in languages:
+        try:
+            pair = pair_of(name)
+        except InputError as error:
+            allowed = "languages as 'gl', which is paired with English, or pairs as 'fr-wo'"
+            raise SettingError("CorpusSpec.languages", name, allowed) from error
+        pairs.append(pair)
+    if len(set(pairs)) < len(pairs) or not pairs:
+        raise SettingError("CorpusSpec.languages", [*languages], "at least one code, each once")
+    return pairs

@@ -1,27 +1,30 @@
-"""Directions of translation ("en-gl"), and mixtures, which name those of a corpus.
+"""Pairs of languages ("en-gl"), directions of translation, and mixtures, which choose directions.
+
+A pair has two directions: "gl-en" is the one against its name. In names English comes first, and
+other languages in the order of their codes: "en-gl", "fr-wo".
 
 A code may say where text comes from: "gl~lexicon" is more Galician, which samplers draw apart, for
 training alone. "gl~bt" is Galician that a model wrote: only a source, with a mark in front of it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from m4.settings import OneOf
+from m4.settings import InputError, OneOf
 
-# The sentences of a pair.
-SIDES: tuple[str, ...] = ("english", "translation")
-# Their names in the files of a corpus. They also seed sampled segmentations, so that other names
-# would give other ids.
-STORED = {"english": "english", "translation": "foreign"}
-# Mixture -> the sides that are sources, and those that are targets.
-SIDES_OF = {
-    "to_english": {"source": ("translation",), "target": ("english",)},
-    "from_english": {"source": ("english",), "target": ("translation",)},
-    "english_centric": {"source": SIDES, "target": SIDES},
+# The sentences of a pair, in the order of its languages.
+SIDES: tuple[str, ...] = ("first", "second")
+ROLES: tuple[str, ...] = ("source", "target")
+_CHOSEN = {
+    "to_english": lambda source, target: target == "en",
+    "from_english": lambda source, target: source == "en",
+    "english_centric": lambda source, target: "en" in (source, target),
+    "direct": lambda source, target: True,
 }
-MIXTURES = tuple(SIDES_OF)
+MIXTURES = tuple(_CHOSEN)
+# Kinds of directions, which are averaged apart.
+TO_ENGLISH, FROM_ENGLISH, WITHOUT_ENGLISH = "xx->en", "en->xx", "xx->yy"
 Mixture = Annotated[str, OneOf(MIXTURES)]
 
 
@@ -40,12 +43,84 @@ def is_synthetic(code: str) -> bool:
     return code.endswith("~bt")
 
 
-def directions_of(mixture: str, languages: Sequence[str]) -> list[str]:
-    """Returns the directions of a mixture: 'english_centric', ['gl'] -> ['en-gl', 'gl-en']."""
-    from_english = [f"en-{code}" for code in languages if not is_synthetic(code)]
-    to_english = [f"{code}-en" for code in languages]
-    return {
-        "from_english": from_english,
-        "to_english": to_english,
-        "english_centric": from_english + to_english,
-    }[mixture]
+def base_pair(pair: str) -> str:
+    """Returns a pair without where its text comes from: 'en-gl~bt' -> 'en-gl'."""
+    return pair_of("-".join(map(base_language, split_direction(pair))))
+
+
+def is_held_out(pair: str) -> bool:
+    """Returns whether a pair has dev and test text; other text of its languages has not."""
+    return "~" not in pair
+
+
+def split_direction(direction: str) -> tuple[str, str]:
+    """Splits a direction or a pair: 'en-gl' -> ('en', 'gl')."""
+    first, _, second = direction.partition("-")
+    if not (is_code(first) and is_code(second)) or first == second:
+        raise InputError(
+            f"direction {direction!r}: must be two languages as 'en-xx', with '-' between the codes"
+        )
+    return first, second
+
+
+def pair_of(name: str) -> str:
+    """Returns the pair of a direction, or of a language with English: 'gl-en', 'gl' -> 'en-gl'."""
+    codes = split_direction(name if "-" in name else f"en-{name}")
+    return "-".join(sorted(codes, key=lambda code: (code != "en", code)))
+
+
+def in_order(pair: str) -> tuple[bool, str]:
+    """Returns a key that sorts pairs: those of English first."""
+    return not pair.startswith("en-"), pair
+
+
+def key_of(pair: str) -> str:
+    """Returns the short name of a pair: 'gl' of 'en-gl', 'fr-wo' of 'fr-wo'.
+
+    It names files, and seeds: they decide ids and batches, so it never changes.
+    """
+    return pair.removeprefix("en-")
+
+
+def reverse(direction: str) -> str:
+    """Returns the other direction of its pair: 'en-gl' -> 'gl-en'."""
+    return "-".join(split_direction(direction)[::-1])
+
+
+def sides_of(direction: str) -> tuple[str, ...]:
+    """Returns the sides of its pair that are source and target: ('second', 'first') of 'gl-en'."""
+    return SIDES if pair_of(direction) == direction else SIDES[::-1]
+
+
+def side_of(direction: str) -> str:
+    """Returns 'xx->en' for 'gl-en', 'en->xx' for 'en-gl' and 'xx->yy' for 'gl-fr'."""
+    source, target = split_direction(direction)
+    if "en" not in (source, target):
+        return WITHOUT_ENGLISH
+    return TO_ENGLISH if target == "en" else FROM_ENGLISH
+
+
+def label_of(direction: str) -> str:
+    """Returns the language next to English, 'gl' of 'gl-en'; else the direction, 'wo-fr'."""
+    return direction if side_of(direction) == WITHOUT_ENGLISH else key_of(pair_of(direction))
+
+
+def languages_of(pairs: Iterable[str]) -> list[str]:
+    """Returns the languages of pairs or directions, each once, in their order."""
+    return list(dict.fromkeys(code for pair in pairs for code in split_direction(pair)))
+
+
+def directions_of(mixture: str, pairs: Sequence[str]) -> list[str]:
+    """Returns a mixture's directions: 'direct', ['en-gl'] -> ['en-gl', 'gl-en']."""
+    both = ((one, *split_direction(one)) for one in [*pairs, *map(reverse, pairs)])
+    return [
+        direction
+        for direction, source, target in both
+        if _CHOSEN[mixture](source, target) and not is_synthetic(target)
+    ]
+
+
+def sides_with(role: str, directions: Iterable[str]) -> list[str]:
+    """Returns the sides that are sources, or targets, in some of the directions."""
+    used = {sides_of(direction)[ROLES.index(role)] for direction in directions}
+    return [side for side in SIDES if side in used]

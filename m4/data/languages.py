@@ -42,7 +42,6 @@ _ISO = {
 }
 _BY_SCRIPT = {(code.split("_")[0], known.script): known for code, known in LANGUAGES.items()}
 _BY_SCRIPT["ko", "Kore"] = LANGUAGES["ko"]  # CLDR's name for Hangul with Chinese characters
-NO_ENGLISH = "pairs without English: m4 translates between English and other languages only"
 # A macrolanguage that CLDR keeps apart from the language that is meant.
 _MEANT = {"no": "nb"}
 
@@ -85,6 +84,11 @@ def describe(code: str) -> Language:
         script,
         base.branch if base else "",
     )
+
+
+def title_of(key: str) -> str:
+    """Returns the name of a pair: 'Galician' of 'gl' (with English), 'French–Wolof' of 'fr-wo'."""
+    return "–".join(describe(code).name for code in key.split("-"))
 
 
 def is_english(code: str) -> bool:

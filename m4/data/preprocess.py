@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from m4.data.directions import base_language
-from m4.settings import InputError
 
 # Behind the tag of a source that a model wrote (Caswell et al. 2019, arXiv 1906.06442).
 SYNTHETIC = "<bt>"
@@ -51,25 +50,3 @@ def source_ids(
 def target_ids(vocabulary: Encoder, texts: Sequence[str], length: int) -> list[list[int]]:
     """Returns tokenized, trimmed ids with eos, each at most `length` long."""
     return [trim(ids, length) for ids in vocabulary.encode_targets(list(texts))]
-
-
-def split_direction(direction: str) -> tuple[str, str]:
-    """Splits a direction, of which one side is English: 'en-gl' -> ('en', 'gl')."""
-    parts = direction.split("-")
-    if len(parts) != 2 or parts.count("en") != 1 or not all(parts):
-        raise InputError(
-            f"direction {direction!r}: must be 'en-xx' or 'xx-en', with '-' between the codes"
-        )
-    return parts[0], parts[1]
-
-
-def language_of(direction: str) -> str:
-    """Returns the side of a direction that is not English: "gl" of "en-gl" and of "gl-en"."""
-    source, target = split_direction(direction)
-    return target if source == "en" else source
-
-
-def sides_of(direction: str) -> tuple[str, str]:
-    """Returns the sides that are source and target: ("english", "translation") of 'en-gl'."""
-    from_english = split_direction(direction)[0] == "en"
-    return ("english", "translation") if from_english else ("translation", "english")

@@ -1,4 +1,4 @@
-"""Splits corpora that come in one piece by a hash of the English text.
+"""Splits corpora that come in one piece by a hash of the first side, which mostly is English.
 
 The same sentence falls into the same split in every language and every file, so no English test
 sentence is in any language's training pairs.
@@ -23,7 +23,7 @@ def normal(text: str) -> str:
 
 
 class HashSplit:
-    """One English sentence in `dev_every` is dev, one in `test_every` test; 0: none.
+    """One first sentence in `dev_every` is dev, one in `test_every` test; 0: none.
 
     Sentences that differ in case, width or spacing only are one sentence.
     """
@@ -48,9 +48,9 @@ class HashSplit:
     def __bool__(self) -> bool:
         return bool(self.dev_every or self.test_every)
 
-    def __call__(self, english: str) -> str:
+    def __call__(self, first: str) -> str:
         """Returns 'train', 'dev' or 'test'."""
-        value = text_hash(normal(english))
+        value = text_hash(normal(first))
         if value < self._test_below:
             return "test"
         return "dev" if value < self._dev_below else "train"

@@ -1,7 +1,8 @@
 """seqio tasks and mixtures over a token cache: the only file that imports seqio (4-14 s).
 
-One seqio.Task a direction, `<prefix>.en_gl` (English to Galician) and `<prefix>.gl_en`, and three
-seqio.Mixtures over them, `<prefix>.to_english`, `.from_english` and `.english_centric`. Their rates
+One seqio.Task a direction, `<prefix>.en_gl` (English to Galician) and `<prefix>.gl_en`, and
+seqio.Mixtures over them, `<prefix>.to_english`, `.from_english`, `.english_centric` and `.direct`,
+those that the corpus has directions of. Their rates
 are a sampler's (temperature's are those of seqio.mixing_rate_num_examples). The prefix keeps
 several corpora apart in one process. So a stock seqio or T5X user has m4's data:
 
@@ -26,9 +27,17 @@ from pathlib import Path
 from typing import Any
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import MIXTURES, directions_of, is_synthetic
+from m4.data.directions import (
+    MIXTURES,
+    directions_of,
+    is_synthetic,
+    pair_of,
+    reverse,
+    sides_of,
+    split_direction,
+)
 from m4.data.normalization import Form
-from m4.data.preprocess import SYNTHETIC, language_of, sides_of, split_direction, tag_symbol
+from m4.data.preprocess import SYNTHETIC, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS
@@ -102,11 +111,11 @@ def _tokenizer(model: bytes, changed: Callable[[bytes], bytes]) -> Any:
 
 
 class PairSource(seqio.DataSource):
-    """One language of a cache as a seqio.DataSource: examples {english, translation}."""
+    """One pair of languages of a cache as a seqio.DataSource: examples {first, second}."""
 
-    def __init__(self, cache: Cache, language: str) -> None:
+    def __init__(self, cache: Cache, pair: str) -> None:
         super().__init__(splits=(*SPLITS, *_ALIASES))
-        self.cache, self.language = cache, language
+        self.cache, self.pair = cache, pair
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -116,7 +125,7 @@ class PairSource(seqio.DataSource):
         return [split]
 
     def num_input_examples(self, split: str) -> int:
-        return self.cache.size(self.language, _ALIASES.get(split, split))
+        return self.cache.size(self.pair, _ALIASES.get(split, split))
 
     def get_dataset(
         self,
@@ -128,9 +137,9 @@ class PairSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """Returns the pairs in the cache's order; the task shuffles them in a buffer later."""
         if shard_info and shard_info.num_shards > 1:
-            raise InputError(f"{self.language}: one shard only, use tf.data.Dataset.shard")
+            raise InputError(f"{self.pair}: one shard only, use tf.data.Dataset.shard")
         # In the graph: an iterator over a file can be checkpointed, a generator's cannot.
-        path = str(self.cache.text_file(self.language, _ALIASES.get(split, split)))
+        path = str(self.cache.text_file(self.pair, _ALIASES.get(split, split)))
         lines = tf.data.TextLineDataset(path)
         return lines.map(_split_line, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -164,7 +173,7 @@ def register_cache(
     meaning = {
         "corpus": cache.fingerprint,
         "folder": str(cache.folder.resolve()),
-        "languages": cache.languages(),
+        "pairs": cache.language_pairs(),
         "sampler": sampler,
         "sample_by": sample_by,
         "mixture": cache.mixture,
@@ -186,13 +195,15 @@ def register_cache(
         for name, made in zip(("inputs", "targets"), vocabularies, strict=True)
     }
     form = cache.source_vocabulary.normalization
-    directions = {name: directions_of(name, cache.languages()) for name in mixtures}
+    directions = {
+        name: found for name in mixtures if (found := directions_of(name, cache.language_pairs()))
+    }
     _REGISTERED[prefix] = meaning
-    sources = {code: PairSource(cache, code) for code in cache.languages()}
+    sources = {pair: PairSource(cache, pair) for pair in cache.language_pairs()}
     for direction in dict.fromkeys(itertools.chain.from_iterable(directions.values())):
         seqio.TaskRegistry.add(
             task_name(direction, prefix),
-            source=sources[language_of(direction)],
+            source=sources[pair_of(direction)],
             preprocessors=[
                 functools.partial(_tokenize, direction=direction, form=form),
                 seqio.CacheDatasetPlaceholder(),
@@ -209,11 +220,11 @@ def register_cache(
 
 def unregister(prefix: str = "m4") -> None:
     """Removes the tasks and mixtures of a prefix from seqio's registries."""
-    meaning = _REGISTERED.pop(prefix, {"languages": []})
+    meaning = _REGISTERED.pop(prefix, {"pairs": []})
     for name in MIXTURES:
         seqio.MixtureRegistry.remove(f"{prefix}.{name}")
-    for code in meaning["languages"]:
-        for direction in (f"en-{code}", f"{code}-en"):
+    for pair in meaning["pairs"]:
+        for direction in (pair, reverse(pair)):
             seqio.TaskRegistry.remove(task_name(direction, prefix))
 
 
@@ -230,7 +241,7 @@ def _rates(
 
     @functools.cache
     def by_task() -> dict[str, float]:
-        pairs = {direction: cache.size(language_of(direction), "train") for direction in names}
+        pairs = {direction: cache.size(pair_of(direction), "train") for direction in names}
         sizes = {direction: round(pairs[direction] * unit[direction]) for direction in names}
         rates = mixing.pair_rates(sampler(sizes), unit)
         return {name: rates.get(direction, 0.0) for direction, name in names.items()}
@@ -244,7 +255,7 @@ def _tokenize(
     form: Form | None,
     output_features: Mapping[str, Any],
 ) -> tf.data.Dataset:
-    """Turns {english, translation} into the ids {inputs, targets} of a direction.
+    """Turns {first, second} into the ids {inputs, targets} of a direction.
 
     The tag is in front of the inputs. Texts keep the names of seqio's `tokenize`.
     """
@@ -267,4 +278,4 @@ def _tokenize(
 
 def _split_line(line: tf.Tensor) -> dict[str, tf.Tensor]:
     sides = tf.strings.split(line, "\t")
-    return {"english": sides[0], "translation": sides[1]}
+    return {"first": sides[0], "second": sides[1]}

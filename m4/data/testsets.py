@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from etils import epath
 
 from m4.data.cldr import tags
+from m4.data.directions import directions_of, languages_of, pair_of, sides_of
 from m4.data.languages import base_of, describe, is_english
 from m4.data.sources import Source
 from m4.data.sources.reading.files import folder_at, unpacked
@@ -284,11 +285,11 @@ def directions_for(name: str, testset: Segments | Source, trained: Iterable[str]
     """
     trained = list(trained)
     own = _directions(testset)
-    codes = _languages(own)
+    codes = languages_of(own)
     by_setting: Mapping[str, str] = getattr(testset, "codes", None) or {}
     given = {ours: m4_code(theirs) for ours, theirs in by_setting.items()}
     same: dict[str, str] = {}
-    for language in _languages(trained):
+    for language in languages_of(trained):
         if language in given:
             same[language] = given[language]
             continue
@@ -326,10 +327,9 @@ def segments_for(name: str, testset: Segments | Source, direction: str) -> list[
     if hasattr(testset, "segments"):
         found = testset.segments(direction)  # type: ignore[union-attr]
     else:
-        source, target = direction.split("-")
-        pairs = testset.pairs(target if source == "en" else source, "test")  # type: ignore[union-attr]
-        pairs = (pair if source == "en" else pair[::-1] for pair in pairs)
-        found = [Segment(first, (second,)) for first, second in pairs]
+        source, target = sides_of(direction)
+        pairs = testset.pairs(pair_of(direction), "test")  # type: ignore[union-attr]
+        found = [Segment(getattr(pair, source), (getattr(pair, target),)) for pair in pairs]
     lacking = [number for number, one in enumerate(found, 1) if not one.references]
     if lacking or not found:
         which = f"of segment {lacking[0]:,} of {len(found):,}" if lacking else ""
@@ -340,12 +340,7 @@ def segments_for(name: str, testset: Segments | Source, direction: str) -> list[
 def _directions(testset: Segments | Source) -> list[str]:
     if hasattr(testset, "directions"):
         return testset.directions()  # type: ignore[union-attr]
-    codes = testset.languages()  # type: ignore[union-attr]
-    return [f"en-{code}" for code in codes] + [f"{code}-en" for code in codes]
-
-
-def _languages(directions: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(code for each in directions for code in each.split("-")))
+    return directions_of("direct", testset.language_pairs())  # type: ignore[union-attr]
 
 
 def _forms(code: str) -> tuple[str, str, str]:

@@ -6,7 +6,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import base_language
+from m4.data.directions import is_held_out, key_of, languages_of, pair_of
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.jobs.checkpoints.pretrained import Beginning, beginning
 from m4.storage import run_folder
@@ -41,7 +41,7 @@ class Start(NamedTuple):
         vocabulary: That of its sources.
         corpus: Folder of the run's corpus. None: it is not there.
         decoding: The settings with which the run has translated.
-        languages: Those of the corpus that have test sentences.
+        languages: Those of the corpus that have test sentences, as CorpusSpec.languages has them.
     """
 
     folder: Path
@@ -69,8 +69,8 @@ def opened(place: str) -> Start:
     if not (corpus / "manifest.json").is_file():
         return Start(folder, vocabulary, None, record["decoding"], [])
     cache = Cache(corpus)
-    tested = [code for code in cache.languages()
-              if cache.size(code, "test") and base_language(code) == code]  # fmt: skip
+    tested = [key_of(pair) for pair in cache.language_pairs()
+              if cache.size(pair, "test") and is_held_out(pair)]  # fmt: skip
     return Start(folder, vocabulary, corpus, record["decoding"], tested)
 
 
@@ -89,7 +89,8 @@ def text(
         source: Lines that bind the source of the new languages, the first one the corpus's source.
         module: Module of that source.
     """
-    begun = beginning(start.folder, languages)
+    codes = languages_of(map(pair_of, languages))
+    begun = beginning(start.folder, [code for code in codes if code != "en"])
     kept = [code for code in start.languages if code not in languages]
     imports = {*_IMPORTS, *begun.imports, f"from m4.data.sources import {module}"}
     if kept:

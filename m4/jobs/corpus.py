@@ -219,8 +219,9 @@ def opened_or_built(experiment: Experiment) -> Cache:
             bars[0].update(round(100 * done / max(total, 1)), f"{name}{rate}", left=left)
 
         def built(cache: Cache) -> None:
-            pairs = sum(cache.size(language, "train") for language in cache.languages())
-            text = f"{pairs:,} training pairs in {len(cache.languages())} languages"
+            names = cache.language_pairs()
+            pairs = sum(cache.size(name, "train") for name in names)
+            text = f"{pairs:,} training pairs in {len(names)} pairs of languages"
             bars[0].update(100, text)
             stack.close()
             ledger = cache.ledger()

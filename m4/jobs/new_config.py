@@ -14,9 +14,9 @@ from rich.prompt import Confirm, IntPrompt, PromptBase
 from rich.table import Table
 
 from m4.data.cleaning.clean import DEFAULT, Cleaner
-from m4.data.cleaning.english_side import NEITHER, SAID, EnglishSides
-from m4.data.directions import base_language
-from m4.data.languages import describe, is_english
+from m4.data.cleaning.english_side import SWAPPED, EnglishSides
+from m4.data.directions import SIDES, base_pair, is_held_out, key_of, languages_of, split_direction
+from m4.data.languages import is_english, title_of
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.detect import EXPECTED, Detected, detect
 from m4.data.sources.gettext import ENGLISH_CATALOGUE
@@ -56,15 +56,17 @@ class Corpus(NamedTuple):
     """Summary of the text in a folder.
 
     Attributes:
-        sizes: Language -> split -> pairs that cleaning leaves.
-        samples: Language -> training pairs at even distances.
-        sides: (language, split) -> the side that is English, where the text tells.
+        sizes: Pair of languages -> split -> pairs that cleaning leaves.
+        samples: Pair of languages -> training pairs at even distances.
+        english: Pairs of languages -> the sides that are English, where the text tells.
+        wrong: (pair, split) -> what is wrong with the languages of its text.
         notes: Lines about files and languages that are left out.
     """
 
     sizes: dict[str, dict[str, int]]
     samples: dict[str, list[Pair]]
-    sides: Mapping[tuple[str, str], str]
+    english: Mapping[str, set[str]]
+    wrong: Mapping[tuple[str, str], str]
     notes: list[str]
 
 
@@ -93,15 +95,16 @@ def write_config(
     ask = _Questions(yes)
     layout = detect(folder)
     missing = f"{folder}: no {' or '.join(layout.by_hash)} sentences in {layout.files}"
-    by_hash = f"{missing}: take English sentences by their hash ({layout.hash_rule})"
-    if layout.by_hash and not ask.ask(Confirm, by_hash, True):
+    hashed = f"{missing}: take sentences by the hash of their first side ({layout.hash_rule})"
+    if layout.by_hash and not ask.ask(Confirm, hashed, True):
         raise InputError(missing)
     layout, corpus = _with_english(layout, folder, ask)
-    languages = _whole_languages(folder, layout, corpus)
-    train = {code: corpus.sizes[code]["train"] for code in languages}
+    names = _whole_pairs(folder, layout, corpus)
+    train = {pair: corpus.sizes[pair]["train"] for pair in names}
+    languages, keys = languages_of(names), [*map(key_of, names)]
     pairs, cores = sum(train.values()), len(available_cpus())
     pieces = max(size for least, size in _VOCABULARIES.items() if pairs >= least)
-    samples = {code: corpus.samples[code] for code in languages}
+    samples = {pair: corpus.samples[pair] for pair in names}
     lengths = _lengths(samples, pieces)
     if minutes is None:
         minutes = max(1, ask.ask(IntPrompt, "minutes of training", _MINUTES))
@@ -109,8 +112,8 @@ def write_config(
     text = (
         "about {:.0f} minutes of training and {:.0f} of bilingual baselines on {} CPU cores"
     ).format(*expected, cores)
-    head = [f"languages next to English: {len(languages)}; training pairs: {pairs:,}", text]
-    most = max(corpus.sizes[code]["test"] for code in languages)
+    head = [f"pairs of languages: {len(names)}; training pairs: {pairs:,}", text]
+    most = max(corpus.sizes[pair]["test"] for pair in names)
     values |= {"beams": 4, "test_sentences": 1000 if most > 1000 else None}
     length, decoding = values["length"], {}
     if begun is not None:
@@ -121,30 +124,30 @@ def write_config(
         values[name] = max(values["length"], length, decoding.get(name, 0))
     values |= {"model_dir": repr(f"runs/{path.stem}"), "folder": repr(folder)}
     with path.open("x", encoding="utf-8") as file:
-        file.write(_gin_text(values, layout, languages, head))
+        file.write(_gin_text(values, layout, keys, head))
     if begun is not None:
         own = {"length": length, "batch_size": _rows(length)}
         own |= {"model_dir": repr(f"runs/{second.stem}")}
         lines = _source_lines(layout)
         with second.open("x", encoding="utf-8") as file:
-            file.write(continued_config.text(begun, values | own, languages, lines, layout.module))
+            file.write(continued_config.text(begun, values | own, keys, lines, layout.module))
     for line in (
         f"layout: {layout.name}, {layout.files}",
-        f"English: {layout.english_side()}",
-        f"languages: {len(languages)}",
+        *([f"English: {layout.english_side()}"] if "en" in languages else []),
+        f"languages: {len(languages)}; pairs of them: {len(names)}",
         "model: width {width}, {layers} + {layers} layers, 8 experts".format(**values),
         f"training: {values['steps']:,} steps of {values['batch_size']} rows",
         f"expected: {text}",
         *ask.taken,
     ):
         screen.print(line, highlight=False)
-    screen.print(_table(languages, corpus, lengths, values["length"]))
-    left_out = [name for name in corpus.sizes if name not in languages]
+    screen.print(_table(names, corpus, lengths, values["length"]))
+    left_out = [key_of(name) for name in corpus.sizes if name not in names]
     notes = [f"left out, without dev or test pairs: {named(left_out)}"] if left_out else []
     for line in [*notes, *corpus.notes[:_SHOWN]]:
         screen.print(line, style="yellow", highlight=False)
     screen.print(f"\nwrote {path}{f' and {second}' if begun else ''}", highlight=False)
-    commands = _commands(str(path), f"runs/{path.stem}", languages)
+    commands = _commands(str(path), f"runs/{path.stem}", keys)
     if begun is not None:
         commands |= _continued_commands(begun, values, second, f"runs/{path.stem}")
     for what, words in commands.items():
@@ -185,16 +188,17 @@ def _check_out(path: Path, folder: str) -> None:
 def _with_english(layout: Detected, folder: str, ask: _Questions) -> tuple[Detected, Corpus]:
     """Reads the corpus with English on the right side, and asks where nothing tells the side."""
     corpus, swapped = _read(layout, folder), layout.swapped()
-    if none := sorted({code for (code, _), side in corpus.sides.items() if side == NEITHER}):
-        raise InputError(f"{folder}: {named(none)}: {SAID[NEITHER]}")
-    right = {code for (code, _), side in corpus.sides.items() if side == "english"}
-    wrong = {code for (code, _), side in corpus.sides.items() if side != "english"}
+    right = {pair for pair, sides in corpus.english.items() if SIDES[0] in sides}
+    wrong = {pair for (pair, _), said in corpus.wrong.items() if said == SWAPPED}
+    for (pair, _), said in sorted(corpus.wrong.items()):
+        if said != SWAPPED:
+            raise InputError(f"{folder}: {key_of(pair)}: {said}")
     if wrong and (swapped is None or right or 2 * len(wrong) < len(corpus.sizes)):
         raise InputError(
             f"{folder}: expected English on the same side of every pair; saw it on the other side "
-            f"of {named(sorted(wrong))}: swap the columns there"
+            f"of {named(sorted(map(key_of, wrong)))}: swap the columns there"
         )
-    if swapped is None or right:
+    if swapped is None or right or not any(pair.startswith("en-") for pair in corpus.sizes):
         return layout, corpus
     question = f"is English in {layout.english_side()} (1) or in {swapped.english_side()} (2)"
     if not wrong and ask.ask(IntPrompt, question, 1, choices=["1", "2"]) == 1:
@@ -205,65 +209,69 @@ def _with_english(layout: Detected, folder: str, ask: _Questions) -> tuple[Detec
 def _read(layout: Detected, folder: str) -> Corpus:
     """Reads and cleans the corpus once, without keeping it."""
     source = layout.opened(folder)
-    known = source.languages()
-    codes = [code for code in known if not is_english(code)]
-    if not codes:
-        seen = f"{layout.files} with {', '.join(known) or 'no language with training pairs'}"
-        raise InputError(f"{folder}: {EXPECTED}; saw {seen}")
-    sizes: dict[str, dict[str, int]] = {code: dict.fromkeys(SPLITS, 0) for code in codes}
+    known = source.language_pairs()
+    variants = [pair for pair in known if all(map(is_english, split_direction(pair)))]
+    pairs = [pair for pair in known if pair not in variants]
+    if not pairs:
+        there = ", ".join(map(key_of, known)) or "no language with training pairs"
+        raise InputError(f"{folder}: {EXPECTED}; saw {layout.files} with {there}")
+    sizes: dict[str, dict[str, int]] = {pair: dict.fromkeys(SPLITS, 0) for pair in pairs}
     samples: dict[str, list[Pair]] = {}
+    english: dict[str, set[str]] = {}
     sides = EnglishSides()
-    parts = [(split, code) for split in reversed(SPLITS) for code in codes]
+    parts = [(split, pair) for split in reversed(SPLITS) for pair in pairs]
     with tempfile.TemporaryDirectory(prefix="m4-new-") as spool, ProgressBar("read", 100) as bar:
-        cleaner = Cleaner(DEFAULT, source, codes, Path(spool), on_read=sides.add)
-        for done, (split, code) in enumerate(parts):
-            bar.update(round(100 * done / len(parts)), f"{split} {code}")
+        cleaner = Cleaner(DEFAULT, source, pairs, Path(spool), on_read=sides.add)
+        for done, (split, pair) in enumerate(parts):
+            bar.update(round(100 * done / len(parts)), f"{split} {key_of(pair)}")
             sample, step = [], 1
-            for chunk in cleaner.pairs(code, split):
-                rows = range(-sizes[code][split] % step, len(chunk), step)
-                sample += [Pair(chunk.english[row], chunk.translation[row]) for row in rows]
-                sizes[code][split] += len(chunk)
+            for chunk in cleaner.pairs(pair, split):
+                rows = range(-sizes[pair][split] % step, len(chunk), step)
+                sample += [Pair(chunk.first[row], chunk.second[row]) for row in rows]
+                sizes[pair][split] += len(chunk)
                 while len(sample) >= 2 * _SAMPLE:
                     sample, step = sample[::2], 2 * step
-            samples[code] = sample  # in the end of the training pairs
+            samples[pair] = sample  # in the end of the training pairs
+            if (side := sides.english(pair, split)) is not None:
+                english.setdefault(pair, set()).add(side)
         cleaner.finish()  # puts the source's counts of skipped lines together
-    english = [code for code in known if is_english(code)]
-    english += sorted(file for file, why in source.reading.skipped if why == ENGLISH_CATALOGUE)
-    notes = [f"left out, English on both sides: {named(english)}"] if english else []
+    same = [*map(key_of, variants)]
+    same += sorted(file for file, why in source.reading.skipped if why == ENGLISH_CATALOGUE)
+    notes = [f"left out, English on both sides: {named(same)}"] if same else []
     notes += [
         f"{named([file])}: {lines:,} skipped: {why}{source.reading.tallies[file].where(why)}"
         for (file, why), lines in sorted(source.reading.skipped.items())
     ]
-    return Corpus(sizes, samples, sides.found(), notes)
+    return Corpus(sizes, samples, english, sides.found(), notes)
 
 
-def _whole_languages(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
-    """Returns the languages that have all splits, the largest first: baselines need all three.
+def _whole_pairs(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
+    """Returns the pairs that have all splits, the largest first: baselines need all three.
 
     Other text of them, such as 'gl~bt', needs training pairs alone.
     """
-    whole = [code for code, sizes in corpus.sizes.items() if all(sizes.values())]
-    whole += [code for code, sizes in corpus.sizes.items()
-              if sizes["train"] and base_language(code) in whole and code not in whole]  # fmt: skip
+    whole = [pair for pair, sizes in corpus.sizes.items() if all(sizes.values())]
+    whole += [pair for pair, sizes in corpus.sizes.items()
+              if sizes["train"] and base_pair(pair) in whole and pair not in whole]  # fmt: skip
     if not whole:
         seen = [
-            f"{code} {' '.join(f'{pairs:,} {split}' for split, pairs in sizes.items())}"
-            for code, sizes in [*corpus.sizes.items()][:3]
+            f"{key_of(pair)} {' '.join(f'{pairs:,} {split}' for split, pairs in sizes.items())}"
+            for pair, sizes in [*corpus.sizes.items()][:3]
         ]
         raise InputError(
             f"{folder}: expected training, dev and test pairs of a language in {layout.files}; "
             f"saw {'; '.join([*seen, *corpus.notes[:3]])}"
         )
-    return sorted(whole, key=lambda code: (-corpus.sizes[code]["train"], code))
+    return sorted(whole, key=lambda pair: (-corpus.sizes[pair]["train"], key_of(pair)))
 
 
 def _lengths(samples: Mapping[str, Sequence[Pair]], pieces: int) -> dict[str, np.ndarray]:
-    """Returns language -> [2, n] pieces of both sides of its sample, with tag and eos.
+    """Returns pair -> [2, n] pieces of both sides of its sample, with tag and eos.
 
     The pieces are those of a vocabulary that is trained on the samples.
     """
     texts = [text for pairs in samples.values() for pair in pairs for text in pair]
-    tags = ["en", *samples]
+    tags = languages_of(samples)
     with tempfile.TemporaryDirectory(prefix="m4-new-") as folder:
         path = Path(folder) / "vocabulary.model"
         few = texts[:: max(1, len(texts) // 40_000)]
@@ -379,16 +387,17 @@ def _source_lines(layout: Detected) -> list[str]:
 
 
 def _table(
-    languages: Sequence[str], corpus: Corpus, lengths: Mapping[str, np.ndarray], length: int
+    pairs: Sequence[str], corpus: Corpus, lengths: Mapping[str, np.ndarray], length: int
 ) -> Table:
-    table = Table("language", box=None)
+    table = Table("languages", box=None)
     for title in (*SPLITS, f"pieces of 95%, of {length}", "too long"):
         table.add_column(title, justify="right")
-    for code in languages:
-        name, longer = describe(code).name, lengths[code].max(axis=0)
+    for pair in pairs:
+        code, longer = key_of(pair), lengths[pair].max(axis=0)
+        name = title_of(code)
         table.add_row(
             code if name == code else f"{code} {name}",
-            *(f"{corpus.sizes[code][split]:,}" for split in SPLITS),
+            *(f"{corpus.sizes[pair][split]:,}" for split in SPLITS),
             f"{np.percentile(longer, 95):.0f}",
             f"{(longer > length).mean():.1%}",
         )
@@ -397,7 +406,7 @@ def _table(
 
 def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, list[str]]:
     """Returns purpose -> words of the command to paste."""
-    tested = [code for code in languages if base_language(code) == code]
+    tested = [*filter(is_held_out, languages)]
     some = dict.fromkeys([tested[0], tested[len(tested) // 2], tested[-1]])
     listed = "[" + ", ".join(f'"{code}"' for code in some) + "]"
     config = f"--gin_file={out}"

@@ -19,7 +19,7 @@ from typing import Any
 
 from m4.data.cache.cache import Cache
 from m4.data.cleaning.language_id import Py3langid, installed
-from m4.data.preprocess import language_of
+from m4.data.directions import pair_of
 from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.decoding.testsets import train_pairs
@@ -150,7 +150,7 @@ def thinned(rows: Sequence[dict[str, Any]], directions: Sequence[str]) -> list[d
     Values of single directions, experts or layers are left out.
     """
     every = max(1, len(rows) // _ROWS)
-    names = {*directions, *map(language_of, directions)}
+    names = {*directions, *map(pair_of, directions)}
 
     def shown(key: str) -> bool:
         head, _, tail = key.partition("/")

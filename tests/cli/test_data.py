@@ -11,7 +11,7 @@ import pytest
 
 from m4.build import training_stream
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of
+from m4.data.directions import pair_of
 from tests.command_line import TINY, contents, experiment_of, m4
 
 
@@ -34,7 +34,7 @@ def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
     assert "es Spanish" in done.stdout
     made = json.loads((folder / "data_preview.json").read_text("utf-8"))
     assert made["sampler"] == "temperature"
-    assert list(made["languages"]["gl"]["samplers"]) == ["configured", "T=1", "T=∞"]
+    assert list(made["pairs"]["gl"]["samplers"]) == ["configured", "T=1", "T=∞"]
     # Four steps of 8 rows are far less than one epoch.
     assert made["repeated_more"] == {}
 
@@ -72,7 +72,7 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
         return json.loads((previewed / "data_preview.json").read_text("utf-8"))
 
     def drawn(made: dict, code: str) -> dict:
-        return made["languages"][code]["samplers"]["configured"]
+        return made["pairs"][code]["samplers"]["configured"]
 
     uniform = preview("--gin.experiment.Data.sampler=@uniform.uniform", "--most_epochs=5")
     assert drawn(uniform, "es")["token_share"] == pytest.approx(1 / 3, rel=0.05)
@@ -111,9 +111,9 @@ def test_the_pairs_of_a_step_are_those_of_its_batch(previewed: Path) -> None:
                  for row in range(experiment.training.batch_size)]  # fmt: skip
         assert found == (made[name] > 0).sum(axis=1).tolist()
     for one in pairs:
-        code = language_of(one["direction"])
+        code = pair_of(one["direction"])
         pair = [*cache.pairs(code, "train")][int(one["line"]) - 1]
-        assert (pair.english, pair.translation) == (one["english"], one["translation"])
+        assert (pair.first, pair.second) == (one["first"], one["second"])
     mistake = m4("data", "batch", *folder, "--step=0").mistake
     assert "--step=0: must be from 1 to 4 (TRAIN_STEPS)" in mistake
 

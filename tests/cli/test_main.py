@@ -297,7 +297,7 @@ def test_changed_text_is_noticed(
     try:
         path.write_bytes(content + b"one more\toutro\n")
         mistake = train(folder, *arguments).mistake
-        assert "trained with another corpus (source.by_language.gl" in mistake
+        assert "trained with another corpus (source.by_pair.en-gl" in mistake
         assert "--fresh" in mistake
         after = contents(folder)
         assert {name: after[name] for name in before} == before

@@ -27,7 +27,7 @@ def made_cache(made: Made, tmp_path_factory: pytest.TempPathFactory) -> cache.Ca
     """Read-only: of tests that write, each prepares its own."""
     folder = tmp_path_factory.mktemp("made") / "cache"
     return CorpusSpec(
-        made, made.languages(), vocabulary_size=500, lengths={"inputs": 96, "targets": 96}
+        made, made.language_pairs(), vocabulary_size=500, lengths={"inputs": 96, "targets": 96}
     ).build(folder)
 
 

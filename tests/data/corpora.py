@@ -16,6 +16,7 @@ import pyarrow.parquet as parquet
 import zstandard
 from etils import epath
 
+from m4.data.directions import key_of
 from m4.data.sources import SPLITS, Pair, Source
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.huggingface import HuggingFace
@@ -32,8 +33,8 @@ NAMES = {"train": "train", "dev": "validation", "test": "test"}
 
 def texts_of(source: Source) -> Texts:
     return {
-        code: {split: list(source.pairs(code, split)) for split in SPLITS}
-        for code in source.languages()
+        key_of(pair): {split: list(source.pairs(pair, split)) for split in SPLITS}
+        for pair in source.language_pairs()
     }
 
 
@@ -75,7 +76,7 @@ def moses(folder: Path, texts: Texts) -> Source:
 def jsonl(folder: Path, texts: Texts) -> Source:
     for split in SPLITS:
         rows = [
-            json.dumps({"lang": code, "source": pair.english, "target": pair.translation})
+            json.dumps({"lang": code, "source": pair.first, "target": pair.second})
             for code in texts
             for pair in texts[code][split]
         ]
@@ -94,7 +95,7 @@ def huggingface(folder: Path, texts: Texts) -> Source:
 
 def translation_table(code: str, pairs: list[Pair]) -> pa.Table:
     """Returns a table like Hugging Face's feature Translation."""
-    rows = [{"en": pair.english, code: pair.translation} for pair in pairs]
+    rows = [{"en": pair.first, code: pair.second} for pair in pairs]
     kind = pa.struct([("en", pa.string()), (code, pa.string())])
     return pa.table({"id": range(len(rows)), "translation": pa.array(rows, kind)})
 
@@ -120,7 +121,7 @@ def quoted(text: str) -> str:
 def tfds(folder: Path, texts: Texts) -> Source:
     for code in texts:
         examples = {
-            NAMES[split]: [{"en": pair.english, code: pair.translation} for pair in pairs]
+            NAMES[split]: [{"en": pair.first, code: pair.second} for pair in pairs]
             for split, pairs in texts[code].items()
         }
         prepare_tfds(folder, f"en-{code}", ["en", code], examples)

@@ -127,8 +127,8 @@ def lay_out(
         row, direction = row_of[k], examples.directions[k]
         used[2, row] += 1
         flats = data.flats[:2], data.flats[2:]
-        english = bool(data.english_source[direction])
-        source, target = flats[0][not english], flats[1][english]
+        forward = bool(data.forward[direction])
+        source, target = flats[0][not forward], flats[1][forward]
         start, length = examples.source_starts[k], examples.source_lengths[k]
         ids = [*source[start : start + length]]
         if data.marked:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import source_ids, split_direction, target_ids, trim
+from m4.data.directions import split_direction
+from m4.data.preprocess import source_ids, target_ids, trim
 
 
 def test_trim_always_ends_in_eos() -> None:
@@ -16,14 +17,15 @@ def test_trim_always_ends_in_eos() -> None:
 def test_directions() -> None:
     assert split_direction("en-zh_Hant") == ("en", "zh_Hant")
     assert split_direction("gl-en") == ("gl", "en")
-    for wrong in ("gl", "gl-pt", "en-en", "en-", "en-gl-pt", ""):
-        with pytest.raises(ValueError, match="must be 'en-xx' or 'xx-en'"):
+    assert split_direction("wo-fr") == ("wo", "fr")
+    for wrong in ("gl", "en-en", "en-", "en-gl-pt", "", "en-../x"):
+        with pytest.raises(ValueError, match="must be two languages as 'en-xx'"):
             split_direction(wrong)
 
 
 def test_a_tag_is_one_id_in_front_of_the_untagged_ids(made_cache: Cache) -> None:
     vocabulary = made_cache.vocabulary
-    texts = [pair.translation for pair in made_cache.pairs("gl", "train")]
+    texts = [pair.second for pair in made_cache.pairs("en-gl", "train")]
     tagged = source_ids(vocabulary, texts, "en", 200)
     plain = target_ids(vocabulary, texts, 200)
     assert tagged == [[vocabulary.tag_id("en"), *ids] for ids in plain]

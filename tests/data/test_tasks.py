@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from m4.data.cache.cache import Cache
-from m4.data.cache.tokens import ROLES
 from m4.data.corpus import CorpusSpec
-from m4.data.directions import MIXTURES, SIDES
+from m4.data.directions import MIXTURES, ROLES, SIDES, pair_of, reverse, split_direction
 from m4.data.normalization import FORMS, Form
-from m4.data.preprocess import source_ids, split_direction, target_ids
+from m4.data.preprocess import source_ids, target_ids
 from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
@@ -50,9 +49,9 @@ def mixture_rates(seqio: Any, name: str) -> dict[str, float]:
     mixture = seqio.MixtureRegistry.get(name)
     rates = {}
     for task in mixture.tasks:
-        code = task.source.language
-        from_english = task.name.partition(".")[2] == f"en_{code}"
-        rates[f"en-{code}" if from_english else f"{code}-en"] = float(mixture.get_rate(task))
+        pair = task.source.pair
+        forward = task.name.partition(".")[2] == pair.replace("-", "_")
+        rates[pair if forward else reverse(pair)] = float(mixture.get_rate(task))
     total = sum(rates.values())
     return {direction: rate / total for direction, rate in rates.items()}
 
@@ -66,8 +65,8 @@ def ids_of(dataset: Any) -> list[tuple[list[int], list[int]]]:
 
 def wanted(made: Cache, direction: str, split: str) -> list[tuple[list[int], list[int]]]:
     source, target = split_direction(direction)
-    pairs = list(made.pairs(target if source == "en" else source, split))
-    english, translation = [p.english for p in pairs], [p.translation for p in pairs]
+    pairs = list(made.pairs(pair_of(direction), split))
+    english, translation = [p.first for p in pairs], [p.second for p in pairs]
     sides = (english, translation) if source == "en" else (translation, english)
     inputs = source_ids(made.vocabulary, sides[0], target, LENGTHS["inputs"])
     targets = target_ids(made.vocabulary, sides[1], LENGTHS["targets"])
@@ -98,8 +97,8 @@ def test_signs_and_normal_forms_are_those_of_the_cache(
     made = CorpusSpec(Tsv(tmp_path), ["gl"], vocabulary_size=320, normalization=form)
     made = made.build(tmp_path / "c")
     tags = {made.vocabulary.tag_id(code) for code in ("en", "gl")}
-    assert made.tokens("train", "english", "source")[0].tolist() == [
-        i for pair in made.pairs("gl", "train") for i in made.vocabulary.encode([pair.english])[0]
+    assert made.tokens("train", "first", "source")[0].tolist() == [
+        i for pair in made.pairs("en-gl", "train") for i in made.vocabulary.encode([pair.first])[0]
     ]
     for side, role in itertools.product(SIDES, ROLES):
         assert not tags.intersection(made.tokens("train", side, role)[0].tolist())
@@ -168,11 +167,9 @@ def test_inputs_and_targets_have_separate_vocabularies(tasks: Any, tmp_path: Pat
     dataset = tasks.seqio.get_mixture_or_task("own.gl_en").get_dataset(
         LENGTHS, "dev", shuffle=False
     )
-    pairs = list(made.pairs("gl", "dev"))
-    inputs = source_ids(
-        made.source_vocabulary, [p.translation for p in pairs], "en", LENGTHS["inputs"]
-    )
-    targets = target_ids(made.target_vocabulary, [p.english for p in pairs], LENGTHS["targets"])
+    pairs = list(made.pairs("en-gl", "dev"))
+    inputs = source_ids(made.source_vocabulary, [p.second for p in pairs], "en", LENGTHS["inputs"])
+    targets = target_ids(made.target_vocabulary, [p.first for p in pairs], LENGTHS["targets"])
     assert ids_of(dataset) == list(zip(inputs, targets, strict=True))
     with pytest.raises(ValueError, match=r"own\.english_centric"):
         tasks.seqio.get_mixture_or_task("own.english_centric")
@@ -196,7 +193,7 @@ def test_validation_is_dev(tasks: Any, registered: Cache) -> None:
     assert ids_of(task.get_dataset(LENGTHS, "validation", shuffle=False)) == wanted(
         registered, "gl-en", "dev"
     )
-    assert task.num_input_examples("validation") == registered.size("gl", "dev")
+    assert task.num_input_examples("validation") == registered.size("en-gl", "dev")
 
 
 def test_seqio_evaluates_the_tasks_of_a_cache(tasks: Any, made_cache: Cache) -> None:
@@ -207,7 +204,7 @@ def test_seqio_evaluates_the_tasks_of_a_cache(tasks: Any, made_cache: Cache) -> 
 
     t5x_tasks.register(str(made_cache.folder), "scored")
     task = tasks.seqio.get_mixture_or_task("scored.en_gl")
-    references = [pair.translation for pair in made_cache.pairs("gl", "dev")]
+    references = [pair.second for pair in made_cache.pairs("en-gl", "dev")]
     guesses = [text.replace("1", "2") for text in references]
     for function, metric in zip(task.predict_metric_fns, (bleu, chrf), strict=True):
         counted = metric(guesses, references, "gl")

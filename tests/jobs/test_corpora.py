@@ -24,7 +24,7 @@ def test_corpora_are_listed_with_their_runs_and_removed_without(tmp_path: Path) 
     assert head[:3] == ["corpus", "languages", "pairs"]
     found = {row[0]: row for row in rows}
     assert {*found} == {str(used.folder), str(left.folder)}
-    assert found[str(used.folder)][1:3] == ["1", "40"]
+    assert found[str(used.folder)][1:3] == ["2", "40"]
     assert found[str(used.folder)][-1] == str(tmp_path / "run")
     assert found[str(left.folder)][-1] == ""
     both = ("data", "remove", left.folder, used.folder)

@@ -47,7 +47,7 @@ def test_two_runs_share_one_corpus(tmp_path: Path, capsys: pytest.CaptureFixture
     other = m4.prepare_corpus(tmp_path / "other", Made({"gl": 40}), vocabulary_size=400)
     assert other.cache.fingerprint == first.fingerprint
     again = m4.prepare_corpus(tmp_path / "shared", Made({"gl": 40}), vocabulary_size=400)
-    assert again.languages == ["gl"]
+    assert again.languages == ["en", "gl"]
 
 
 def test_runs_of_different_corpora_share_a_folder(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_model_keeps_its_vocabulary(tmp_path: Path) -> None:
     save_step(tmp_path / "run" / "checkpoints")
     other = experiment(tmp_path / "run", tmp_path / "other", pairs=80)
     said = (
-        r"run: the model there was trained with another corpus \(source.by_language.gl = 40, now 80"
+        r"run: the model there was trained with another corpus \(source.by_pair.en-gl = 40, now 80"
     )
     with pytest.raises(ValueError, match=said):
         corpus.keep_vocabulary(other, open_corpus(other))
@@ -99,7 +99,7 @@ def test_a_saved_config_writes_no_corpus(tmp_path: Path) -> None:
     assert "experiment.Data.data_dir" in made.mutable
     given = config.load([saved], [*model, line.strip()], allowed_modules=())
     open_corpus(given.experiment())
-    assert open_corpus(made.experiment()).languages() == ["es", "pt", "gl"]
+    assert open_corpus(made.experiment()).language_pairs() == ["en-es", "en-pt", "en-gl"]
 
 
 @pytest.mark.slow

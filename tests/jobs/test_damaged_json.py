@@ -39,7 +39,7 @@ RATES = (
     '"off_language": null, "taken_for": {"pt": 0.5}}'
 )
 LEDGER = (
-    '{"stages": {"empty": {}}, "languages": {"gl": {"train": {"read": 3, "kept": 2, '
+    '{"stages": {"empty": {}}, "pairs": {"en-gl": {"train": {"read": 3, "kept": 2, '
     '"dropped": {"empty": 1}, "examples": {"empty": [[2, "a", ""]]}}}}}'
 )
 RESULT = '{"note": {"best_step": 4, "step": 4}, "stopped_early": true, "gain_last_quarter": 0.5}'

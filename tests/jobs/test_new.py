@@ -126,11 +126,11 @@ def other_encoding(here: Path) -> None:
 
 
 BAD: dict[Callable[[Path], None], str] = {
-    empty: "corpus: expected sentence pairs .*; saw no files",
+    empty: "corpus: expected sentence pairs, .*; saw no files",
     no_partner: r"test.en-gl.en: its gl side is missing",
     unequal: "test.en-gl.en has 10 lines and .*test.en-gl.gl 1",
     wrong_column: "saw it on the other side of gl",
-    without_english: "corpus: de_fr: pairs without English: m4 translates between English and",
+    without_english: "corpus: de_fr: the text of en is not English; other pairs are named by",
     other_fields: "gl.train.jsonl line 1: expected an object",
     two_test_sets: "'gl.devtest.tsv': its name says devtest, and it would not be read; call all",
     other_encoding: r"gl.train.tsv: no pairs in it; 1 lines skipped: not UTF-8 .line 1.",
@@ -162,7 +162,7 @@ def test_english_in_the_second_column_of_every_file_is_found(here: Path) -> None
     assert "English: column 2" in said.out
     assert "tsv.Tsv.english_column = 2\n" in (here / "corpus.gin").read_text(encoding="utf-8")
     source = config.load(["corpus.gin"]).experiment().data.corpus.opened_source
-    assert next(iter(source.pairs("gl", "test"))) == folders.pairs("gl")[0]
+    assert next(iter(source.pairs("en-gl", "test"))) == folders.pairs("gl")[0]
 
 
 def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyP
     said = new("corpus")
     assert said.status == 0, said.err
     asked = " ".join(said.out.split())
-    assert "sentences by their hash (dev 1 in 100, test 1 in 50) [y/n] (y): " in asked
+    assert "hash of their first side (dev 1 in 100, test 1 in 50) [y/n] (y): " in asked
     assert "minutes of training (60): " in asked
     assert "assumed" not in said.out
     text = (here / "corpus.gin").read_text(encoding="utf-8")

@@ -43,18 +43,18 @@ def test_pairs_with_english_by_split(exports: Path) -> None:
     done = run(exports, "--most=300", "--least_test=20")
     assert done.returncode == 0, done.stderr
     source = Tsv(str(exports / "out"))
-    assert sorted(source.languages()) == ["deu", "glg"]  # 20 pairs are too few
+    assert sorted(source.language_pairs()) == ["en-deu", "en-glg"]  # 20 pairs are too few
     found = {(code, split): [*source.pairs(code, split)]
              for code in ("deu", "glg") for split in ("train", "dev", "test")}  # fmt: skip
     for (code, _), pairs in found.items():
-        for english, translation in ((pair.english, pair.translation) for pair in pairs):
+        for english, translation in ((pair.first, pair.second) for pair in pairs):
             assert english == f"This is sentence {translation.removeprefix(f'{code} ')}."
     total = sum(len(pairs) for (code, _), pairs in found.items() if code == "glg")
     assert total == 150
     assert len(found["deu", "train"]) == 300
     # One hash for all languages: an English test sentence is in no training set.
-    held_out = {pair.english for code in ("deu", "glg") for pair in found[code, "test"]}
-    assert not held_out & {pair.english for code in ("deu", "glg") for pair in found[code, "train"]}
+    held_out = {pair.first for code in ("deu", "glg") for pair in found[code, "test"]}
+    assert not held_out & {pair.first for code in ("deu", "glg") for pair in found[code, "train"]}
     name, _, names = done.stdout.partition(" = ")
     assert (name, ast.literal_eval(names)) == ("LANGUAGES", ["deu"])
     assert len(found["deu", "test"]) >= 20 > len(found["glg", "test"])

@@ -45,11 +45,11 @@ def test_a_corpus_in_a_bucket_is_built_once_and_downloaded_in_part(
     built = corpus.build_corpus(spec, address)
     name = built.fingerprint
     there = emulator.names(f"{folder_of(address)}/{name}")
-    assert there >= {"manifest.json", "text/train.gl.tsv", "train.english.tokens.npy"}
+    assert there >= {"manifest.json", "text/train.gl.tsv", "train.first.tokens.npy"}
     machine()
     opened = corpus.build_corpus(spec, address)
     assert opened.fingerprint == name
-    assert not (opened.folder / "train.english.tokens.npy").exists()
+    assert not (opened.folder / "train.first.tokens.npy").exists()
     folder = corpus.fetched(address, name, corpus.arrays)
     assert folder is not None
     assert folder == opened.folder
@@ -83,19 +83,19 @@ def test_text_in_a_bucket_needs_a_reader_and_its_lack_is_one_line(
 ) -> None:
     source = Tsv(f"{address}/text")
     Objects(f"{address}/text").put("gl.train.tsv", b"a\tb\n")
-    assert list(source.pairs("gl", "train")) == [("a", "b")]
+    assert list(source.pairs("en-gl", "train")) == [("a", "b")]
     for lacking in ("storage.objects.list", "storage.objects.get"):
         emulator.rights.remove(lacking)
         said = f"{address}/text: {ACCOUNT} lacks {lacking}: grant it roles/storage.objectViewer"
         with pytest.raises(InputError, match=re.escape(said)):
-            Tsv(f"{address}/text").languages()
+            Tsv(f"{address}/text").language_pairs()
         emulator.reset()
     for missing, said in (
         ("gs://missing/text", "gs://missing/text: no bucket missing"),
         (f"{address}/other", rf"Tsv.folder = '{address}/other': must be a folder that exists"),
     ):
         with pytest.raises(InputError, match=said):
-            Tsv(missing).languages()
+            Tsv(missing).language_pairs()
 
 
 def test_messages_name_the_address_and_not_the_copy(address: str, emulator: Emulator) -> None:
@@ -355,7 +355,7 @@ def test_a_pipeline_over_processes_with_a_folder_in_a_bucket(
     parts = {name.split("/")[0] for name in emulator.names(f"{step}/params")}
     assert {"ocdbt.process_0", "ocdbt.process_1"} <= parts
     (corpus,) = (homes[1] / "m4").glob("data.*/corpora/*")
-    assert (corpus / "train.english.tokens.npy").is_file()
+    assert (corpus / "train.first.tokens.npy").is_file()
     assert not (corpus / "text").exists(), "training reads no text"
     assert not list((homes[1] / "m4").glob("run.*/*/metrics.jsonl")), "only the first one writes"
     machine()

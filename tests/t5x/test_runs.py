@@ -84,7 +84,7 @@ def test_infer_with_four_beams(
     (path,) = tmp_path.glob("m4.en_gl-*.jsonl-00000-of-00001")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     sources = [line["inputs"]["inputs_pretokenized"] for line in lines]
-    assert sources == [f"<2gl> {pair.english}" for pair in cache.pairs("gl", "test")]
+    assert sources == [f"<2gl> {pair.first}" for pair in cache.pairs("en-gl", "test")]
     for line in lines:
         assert len(line["prediction"]) == 4
         scores = line["aux"]["scores"]

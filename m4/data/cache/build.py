@@ -16,10 +16,18 @@ from m4.data.cache.cache import manifest_digest
 from m4.data.cache.corpus_text import Progress, text_file, write_text
 from m4.data.cache.identity import FORMAT, fingerprint_of
 from m4.data.cache.lengths import length_factors
-from m4.data.cache.tokens import ROLES, tokenize, vocabulary_file
+from m4.data.cache.tokens import tokenize, vocabulary_file
 from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.ledger import LEDGER_FILE
-from m4.data.directions import SIDES, SIDES_OF
+from m4.data.directions import (
+    ROLES,
+    SIDES,
+    directions_of,
+    languages_of,
+    pair_of,
+    sides_of,
+    split_direction,
+)
 from m4.data.normalization import Form, normalised
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS, Source, gives_ids
@@ -50,34 +58,33 @@ def build(
         workers: Number of processes; it changes no file.
         identity: Everything that decides the corpus, for the manifest.
         grown_from: The folder of the vocabularies that this corpus's grow from, if there is one.
-        untrained: Languages that may lack training pairs.
+        untrained: Pairs of languages that may lack training pairs.
     """
-    languages = settings["languages"]
+    names = settings["language_pairs"]
     (folder / "text").mkdir(parents=True)
     if gives_ids(source):
         counts, ledger, made = given_ids.write(folder, source, settings, progress)
     else:
-        counts, ledger = write_text(folder, source, languages, cleaning, progress, untrained)
-        pairs = {code: counts[code]["train"]["pairs"] for code in languages}
-        made = _train_vocabularies(folder, pairs, settings, progress, grown_from)
-        tokenize(folder, languages, counts, settings, progress, workers)
-    for code, splits in counts.items():
+        counts, ledger = write_text(folder, source, names, cleaning, progress, untrained)
+        sizes = {pair: counts[pair]["train"]["pairs"] for pair in names}
+        made = _train_vocabularies(folder, sizes, settings, progress, grown_from)
+        tokenize(folder, names, counts, settings, progress, workers)
+    for pair, splits in counts.items():
         for split, count in splits.items():
-            ledger.count(code, split).leave_out("pieces: too long", count.pop("too_long"), split)
+            ledger.count(pair, split).leave_out("pieces: too long", count.pop("too_long"), split)
     ledger.check()
     write_text_file(folder / LEDGER_FILE, json.dumps(ledger.as_json(), ensure_ascii=False))
-    texts = [[counts[c][s]["sha256"] for s in SPLITS] for c in languages]
-    corpus = _sha256(json.dumps(dict(zip(languages, texts, strict=True))))
+    texts = {pair: [counts[pair][split]["sha256"] for split in SPLITS] for pair in names}
     store = checksums.Disk(folder)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "identity": identity,
-        "languages": counts,
+        "language_pairs": counts,
         "vocabularies": made,
         "length_factors": length_factors(folder, settings, counts),
         **({"rates": rates()} if (rates := getattr(source, "rates", None)) else {}),
         "ledger": ledger.as_json(examples=False),
-        "corpus": corpus,
+        "corpus": _sha256(json.dumps(texts)),
         "fingerprint": fingerprint_of(identity),
         "files": checksums.hashes(store, [n for n in sorted(store.list()) if n[0] != "."]),
     }
@@ -92,7 +99,7 @@ def _sha256(text: str) -> str:
 
 def _train_vocabularies(
     folder: Path,
-    pairs: dict[str, int],
+    sizes: dict[str, int],
     settings: dict[str, Any],
     progress: Progress,
     grown_from: Path | None,
@@ -102,19 +109,24 @@ def _train_vocabularies(
     Only the sources' vocabulary needs the tags.
 
     Args:
-        pairs: Language -> number of training pairs.
+        sizes: Pair of languages -> number of training pairs.
 
     Returns:
         Role ("shared", or "source" and "target") -> what the manifest says of the vocabulary.
     """
     size, target_size = settings["vocabulary_size"], settings["target_vocabulary_size"]
-    tags, text = ["en", *pairs], settings.get("vocabulary_text", pairs)
-    wanted: list[tuple[str | None, int, Sequence[str], list[str]]] = [(None, size, SIDES, tags)]
+    tags = languages_of(sizes)
+    text = settings.get("vocabulary_text", sizes)
+    every = dict.fromkeys(sizes, SIDES)
+    wanted: list[tuple[str | None, int, Mapping[str, Sequence[str]], list[str]]]
+    wanted = [(None, size, every, tags)]
     if target_size is not None:
-        sides = SIDES_OF[settings["mixture"]]
-        wanted = [("source", size, sides["source"], tags)]
-        wanted += [("target", target_size, sides["target"], [])]
-        assert [role for role, *_ in wanted] == list(ROLES)
+        directions = directions_of(settings["mixture"], [*sizes])
+        source, target = ({pair: [] for pair in sizes} for _ in ROLES)
+        for direction in directions:
+            for sides, side in zip((source, target), sides_of(direction), strict=True):
+                sides[pair_of(direction)].append(side)
+        wanted = [("source", size, source, tags), ("target", target_size, target, [])]
     made = {}
     for done, (role, pieces, sides, tags) in enumerate(wanted):
         form: Form = "nfc" if role == "target" else settings["normalization"]
@@ -124,7 +136,7 @@ def _train_vocabularies(
         path = vocabulary_file(folder, role)
         texts = sample(
             folder,
-            {code: pairs[code] for code in pairs if code in text},
+            {pair: size for pair, size in sizes.items() if pair in text},
             sides,
             settings["vocabulary_sentences"],
             settings["vocabulary_temperature"],
@@ -142,51 +154,51 @@ def _train_vocabularies(
 
 def sample(
     folder: Path,
-    pairs: dict[str, int],
-    sides: Sequence[str],
+    sizes: Mapping[str, int],
+    sides: Mapping[str, Sequence[str]],
     sentences: int,
     temperature_: float,
 ) -> Iterator[str]:
-    """Yields training sentences for a vocabulary, of English and every language by temperature.
+    """Yields training sentences for a vocabulary, of every language by temperature.
 
-    A language's share is taken from a keyed permutation of its sentences, as many times over as it
-    needs. The text is read once.
+    A language's sentences are those of all its pairs, one after another. Its share is taken from a
+    keyed permutation of them, as many times over as it needs. The text is read once.
 
     Args:
-        pairs: Language -> number of training pairs.
-        sides: english, translation or both.
+        sizes: Pair of languages -> number of training pairs.
+        sides: Pair -> the sides that are taken: first, second or both.
         sentences: Number of sentences in all.
         temperature_: Temperature of the languages' shares.
     """
-    total = sum(pairs.values())
-    sizes = ({"en": total} if "english" in sides else {}) | (
-        pairs if "translation" in sides else {}
+    totals: dict[str, int] = {}
+    firsts: dict[tuple[str, str], int] = {}  # of a pair's side, among the sentences of its language
+    for pair, size in sizes.items():
+        for side, code in zip(SIDES, split_direction(pair), strict=True):
+            if side in sides[pair]:
+                firsts[pair, side] = totals.get(code, 0)
+                totals[code] = firsts[pair, side] + size
+    rates = dict.fromkeys(totals, 0.0) | temperature(
+        {code: size for code, size in totals.items() if size}, temperature_
     )
-    rates = dict.fromkeys(sizes, 0.0) | temperature(
-        {code: size for code, size in sizes.items() if size}, temperature_
-    )
-    budget = min(sentences, sum(sizes.values()))
-    first = 0
-    for code, size in pairs.items():
-        with text_file(folder, "train", code).open("rb") as file:
+    budget = min(sentences, sum(totals.values()))
+    for pair, size in sizes.items():
+        codes = dict(zip(SIDES, split_direction(pair), strict=True))
+        with text_file(folder, "train", pair).open("rb") as file:
             for start in range(0, size, _BLOCK):
                 stop = min(start + _BLOCK, size)
-                # English sentences are counted over all languages; each file gives its own stretch.
-                rows = {"translation": (size, start, stop, code)}
-                rows["english"] = (total, first + start, first + stop, "en")
-                times = {
-                    side: _times(*rows[side], round(budget * rates[rows[side][-1]]))
-                    for side in SIDES[::-1]
-                    if side in sides
-                }
-                needed = np.any([*times.values()], axis=0)
+                times = {}
+                for side in SIDES[::-1]:
+                    if side in sides[pair]:
+                        first, code = firsts[pair, side], codes[side]
+                        rows = totals[code], first + start, first + stop, code
+                        times[side] = _times(*rows, round(budget * rates[code]))
+                needed = np.any([*times.values(), np.zeros(stop - start, bool)], axis=0)
                 lines = compress(islice(file, stop - start), needed.tobytes())
                 for row, line in zip(np.flatnonzero(needed).tolist(), lines, strict=True):
-                    pair = dict(zip(SIDES, line.decode().rstrip("\n").split("\t"), strict=True))
+                    texts = dict(zip(SIDES, line.decode().rstrip("\n").split("\t"), strict=True))
                     for side, of_row in times.items():
                         for _ in range(of_row[row]):
-                            yield pair[side]
-        first += size
+                            yield texts[side]
 
 
 def _times(size: int, start: int, stop: int, name: str, wanted: int) -> npt.NDArray[np.int64]:

@@ -1,9 +1,9 @@
 """The token cache: every pair tokenized once, memory-mapped, with a manifest that names it.
 
 A cache is a folder: manifest.json, vocabulary.model, <split>.<side>.{tokens,offsets}.npy (flat
-ids without tag and eos; the offsets of each sentence; side is english or translation; the languages
-one after another), text/<split>.<lang>.tsv, the same pairs in the same order, with .origin (where
-they come from; see origins.py), and
+ids without tag and eos; the offsets of each sentence; side is first or second; the pairs of
+languages one after another), text/<split>.<key of the pair>.tsv, the same sentence pairs in the
+same order, with .origin (where they come from; see origins.py), and
 token_counts.npy (how often a model takes in each id; see tokens.py). Where sources and targets have
 separate vocabularies: vocabulary.<role>.model, <split>.<side>.<role>.*.npy and
 token_counts.<role>.npy, role being source or target. Where only their normal forms differ, the
@@ -25,10 +25,20 @@ from m4.data.cache.corpus_text import read_pairs, text_file
 from m4.data.cache.identity import FORMAT
 from m4.data.cache.lengths import whole_factors
 from m4.data.cache.origins import Origin, read_origins
-from m4.data.cache.tokens import ROLES, array_name, by_role, vocabulary_file
+from m4.data.cache.tokens import array_name, by_role, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER, LEDGER_FILE, Ledger
-from m4.data.directions import SIDES, SIDES_OF, Mixture, directions_of, is_code
-from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, sides_of
+from m4.data.directions import (
+    ROLES,
+    SIDES,
+    Mixture,
+    directions_of,
+    languages_of,
+    pair_of,
+    sides_of,
+    sides_with,
+    split_direction,
+)
+from m4.data.preprocess import EOS_IDS, TAG_IDS
 from m4.data.sources import SPLITS, Pair
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value, pasted
@@ -39,11 +49,11 @@ from m4.storage.records import count, listed, named, optional, record, text
 _HEADER_BYTES = 128  # of a .npy file of one axis
 
 
-def _codes(value: Any, where: str) -> None:
-    """Kind of counts by language: its code is part of names of files, also of translations."""
+def _pairs(value: Any, where: str) -> None:
+    """Kind of counts by pair: its codes are part of names of files, also of translations."""
     named(records.anything)(value, where)
-    if other := [code for code in value if not is_code(code)]:
-        raise ValueError(f"{other[0]!r} is no code of a language")
+    for pair in value:
+        split_direction(pair)
     named(_COUNTS)(value, where)
 
 
@@ -68,7 +78,7 @@ _IDENTITY = {
 _MANIFEST = record(
     {
         "identity": record(_IDENTITY),
-        "languages": _codes,
+        "language_pairs": _pairs,
         "vocabularies": named(named(records.anything)),
         "files": checksums.FILES,
         "fingerprint": text,
@@ -93,7 +103,7 @@ class Cache:
 
         Args:
             folder: The corpus's folder, or a folder that has one corpus.
-            mixture: Defaults to the one that the corpus was made for, or else english_centric.
+            mixture: Defaults to the one that the corpus was made for, or else direct.
 
         Raises:
             Damaged: Its manifest is not as it was written.
@@ -121,7 +131,7 @@ class Cache:
         with undamaged(path, f"remove {self.folder}, and the corpus is built again"):
             _MANIFEST(self.manifest, "")
         made_for = self.manifest["identity"]["mixture"]
-        self.mixture: str = mixture or made_for or "english_centric"
+        self.mixture: str = mixture or made_for or "direct"
         check_value("Cache.mixture", self.mixture, Mixture)
         if not self.has_all_directions and self.mixture != made_for:
             raise InputError(
@@ -145,14 +155,18 @@ class Cache:
         """The corpus's name: everything that decides its ids (`identity.fingerprint_of`)."""
         return self.manifest["fingerprint"]
 
+    def language_pairs(self) -> list[str]:
+        """Returns the names of the pairs of languages, in the order of the rows."""
+        return list(self.manifest["language_pairs"])
+
     def languages(self) -> list[str]:
-        """Returns the codes, without English, in the order of the rows."""
-        return list(self.manifest["languages"])
+        """Returns the codes of all languages, in the order of the pairs."""
+        return languages_of(self.language_pairs())
 
     @property
     def directions(self) -> list[str]:
-        """The directions of the cache's mixture: those out of English first."""
-        return directions_of(self.mixture, self.languages())
+        """The directions of the cache's mixture: first those in the order of the pairs' names."""
+        return directions_of(self.mixture, self.language_pairs())
 
     @property
     def source_length(self) -> int:
@@ -176,7 +190,7 @@ class Cache:
     @property
     def has_all_directions(self) -> bool:
         """True if the tokens of all mixtures are there, and not only those of the corpus's own."""
-        return self.manifest["identity"]["mixture"] in (None, "english_centric")
+        return self.manifest["identity"]["mixture"] in (None, "english_centric", "direct")
 
     @cached_property
     def source_vocabulary(self) -> Vocabulary:
@@ -227,32 +241,31 @@ class Cache:
 
     def sizes(self) -> dict[str, int]:
         """Returns direction of the mixture -> number of training pairs, for samplers."""
-        pairs = {code: self.size(code, "train") for code in self.languages()}
-        return {name: pairs[language_of(name)] for name in self.directions}
+        return {name: self.size(pair_of(name), "train") for name in self.directions}
 
-    def size(self, language: str, split: str) -> int:
-        """Returns the number of pairs."""
-        return self._count(language, split)["pairs"]
+    def size(self, pair: str, split: str) -> int:
+        """Returns the number of sentence pairs."""
+        return self._count(pair, split)["pairs"]
 
-    def longest(self, language: str, role: str = "source") -> dict[str, int]:
+    def longest(self, pair: str, role: str = "source") -> dict[str, int]:
         """Returns the ids of the longest training sentence, by side.
 
-        Without tag and eos, for the sides (english, translation) that have the role.
+        Without tag and eos, for the sides (first, second) that have the role.
         """
-        longest = self._count(language, "train")["longest"]
-        sides = SIDES_OF[self.mixture][role]
-        names = {side: self._array_name(side, role) for side in SIDES if side in sides}
+        longest = self._count(pair, "train")["longest"]
+        sides = sides_with(role, self.directions)
+        names = {side: self._array_name(side, role) for side in sides}
         return {side: longest[name] for side, name in names.items() if name in longest}
 
     def mean_pieces(self, direction: str, split: str) -> tuple[float, float]:
         """Returns the mean ids of sources and targets, without tag and eos."""
-        means = self._count(language_of(direction), split)["mean_pieces"]
+        means = self._count(pair_of(direction), split)["mean_pieces"]
         source, target = map(self._array_name, sides_of(direction), ROLES)
         return means[source], means[target]
 
-    def rows(self, language: str, split: str) -> range:
-        """Returns the rows of a language in the split's arrays."""
-        return range(*self._count(language, split)["rows"])
+    def rows(self, pair: str, split: str) -> range:
+        """Returns the rows of a pair of languages in the split's arrays."""
+        return range(*self._count(pair, split)["rows"])
 
     def tokens(
         self, split: str, side: str, role: str = "source"
@@ -264,35 +277,35 @@ class Cache:
 
         Args:
             split: train, dev or test.
-            side: english or translation.
+            side: first or second.
             role: source or target, which differ if the two have separate vocabularies.
         """
         assert split in SPLITS, split
         assert side in SIDES, side
         stem = self.folder / f"{split}.{self._array_name(side, role)}"
         assert not self._by_role or stem.with_name(f"{stem.name}.offsets.npy").is_file(), (
-            f"{self.mixture} has no {role} that is {side}"
+            f"{self.mixture} has no {role} that is the {side} of its pair"
         )
         offsets = _mapped(Path(f"{stem}.offsets.npy"))
         return _mapped(Path(f"{stem}.tokens.npy")), offsets
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """Yields the pairs of text, in the order of the rows."""
-        return read_pairs(self.text_file(language, split))
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        """Yields the sentence pairs of two languages, in the order of the rows."""
+        return read_pairs(self.text_file(pair, split))
 
-    def text_file(self, language: str, split: str) -> Path:
-        """Returns the file of a split's text: english<TAB>translation, in the order of the rows."""
-        self._count(language, split)
-        return text_file(self.folder, split, language)
+    def text_file(self, pair: str, split: str) -> Path:
+        """Returns the file of a split's text: first<TAB>second, in the order of the rows."""
+        self._count(pair, split)
+        return text_file(self.folder, split, pair_of(pair))
 
-    def origins(self, language: str, split: str) -> list[Origin] | None:
+    def origins(self, pair: str, split: str) -> list[Origin] | None:
         """Returns file and line of each pair, in the order of the rows, or None without files."""
-        files = self._count(language, split).get("files", [])
-        return read_origins(self.text_file(language, split), files)
+        files = self._count(pair, split).get("files", [])
+        return read_origins(self.text_file(pair, split), files)
 
-    def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
+    def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
         """Returns the named parts of a dev or test split, parallel to `pairs`."""
-        path = self.text_file(language, split).with_suffix(".subsets.json")
+        path = self.text_file(pair, split).with_suffix(".subsets.json")
         return read_json(path, named(listed(records.flag))) if path.is_file() else {}
 
     def ledger(self) -> Ledger:
@@ -300,12 +313,12 @@ class Cache:
         return read_json(self.folder / LEDGER_FILE, LEDGER, Ledger.from_json)
 
     def identity(self) -> dict[str, Any]:
-        """Returns the SHA-256 of the text by language and split."""
+        """Returns the SHA-256 of the text by pair and split."""
         return {
             "source": "cache",
-            "by_language": {
-                code: {split: count["sha256"] for split, count in splits.items()}
-                for code, splits in self.manifest["languages"].items()
+            "by_pair": {
+                pair: {split: count["sha256"] for split, count in splits.items()}
+                for pair, splits in self.manifest["language_pairs"].items()
             },
         }
 
@@ -313,12 +326,12 @@ class Cache:
         assert role in ROLES, role
         return array_name(side, role if self._by_role else None)
 
-    def _count(self, language: str, split: str) -> dict[str, Any]:
-        if language not in self.manifest["languages"]:
-            raise InputError(
-                f"{self.folder}: no language {language!r}; it has {', '.join(self.languages())}"
-            )
-        return self.manifest["languages"][language][split]
+    def _count(self, pair: str, split: str) -> dict[str, Any]:
+        """Returns the counts of a pair; "gl" means "en-gl", as in `CorpusSpec.languages`."""
+        if (pair := pair_of(pair)) not in self.manifest["language_pairs"]:
+            there = ", ".join(self.language_pairs())
+            raise InputError(f"{self.folder}: no pair {pair}; it has {there}")
+        return self.manifest["language_pairs"][pair][split]
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:

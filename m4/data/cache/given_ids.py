@@ -12,14 +12,13 @@ import numpy as np
 
 from m4.data.cache.corpus_text import Progress
 from m4.data.cache.tokens import (
-    ROLES,
     array_name,
     vocabulary_file,
     write_arrays,
     write_token_counts,
 )
 from m4.data.cleaning.ledger import Ledger
-from m4.data.directions import SIDES
+from m4.data.directions import ROLES, SIDES
 from m4.data.preprocess import EOS_ID, PAD_ID
 from m4.data.sources import SPLITS, IdBlock, IdSource, Pair
 from m4.data.sources.reading.lines import plain
@@ -32,12 +31,12 @@ from m4.settings import InputError
 def write(
     folder: Path, source: IdSource, settings: dict[str, Any], progress: Progress
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger, dict[str, dict[str, Any]]]:
-    """Writes text, arrays and vocabularies of all languages.
+    """Writes text, arrays and vocabularies of all pairs of languages.
 
     Returns:
         The manifest's counts, the ledger, and what the manifest says of each vocabulary.
     """
-    languages = settings["languages"]
+    pairs = settings["language_pairs"]
     made = _write_vocabularies(folder, source)
     roles = [None, None] if "shared" in made else list(ROLES)
     longest = settings["source_length"], settings["target_length"]
@@ -47,20 +46,20 @@ def write(
     ]
     ledger = Ledger()
     blocks = _Blocks(source, arrays, ledger)
-    parts, done = len(SPLITS) * len(languages), 0
+    parts, done = len(SPLITS) * len(pairs), 0
 
-    def of(split: str, language: str) -> Iterator[Tokenized]:
+    def of(split: str, pair: str) -> Iterator[Tokenized]:
         nonlocal done
-        yield from blocks.of(split, language)
+        yield from blocks.of(split, pair)
         done += 1
         progress("tokens", done, parts)
 
     counts: dict[str, dict[str, dict[str, Any]]] = {
-        code: {split: {} for split in SPLITS} for code in languages
+        pair: {split: {} for split in SPLITS} for pair in pairs
     }
-    write_arrays(folder, languages, arrays, counts, of)
-    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
-    write_token_counts(folder, arrays, pairs, marked=False)
+    write_arrays(folder, pairs, arrays, counts, of)
+    sizes = {pair: counts[pair]["train"]["pairs"] for pair in pairs}
+    write_token_counts(folder, arrays, sizes, marked=False)
     return counts, ledger, made
 
 
@@ -87,13 +86,13 @@ class _Blocks:
         self._vocabularies = [Vocabulary(array.vocabulary) for array in arrays]
         self._types = [id_type(array.vocabulary) for array in arrays]
 
-    def of(self, split: str, language: str) -> Iterator[Tokenized]:
-        """The pairs of a language; those of training that are too long are left out."""
-        count = self._ledger.count(language, split)
+    def of(self, split: str, pair: str) -> Iterator[Tokenized]:
+        """A task's pairs; those of training that are too long are left out."""
+        count = self._ledger.count(pair, split)
         read = 0
-        for block in self._source.blocks(language, split):
+        for block in self._source.blocks(pair, split):
             sides = block.inputs, block.targets
-            self._check(sides, language, split, read)
+            self._check(sides, pair, split, read)
             pairs = len(block.texts)
             read += pairs
             count.read, count.kept = read, read
@@ -117,22 +116,22 @@ class _Blocks:
                 kept,
             )
         if split == "train" and not read:
-            raise InputError(f"language {language!r} has no training pairs: the source has none")
+            raise InputError(f"{pair} has no training pairs: the source has none")
 
-    def _check(self, sides: Sequence[Ragged], language: str, split: str, before: int) -> None:
+    def _check(self, sides: Sequence[Ragged], pair: str, split: str, before: int) -> None:
         """InputError: an example without ids, or an id that the vocabulary does not have."""
         for side, vocabulary, name in zip(
             sides, self._vocabularies, ("inputs", "targets"), strict=True
         ):
             if (empty := np.flatnonzero(side.lengths == 0)).size:
                 raise InputError(
-                    f"{language}, {split}: example {before + int(empty[0])} has no {name}: the "
+                    f"{pair}, {split}: example {before + int(empty[0])} has no {name}: the "
                     "task's preprocessors must give at least an eos"
                 )
             low, high = int(side.ids.min(initial=1)), int(side.ids.max(initial=1))
             if low <= PAD_ID or high >= vocabulary.size:
                 raise InputError(
-                    f"{language}, {split}: {name} have ids from {low} to {high}, and the "
+                    f"{pair}, {split}: {name} have ids from {low} to {high}, and the "
                     f"vocabulary has 1 to {vocabulary.size - 1}"
                 )
 

@@ -8,18 +8,17 @@ from typing import Any
 from m4.data.sources import Source
 
 # Raised whenever the same settings would give other files (test_format.py notices).
-FORMAT = 9
+FORMAT = 10
 
 
 def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
     """Returns settings and text, as JSON."""
     text = json.loads(json.dumps(source.identity()))
-    if "by_language" in text:  # files of other languages in the folder do not matter
-        text["by_language"] = {
-            code: text["by_language"].get(code) for code in settings["languages"]
-        }
-    # Sorted: the order in which a cache holds its languages decides no ids.
-    return {**settings, "languages": sorted(settings["languages"]), "source": text}
+    pairs = settings["language_pairs"]
+    if "by_pair" in text:  # files of other languages in the folder do not matter
+        text["by_pair"] = {pair: text["by_pair"].get(pair) for pair in pairs}
+    # Sorted: the order in which a cache holds its pairs decides no ids.
+    return {**settings, "language_pairs": sorted(pairs), "source": text}
 
 
 def fingerprint_of(identity: Mapping[str, Any]) -> str:

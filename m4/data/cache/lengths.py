@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from m4.data.cache.tokens import ROLES, array_name, by_role
-from m4.data.directions import directions_of
-from m4.data.preprocess import EOS_IDS, TAG_IDS, language_of, sides_of, split_direction
+from m4.data.cache.tokens import array_name, by_role
+from m4.data.directions import ROLES, directions_of, pair_of, sides_of, split_direction
+from m4.data.preprocess import EOS_IDS, TAG_IDS
 
 # Tokens of a translation, whatever its source; and its tokens a token of the source, at least.
 SPARE_TOKENS, LEAST_FACTOR = 16, 2
@@ -16,7 +16,7 @@ _MOST_PAIRS = 1_000_000
 
 
 def length_factors(
-    folder: Path, settings: Mapping[str, Any], languages: Mapping[str, Any]
+    folder: Path, settings: Mapping[str, Any], counts: Mapping[str, Any]
 ) -> dict[str, float]:
     """Returns direction -> a, so that targets of 99.9% of the pairs fit a L + 16 tokens.
 
@@ -25,13 +25,13 @@ def length_factors(
     Args:
         folder: A corpus's folder, with its arrays.
         settings: `CorpusSpec.settings`.
-        languages: Language -> counts by split, as in the manifest.
+        counts: Pair of languages -> counts by split, as in the manifest.
     """
     source_more, target_more = (0, 0) if "own_vocabularies" in settings else (
         TAG_IDS + EOS_IDS, EOS_IDS)  # fmt: skip
     factors = {}
-    for direction in directions_of(settings["mixture"] or "english_centric", [*languages]):
-        first, end = languages[language_of(direction)]["train"]["rows"]
+    for direction in directions_of(settings["mixture"] or "direct", [*counts]):
+        first, end = counts[pair_of(direction)]["train"]["rows"]
         if first == end:
             continue
         rows = np.arange(first, end, max(1, (end - first) // _MOST_PAIRS))

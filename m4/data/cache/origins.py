@@ -1,6 +1,6 @@
 """The origins of a corpus's pairs: file and line of the source, a few bits a pair.
 
-text/<split>.<lang>.origin holds for each pair, in the order of the rows, the number file * 2^32 +
+text/<split>.<pair>.origin holds for each pair, in the order of the rows, the number file * 2^32 +
 line, as differences, compressed: mostly ones. The files' names are in the manifest ("files").
 """
 
@@ -33,7 +33,7 @@ def origin_file(text: Path) -> Path:
 class Recorded:
     """A source that notes where the pairs that are read from it come from.
 
-    It holds those of one language and split, 8 bytes a pair. Of a source that does not know (one
+    It holds those of two languages and a split, 8 bytes a pair. Of a source that does not know (one
     without `reading`) it notes nothing.
     """
 
@@ -44,15 +44,15 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         source: Any = self._source
         self._files: dict[str, int] = {}
         self._places = array("q")
-        for pair in source.pairs(language, split):
+        for texts in source.pairs(pair, split):
             if self.knows:
                 name, line = source.reading.origin
                 self._places.append(self._files.setdefault(name, len(self._files)) * _FILE + line)
-            yield pair
+            yield texts
 
     def keep(self, numbers: npt.NDArray[np.int64], text: Path) -> None:
         """Writes the origins of the pairs that stay in `text`, until they are `Compressed`.

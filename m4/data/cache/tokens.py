@@ -13,7 +13,14 @@ import numpy.typing as npt
 
 from m4.data.cache.corpus_text import Progress, text_file
 from m4.data.cache.origins import Compressed
-from m4.data.directions import SIDES, SIDES_OF, STORED, is_synthetic
+from m4.data.directions import (
+    ROLES,
+    SIDES,
+    directions_of,
+    is_synthetic,
+    sides_with,
+    split_direction,
+)
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import (
@@ -27,7 +34,6 @@ from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
 
-ROLES = ("source", "target")
 # Fewer pairs a worker are done before it has started.
 _WORKER_PAIRS = 100_000
 _BLOCK = 1 << 22
@@ -56,8 +62,8 @@ def pretrained_vocabulary(folder: Path) -> Path | None:
 
 
 def array_name(side: str, role: str | None) -> str:
-    """Returns the name of a split's array: 'english', or 'english.source' where roles differ."""
-    return f"{STORED[side]}.{role}" if role else STORED[side]
+    """Returns the name of a split's array: 'first', or 'first.source' where roles differ."""
+    return f"{side}.{role}" if role else side
 
 
 def by_role(settings: Mapping[str, Any]) -> bool:
@@ -74,6 +80,7 @@ def arrays_of(folder: Path, settings: dict[str, Any]) -> list[TokenArray]:
         # eos.
         path = vocabulary_file(folder, None)
         return [TokenArray(array_name(s, None), s, path, min(longest.values())) for s in SIDES]
+    directions = directions_of(settings["mixture"], settings["language_pairs"])
     return [
         TokenArray(
             array_name(side, role),
@@ -83,13 +90,13 @@ def arrays_of(folder: Path, settings: dict[str, Any]) -> list[TokenArray]:
             role,
         )
         for role in ROLES
-        for side in SIDES_OF[settings["mixture"]][role]
+        for side in sides_with(role, directions)
     ]
 
 
 def tokenize(
     folder: Path,
-    languages: Sequence[str],
+    pairs: Sequence[str],
     counts: dict[str, dict[str, dict[str, Any]]],
     settings: dict[str, Any],
     progress: Progress,
@@ -99,14 +106,14 @@ def tokenize(
 
     workers: processes; None: as many as there are cores and enough text. They change nothing.
     """
-    total = sum(counts[code][split]["pairs"] for split in SPLITS for code in languages)
+    total = sum(counts[pair][split]["pairs"] for split in SPLITS for pair in pairs)
     arrays = arrays_of(folder, settings)
     ways = settings["segmentations"]
     spans = {
-        (split, code): list(ranges_of(text_file(folder, split, code), split == "train", synthetic))
+        (split, pair): list(ranges_of(text_file(folder, split, pair), split == "train", synthetic))
         for split in SPLITS
-        for code in languages
-        for synthetic in [("translation",) * is_synthetic(code)]
+        for pair in pairs
+        for synthetic in [_synthetic_sides(pair)]
     }
     results = tokenized(
         [span for of_file in spans.values() for span in of_file],
@@ -117,22 +124,28 @@ def tokenize(
     )
     done = 0
 
-    def of(split: str, code: str) -> Iterator[Tokenized]:
+    def of(split: str, pair: str) -> Iterator[Tokenized]:
         nonlocal done
-        for _ in spans[split, code]:
+        for _ in spans[split, pair]:
             result = next(results)
             done += result.pairs + (result.too_long if split == "train" else 0)
             progress("tokens", done, total)
             yield result
 
-    write_arrays(folder, languages, arrays, counts, of, ways)
-    pairs = {code: counts[code]["train"]["pairs"] for code in languages}
-    write_token_counts(folder, arrays, pairs, ways)
+    write_arrays(folder, pairs, arrays, counts, of, ways)
+    sizes = {pair: counts[pair]["train"]["pairs"] for pair in pairs}
+    write_token_counts(folder, arrays, sizes, ways)
+
+
+def _synthetic_sides(pair: str) -> tuple[str, ...]:
+    """Returns the sides of a pair that a model wrote."""
+    sides = zip(SIDES, split_direction(pair), strict=True)
+    return tuple(side for side, code in sides if is_synthetic(code))
 
 
 def write_arrays(
     folder: Path,
-    languages: Sequence[str],
+    pairs: Sequence[str],
     arrays: Sequence[TokenArray],
     counts: dict[str, dict[str, dict[str, Any]]],
     results: Callable[[str, str], Iterator[Tokenized]],
@@ -141,35 +154,35 @@ def write_arrays(
     """Writes the arrays of every split, and leaves pairs that are too long out of its text.
 
     Args:
-        counts: Gets what the manifest says of each language and split.
-        results: (split, language) -> its tokenized pairs.
+        counts: Gets what the manifest says of each pair of languages and split.
+        results: (split, pair of languages) -> its tokenized sentence pairs.
         ways: Number of ways in which training sentences are tokenized.
 
     Raises:
-        InputError: All training pairs of a language are too long.
+        InputError: All training pairs of two languages are too long.
     """
     for split in SPLITS:
         kind = ways if split == "train" else 1
         files = {a.name: _ArrayFile(folder / f"{split}.{a.name}", a, kind) for a in arrays}
         row = 0
-        for code in languages:
-            language = _Language(files, text_file(folder, split, code))
-            for result in results(split, code):
-                language.append(result)
-            counts[code][split] |= language.finish(row)
-            row += language.pairs
-            if split == "train" and not language.pairs and language.too_long:
+        for pair in pairs:
+            part = _Part(files, text_file(folder, split, pair))
+            for result in results(split, pair):
+                part.append(result)
+            counts[pair][split] |= part.finish(row)
+            row += part.pairs
+            if split == "train" and not part.pairs and part.too_long:
                 least = min(a.longest for a in arrays)
                 raise InputError(
-                    f"language {code!r} has no training pairs: all {language.too_long} are longer "
+                    f"{pair} has no training pairs: all {part.too_long} are longer "
                     f"than {least} pieces (CorpusSpec.lengths)"
                 )
         for file in files.values():
             file.finish()
 
 
-class _Language:
-    """A language's part of a split, as it is written: its text and its rows of the arrays."""
+class _Part:
+    """Two languages' part of a split, as it is written: its text and its rows of the arrays."""
 
     def __init__(self, files: dict[str, _ArrayFile], path: Path) -> None:
         self._files, self._path = files, path
@@ -195,7 +208,7 @@ class _Language:
             self._most[name] = max(self._most[name], *longest)
 
     def finish(self, row: int) -> dict[str, Any]:
-        """For the manifest. row: the first one of the language."""
+        """For the manifest. row: the first one of the part."""
         self._unfinished.replace(self._path)
         self._origins.finish()
         return {
@@ -300,10 +313,10 @@ def write_token_counts(
                 for ends in blocks_of(offsets[1:]):
                     totals -= np.bincount(flat[ends - 1], minlength=vocabulary.size)
             if marked and array.role != "target":
-                # Of a source in English, and of one in the other language.
-                into = {"english": lambda code: code, "translation": lambda code: "en"}
-                for code, number in pairs.items():
-                    totals[vocabulary.tag_id(into[array.side](code))] += ways * number
+                # The tag in front of a side asks for the other one's language.
+                other = 1 - SIDES.index(array.side)
+                for pair, number in pairs.items():
+                    totals[vocabulary.tag_id(split_direction(pair)[other])] += ways * number
                 totals[EOS_ID] += ways * sum(pairs.values())
             if array.role != "source":
                 totals[PAD_ID] += ways * sum(pairs.values())

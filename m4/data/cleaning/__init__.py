@@ -1,7 +1,7 @@
 """Stages of cleaning: each is a frozen dataclass of settings, a `CleaningStage`.
 
-A stage never sees a whole corpus at once: it gets chunks of one language and split, and says which
-pairs to drop and why, or gives them back with other text.
+A stage never sees a whole corpus at once: it gets chunks of two languages and a split, and says
+which pairs to drop and why, or gives them back with other text.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class Findings:
 
 
 class NotChecked(NamedTuple):
-    """Says that a stage cannot judge a language, and why: this is counted, never silent."""
+    """Says that a stage cannot judge two languages, and why: this is counted, never silent."""
 
     why: str
 
@@ -54,8 +54,8 @@ class FittedCheck(Protocol):
         ...
 
 
-# (language, split) -> the check of that part of the corpus. A run opens a stage once and asks for
-# all of test, then dev, then train.
+# (pair of languages, split) -> the check of that part of the corpus. A run opens a stage once and
+# asks for all of test, then dev, then train.
 Opened = Callable[[str, str], "Check | FittedCheck | NotChecked"]
 
 
@@ -74,10 +74,10 @@ class CleaningStage:
         """Returns all that decides what the stage does, as JSON. Defaults to the settings."""
         return asdict(self)  # pyright: ignore[reportArgumentType]
 
-    def open(self, languages: Sequence[str]) -> Opened:
-        """Starts the stage on a corpus of these languages. Defaults to `check` for each of them."""
-        return lambda language, split: self.check
+    def open(self, language_pairs: Sequence[str]) -> Opened:
+        """Starts the stage on a corpus of these pairs. Defaults to `check` for each of them."""
+        return lambda pair, split: self.check
 
     def check(self, chunk: Chunk) -> Findings:
-        """Judges some pairs, for stages that treat all languages and splits alike."""
+        """Judges some pairs, for stages that treat all pairs of languages and splits alike."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Some pairs of one language and split as columns, with values that several stages need."""
+"""Some sentence pairs of one split as columns, with values that several stages need."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ class Chunk:
         numbers: [n] places in the order of the source, from 1.
     """
 
-    def __init__(
-        self, numbers: npt.NDArray[np.int64], english: list[str], translation: list[str]
-    ) -> None:
-        assert len(numbers) == len(english) == len(translation)
-        self.numbers, self.english, self.translation = numbers, english, translation
+    def __init__(self, numbers: npt.NDArray[np.int64], first: list[str], second: list[str]) -> None:
+        assert len(numbers) == len(first) == len(second)
+        self.numbers, self.first, self.second = numbers, first, second
         self._normal: dict[str, npt.NDArray[np.uint64]] = {}
 
     def __len__(self) -> int:
-        return len(self.english)
+        return len(self.first)
 
     def side(self, name: str) -> list[str]:
-        """Returns [n] sides, "english" or "translation"."""
-        return self.english if name == "english" else self.translation
+        """Returns [n] sides, "first" or "second"."""
+        return self.first if name == "first" else self.second
 
     def lengths(self, side: str) -> npt.NDArray[np.int64]:
         """Returns [n] numbers of characters."""
@@ -63,8 +61,8 @@ class Chunk:
         wanted = mask.tolist()
         made = Chunk(
             self.numbers[mask],
-            list(compress(self.english, wanted)),
-            list(compress(self.translation, wanted)),
+            list(compress(self.first, wanted)),
+            list(compress(self.second, wanted)),
         )
         made._normal = {side: values[mask] for side, values in self._normal.items()}
         return made
@@ -72,13 +70,13 @@ class Chunk:
 
 def chunks(pairs: Iterable[Pair], size: int = PAIRS) -> Iterator[Chunk]:
     """Yields pairs, numbered from 1, in chunks."""
-    iterator, first = iter(pairs), 1
+    iterator, start = iter(pairs), 1
     while part := list(islice(iterator, size)):
         for one in part:
             if not (isinstance(one, tuple) and [*map(type, one)] == [str, str]):
-                said = "a source's pairs() must yield Pair(english, translation), two texts"
+                said = "a source's pairs() must yield Pair(first, second), two texts"
                 raise InputError(f"CorpusSpec.source: {said}; it gave {shown(one)}")
-        english, translation = zip(*part, strict=True)
-        numbers = np.arange(first, first + len(part))
-        yield Chunk(numbers, list(english), list(translation))
-        first += len(part)
+        first, second = zip(*part, strict=True)
+        numbers = np.arange(start, start + len(part))
+        yield Chunk(numbers, list(first), list(second))
+        start += len(part)

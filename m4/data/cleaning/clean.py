@@ -30,9 +30,9 @@ from m4.data.sources import Pair, Source
 from m4.data.sources.reading.lines import Tally, plain
 from m4.settings import InputError, SettingError, checked, configurable
 
-# (reason, language, split, number of the pair, pair), for every training pair that is dropped.
+# (reason, pair of languages, split, number, the pair), for every training pair that is dropped.
 OnDrop = Callable[[str, str, str, int, Pair], None]
-# (language, split, pairs), for all that is read.
+# (pair of languages, split, sentence pairs), for all that is read.
 OnRead = Callable[[str, str, Chunk], None]
 _EXAMPLES = 5  # kept for each reason
 
@@ -85,11 +85,11 @@ NOTHING = Cleaning(())
 
 @configurable
 def english_overlap() -> Cleaning:
-    """Returns a cleaning that drops training pairs whose English is in a dev or test set.
+    """Returns a cleaning that drops training pairs whose first side is in a dev or test set.
 
-    It suits a corpus that is made, not found, such as cldr.
+    It suits a corpus that is made, not found, such as cldr, where that side is English.
     """
-    return Cleaning([Overlap(sides=["english"])])
+    return Cleaning([Overlap(sides=["first"])])
 
 
 @configurable
@@ -130,7 +130,7 @@ class Cleaner:
         self,
         cleaning: Cleaning,
         source: Source,
-        languages: Sequence[str],
+        language_pairs: Sequence[str],
         spool: Path,
         on_drop: OnDrop | None = None,
         on_read: OnRead = lambda *_: None,
@@ -138,46 +138,46 @@ class Cleaner:
         self._source, self._spool, self._on_read = source, spool, on_read
         self._on_drop = on_drop
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
-        self._opened = {stage.name: stage.open(languages) for stage in cleaning.stages}
+        self._opened = {stage.name: stage.open(language_pairs) for stage in cleaning.stages}
         # Counts of the source's files; not every source has files.
         self._tallies: dict[str, Tally] = getattr(getattr(source, "reading", None), "tallies", {})
-        # File -> its counts, and the (language, split) that it was read for.
+        # File -> its counts, and the (pair of languages, split) that it was read for.
         self._files: dict[str, tuple[Tally, set[tuple[str, str]]]] = {}
 
-    def pairs(self, language: str, split: str) -> Iterator[Chunk]:
-        """Yields what is left of a language's split; at the end its counts are complete."""
-        count = self.ledger.count(language, split)
+    def pairs(self, pair: str, split: str) -> Iterator[Chunk]:
+        """Yields what is left of a split; at the end its counts are complete."""
+        count = self.ledger.count(pair, split)
         checks: dict[str, Check | FittedCheck] = {}
         not_checked: dict[str, str] = {}
         for name, opened in self._opened.items():
-            check = opened(language, split)
+            check = opened(pair, split)
             if isinstance(check, NotChecked):
                 not_checked[name] = check.why
             else:
                 checks[name] = check
-        part = _Part(language, split, count, self._on_drop)
+        part = _Part(pair, split, count, self._on_drop)
         self._tallies.clear()
-        read = self._read(language, split, count)
+        read = self._read(pair, split, count)
         run = self._drop if split == "train" else self._flag
         yield from run(part, checks, read)
         for name, tally in self._tallies.items():
             if tally.skipped or tally.normalised:
                 read_for = self._files[name][1] if name in self._files else set()
-                self._files[name] = tally, read_for | {(language, split)}
+                self._files[name] = tally, read_for | {(pair, split)}
         for name, why in not_checked.items() if count.read else ():
             count.not_checked[f"{name}: {why}"] += part.count.read
 
     def finish(self) -> Ledger:
         """Returns the ledger, with the lines of the source that were no pair.
 
-        Lines of a file that several languages or splits are read from belong to none of them alone:
-        they are under `ANY`.
+        Lines of a file that several pairs of languages or splits are read from belong to none of
+        them alone: they are under `ANY`.
         """
         for name, (tally, read_for) in sorted(self._files.items()):
             self._tallies[name] = tally
-            languages, splits = (set(of) for of in zip(*read_for, strict=True))
-            language = languages.pop() if len(languages) == 1 else ANY
-            count = self.ledger.count(language, splits.pop() if len(splits) == 1 else ANY)
+            pairs, splits = (set(of) for of in zip(*read_for, strict=True))
+            pair = pairs.pop() if len(pairs) == 1 else ANY
+            count = self.ledger.count(pair, splits.pop() if len(splits) == 1 else ANY)
             for reason, lines in sorted(tally.skipped.items()):
                 count.read += lines
                 count.dropped[f"source: {reason}"] += lines
@@ -186,11 +186,11 @@ class Cleaner:
         self.ledger.check()
         return self.ledger
 
-    def _read(self, language: str, split: str, count: Count) -> Iterator[Chunk]:
-        for chunk in chunks(self._source.pairs(language, split)):
+    def _read(self, pair: str, split: str, count: Count) -> Iterator[Chunk]:
+        for chunk in chunks(self._source.pairs(pair, split)):
             count.read += len(chunk)
             count.kept += len(chunk)
-            self._on_read(language, split, chunk)
+            self._on_read(pair, split, chunk)
             yield chunk
 
     def _flag(
@@ -218,7 +218,7 @@ class Cleaner:
         """Yields training pairs; a check that must see all first reads them from the spool."""
         for number, (name, check) in enumerate(checks.items()):
             if isinstance(check, FittedCheck):
-                spool = self._spool / f"{part.split}.{part.language}.{number}.tsv"
+                spool = self._spool / f"{part.split}.{part.pair}.{number}.tsv"
                 _write_spool(spool, part, stream)
                 check.fit(_read_spool(spool))
                 stream = _read_spool(spool, remove=True)
@@ -227,10 +227,10 @@ class Cleaner:
 
 
 class _Part:
-    """A language and split on its way through the checks, with its counts."""
+    """A pair of languages and split on its way through the checks, with its counts."""
 
-    def __init__(self, language: str, split: str, count: Count, on_drop: OnDrop | None) -> None:
-        self.language, self.split, self.count, self._on_drop = language, split, count, on_drop
+    def __init__(self, pair: str, split: str, count: Count, on_drop: OnDrop | None) -> None:
+        self.pair, self.split, self.count, self._on_drop = pair, split, count, on_drop
 
     def checked(self, name: str, check: Check, stream: Iterator[Chunk]) -> Iterator[Chunk]:
         """Yields the stream without what a check drops, and with what it changes."""
@@ -266,32 +266,30 @@ class _Part:
 
     def _show(self, reason: str, chunk: Chunk, mask: Mask) -> None:
         rows = np.flatnonzero(mask)[:_EXAMPLES].tolist()
-        shown = (
-            Example(int(chunk.numbers[r]), chunk.english[r], chunk.translation[r]) for r in rows
-        )
+        shown = (Example(int(chunk.numbers[r]), chunk.first[r], chunk.second[r]) for r in rows)
         self.count.show(reason, shown, _EXAMPLES)
 
     def _tell(self, reason: str, chunk: Chunk, mask: Mask) -> None:
         if self._on_drop is not None:
             for row in np.flatnonzero(mask).tolist():
-                pair = Pair(chunk.english[row], chunk.translation[row])
-                self._on_drop(reason, self.language, self.split, int(chunk.numbers[row]), pair)
+                texts = Pair(chunk.first[row], chunk.second[row])
+                self._on_drop(reason, self.pair, self.split, int(chunk.numbers[row]), texts)
 
 
-def lines_of(chunk: Chunk, language: str, split: str) -> str:
-    """Returns a chunk as lines english<TAB>translation; InputError for a tab or line end inside."""
-    pairs = list(zip(chunk.english, chunk.translation, strict=True))
-    text = "".join([f"{english}\t{translation}\n" for english, translation in pairs])
+def lines_of(chunk: Chunk, pair: str, split: str) -> str:
+    """Returns a chunk as lines first<TAB>second; InputError for a tab or line end inside."""
+    pairs = list(zip(chunk.first, chunk.second, strict=True))
+    text = "".join([f"{first}\t{second}\n" for first, second in pairs])
     if text.count("\n") != len(chunk) or text.count("\t") != len(chunk) or "\r" in text:
         bad = next(Pair(*p) for p in pairs if any(c in side for side in p for c in "\t\n\r"))
-        raise InputError(f"{language} {split}: a tab or line end inside a sentence: {bad!r}")
+        raise InputError(f"{pair} {split}: a tab or line end inside a sentence: {bad!r}")
     return text
 
 
 def _write_spool(path: Path, part: _Part, stream: Iterator[Chunk]) -> None:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for chunk in stream:
-            lines = lines_of(chunk, part.language, part.split).split("\n")
+            lines = lines_of(chunk, part.pair, part.split).split("\n")
             numbered = zip(chunk.numbers.tolist(), lines, strict=False)
             file.write("".join(f"{number}\t{line}\n" for number, line in numbered))
 
@@ -299,7 +297,7 @@ def _write_spool(path: Path, part: _Part, stream: Iterator[Chunk]) -> None:
 def _read_spool(path: Path, remove: bool = False) -> Iterator[Chunk]:
     with path.open(encoding="utf-8", newline="\n") as file:
         while rows := [line.removesuffix("\n").split("\t") for line in islice(file, PAIRS)]:
-            numbers, english, translation = zip(*rows, strict=True)
-            yield Chunk(np.array(numbers, np.int64), list(english), list(translation))
+            numbers, first, second = zip(*rows, strict=True)
+            yield Chunk(np.array(numbers, np.int64), list(first), list(second))
     if remove:
         path.unlink()

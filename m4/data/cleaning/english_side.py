@@ -1,4 +1,4 @@
-"""Finds which side of the pairs is English, by frequent words and by the script."""
+"""Checks that a text is in the language that it claims: by English words, and by the script."""
 
 import re
 from collections import Counter
@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 
 from m4.data.cleaning.chunk import Chunk
-from m4.data.directions import SIDES
-from m4.data.languages import NO_ENGLISH
-from m4.data.scripts import COMMON, NUMBERS, script_numbers
+from m4.data.directions import SIDES, split_direction
+from m4.data.languages import describe, is_english
+from m4.data.scripts import COMMON, NUMBERS, script_numbers, scripts_of
 from m4.settings import InputError
 
 # Frequent English words that are rare in other languages.
@@ -21,7 +21,7 @@ it's i'm don't can could my has had been their will him who how why
 _OTHERS = """
 aku ang ar az að aš bir bu che co czy có da das de der det di du dut een egy ei ek el en er es est
 et että ez ha hij hogy hän hänen il inte ir ist için ja jag je jeg jest jis jos ka kas không la là
-le ma mi mihi minä mé mı na ne nem ni nicht nie nu não ole onun para que sa se si się som sunt să
+le ma mi mihi minä mé mı na ne nem ni nicht nie nu não ole onun para que sa se si som sunt să
 tidak tu tá të tôi un unha ut van var você vous ya yang yeye yra zuen ég él że
 """
 _ENGLISH, _OTHER = frozenset(_WORDS.split()), frozenset(_OTHERS.split())
@@ -30,23 +30,21 @@ _WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
 # other side, or of English words.
 _LEAST_SHARE, _LEAST_WORDS, _MOST_WORDS = 0.04, 50, 20_000
 _LEAST_OTHER = 0.03
-NEITHER = "neither"
-SAID = {
-    NEITHER: NO_ENGLISH,
-    "translation": "English is on the side of the translations: swap the columns "
-    "(TSV: Tsv.english_column = 2)",
-}
+NO_ENGLISH = "the text of en is not English; other pairs are named by their languages, as fr-wo"
+SWAPPED = (
+    "English is on the side of the translations: swap the columns (TSV: Tsv.english_column = 2)"
+)
 
 
 class EnglishSides:
-    """Finds which side of a corpus is English."""
+    """Finds sides of a corpus that are clearly not in the language that they claim."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], dict[str, Counter[str]]] = {}
+        self._counts: dict[tuple[str, str], dict[str, Counter]] = {}
 
-    def add(self, language: str, split: str, chunk: Chunk) -> None:
-        """Counts the words of a chunk of pairs, up to 20,000 a side of a language and split."""
-        counts = self._counts.setdefault((language, split), {side: Counter() for side in SIDES})
+    def add(self, pair: str, split: str, chunk: Chunk) -> None:
+        """Counts the words of a chunk of pairs, up to 20,000 a side of a pair and split."""
+        counts = self._counts.setdefault((pair, split), {side: Counter() for side in SIDES})
         for side, count in counts.items():
             if count["words"] < _MOST_WORDS:
                 words = _WORD.findall(" ".join(chunk.side(side)).casefold().replace("’", "'"))
@@ -56,35 +54,54 @@ class EnglishSides:
                 count["english"] += sum(word in _ENGLISH for word in words)
                 count["other"] += sum(word in _OTHER for word in words)
                 count["letters"] += int(scripts.sum())
-                count["latin"] += int(scripts[NUMBERS["Latn"]])
+                for script in np.flatnonzero(scripts).tolist():
+                    count[script] += int(scripts[script])
 
-    def found(self) -> dict[tuple[str, str], str]:
-        """Returns (language, split) -> the side that clearly is English.
-
-        It is NEITHER where the side of English clearly is another language, and the other side is
-        not English.
-        """
-        return {of: side for of in self._counts if (side := self._side(*of))}
-
-    def _side(self, language: str, split: str) -> str | None:
-        counts = self._counts.get((language, split))
-        if counts is None:
+    def english(self, pair: str, split: str) -> str | None:
+        """Returns the side that clearly is English, "first" or "second"."""
+        if (counts := self._counts.get((pair, split))) is None:
             return None
         shares = {side: _share(count, "english") for side, count in counts.items()}
         more, less = sorted(SIDES, key=lambda side: -shares[side])
-        if shares[more] >= max(_LEAST_SHARE, 2 * shares[less]):
-            return more
-        taken = counts["english"]
-        other_script = 2 * taken["latin"] < taken["letters"] and taken["words"] >= _LEAST_WORDS
-        other_words = _share(taken, "other") >= max(_LEAST_OTHER, 2 * shares["english"])
-        return NEITHER if other_script or other_words else None
+        return more if shares[more] >= max(_LEAST_SHARE, 2 * shares[less]) else None
 
-    def check(self, language: str, split: str) -> None:
-        """Raises InputError where English is on the side of the translations, or on neither."""
-        side = self._side(language, split)
-        if side in SAID:
-            raise InputError(f"{language}, {split}: {SAID[side]}")
+    def wrong(self, pair: str, split: str) -> str | None:
+        """Returns what is clearly wrong with the languages of a pair, or None."""
+        if (counts := self._counts.get((pair, split))) is None:
+            return None
+        english = self.english(pair, split)
+        for side, language in zip(SIDES, split_direction(pair), strict=True):
+            if english == side and not is_english(language):
+                return SWAPPED if pair.startswith("en-") else f"the text of {language} is English"
+            if language == "en" and english is None and _is_other(counts[side]):
+                return NO_ENGLISH
+            if not pair.startswith("en-") and _is_in_another_script(counts[side], language):
+                return f"the text of {language} is not in the letters of {describe(language).name}"
+        return None
+
+    def found(self) -> dict[tuple[str, str], str]:
+        """Returns (pair, split) -> what is wrong, for all in which something is."""
+        return {of: said for of in self._counts if (said := self.wrong(*of))}
+
+    def check(self, pair: str, split: str) -> None:
+        """Raises InputError where a side clearly is in another language than it claims."""
+        if said := self.wrong(pair, split):
+            raise InputError(f"{pair}, {split}: {said}")
 
 
-def _share(count: Counter[str], words: str) -> float:
+def _is_other(count: Counter) -> bool:
+    """Returns whether a text that should be English clearly is not."""
+    other_script = 2 * count[NUMBERS["Latn"]] < count["letters"] and count["words"] >= _LEAST_WORDS
+    return other_script or _share(count, "other") >= max(_LEAST_OTHER, 2 * _share(count, "english"))
+
+
+def _is_in_another_script(count: Counter, language: str) -> bool:
+    """Returns whether most letters of a text are of none of its language's scripts."""
+    scripts = scripts_of(language)
+    if scripts is None or count["words"] < _LEAST_WORDS:
+        return False
+    return 2 * sum(count[NUMBERS[script]] for script in scripts) < count["letters"]
+
+
+def _share(count: Counter, words: str) -> float:
     return count[words] / count["words"] if count["words"] >= _LEAST_WORDS else 0.0

@@ -37,9 +37,9 @@ def code_points(text: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def both(english: U64, translation: U64) -> U64:
+def both(first: U64, second: U64) -> U64:
     """Returns [n] 64 bits of each pair, from those of its sides."""
-    return mix(english * np.uint64(3) + mix(translation))
+    return mix(first * np.uint64(3) + mix(second))
 
 
 class Digests:

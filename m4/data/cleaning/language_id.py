@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from m4.data.cleaning import Check, CleaningStage, Findings, NotChecked, Opened, Share
 from m4.data.cleaning.chunk import Chunk
-from m4.data.directions import SIDES
+from m4.data.directions import SIDES, split_direction
 from m4.data.languages import describe
 from m4.settings import Between, checked
 
@@ -75,17 +75,22 @@ class LanguageId(CleaningStage):
         settings = {"least_sure": self.least_sure, "least_letters": self.least_letters}
         return {**settings, "identifier": by}
 
-    def open(self, languages: Sequence[str]) -> Opened:
+    def open(self, language_pairs: Sequence[str]) -> Opened:
         if self.identifier is None and not installed():
             missing = NotChecked(NOT_INSTALLED)
-            return lambda language, split: missing
+            return lambda pair, split: missing
         identifier = Py3langid() if self.identifier is None else self.identifier()
         known = identifier.languages()
 
-        def check(language: str, split: str) -> Check | NotChecked:
-            codes = {"english": "en", "translation": identifiers_code(language, known)}
+        def check(pair: str, split: str) -> Check | NotChecked:
+            languages = split_direction(pair)
+            codes = {
+                side: identifiers_code(language, known)
+                for side, language in zip(SIDES, languages, strict=True)
+            }
             checked = [side for side in SIDES if codes[side] in known]
-            if "translation" not in checked:
+            # Of English alone little can be said: nearly every text is rightly English.
+            if not checked or [languages[SIDES.index(side)] for side in checked] == ["en"]:
                 return NotChecked("the identifier does not know the language")
 
             def look(chunk: Chunk) -> Findings:

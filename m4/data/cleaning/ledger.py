@@ -1,6 +1,7 @@
-"""The ledger of a corpus: pairs read, kept and dropped, with reasons, by language and split.
+"""The ledger of a corpus: pairs read, kept and dropped, with reasons, by languages and split.
 
-read = kept + dropped, for every language and split: `Ledger.check`, and a test on every path to it.
+read = kept + dropped, for every pair of languages and split: `Ledger.check`, and a test on every
+path to it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from m4.storage import records
 
 # The whole ledger with examples, in a cache's folder.
 LEDGER_FILE = "ledger.json"
-# Stands for the language or split of lines in a file that several of them are read from.
+# Stands for the languages or split of lines in a file that several of them are read from.
 ANY = "*"
 _COUNTERS = ("dropped", "changed", "flagged", "not_checked")
 _EXAMPLE_CHARACTERS = 300
@@ -24,8 +25,8 @@ class Example(NamedTuple):
     """A pair with a reason; `number` is its place in the order of the source, from 1."""
 
     number: int
-    english: str
-    translation: str
+    first: str
+    second: str
 
 
 _COUNT = records.record(
@@ -40,12 +41,12 @@ _COUNT = records.record(
 )
 _COUNTS = records.named(records.named(_COUNT))
 # Of `Ledger.as_json`.
-LEDGER = records.record({"stages": records.named(records.anything), "languages": _COUNTS})
+LEDGER = records.record({"stages": records.named(records.anything), "pairs": _COUNTS})
 
 
 @dataclass
 class Count:
-    """Counts of one language and split."""
+    """Counts of one pair of languages and split."""
 
     read: int = 0
     kept: int = 0
@@ -78,7 +79,7 @@ class Count:
         for example in examples:
             if len(shown) >= most:
                 return
-            sides = (_shortened(side) for side in (example.english, example.translation))
+            sides = (_shortened(side) for side in (example.first, example.second))
             shown.append(Example(example.number, *sides))
 
     def as_json(self, examples: bool = True) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class Count:
 
 
 class Ledger:
-    """Counts by language and split.
+    """Counts by pair of languages and split.
 
     Attributes:
         stages: The stages that ran, {name: {settings}}, in their order.
@@ -112,24 +113,24 @@ class Ledger:
         self.stages = dict(stages or {})
         self.counts: dict[str, dict[str, Count]] = {}
 
-    def count(self, language: str, split: str) -> Count:
-        """Returns the counts of one language and split; new ones where there are none."""
-        return self.counts.setdefault(language, {}).setdefault(split, Count())
+    def count(self, pair: str, split: str) -> Count:
+        """Returns the counts of one pair and split; new ones where there are none."""
+        return self.counts.setdefault(pair, {}).setdefault(split, Count())
 
     def check(self) -> None:
         """Asserts that read = kept + dropped everywhere."""
-        for language, splits in self.counts.items():
+        for pair, splits in self.counts.items():
             for split, count in splits.items():
                 dropped = sum(count.dropped.values())
-                assert count.read == count.kept + dropped, (language, split, count)
-                assert count.kept >= 0, (language, split, count)
+                assert count.read == count.kept + dropped, (pair, split, count)
+                assert count.kept >= 0, (pair, split, count)
 
     def reasons(self, what: str) -> list[str]:
         """Returns the reasons of a counter, such as "dropped", the most frequent ones first."""
         return [reason for reason, pairs in getattr(self.total(), what).most_common() if pairs]
 
     def total(self, split: str | None = None) -> Count:
-        """Returns the sum over languages of one split or of all, without examples."""
+        """Returns the sum over pairs of one split or of all, without examples."""
         sums = Count()
         for splits in self.counts.values():
             for name, count in splits.items():
@@ -159,9 +160,9 @@ class Ledger:
         """Returns everything as JSON."""
         return {
             "stages": self.stages,
-            "languages": {
-                language: {split: count.as_json(examples) for split, count in splits.items()}
-                for language, splits in self.counts.items()
+            "pairs": {
+                pair: {split: count.as_json(examples) for split, count in splits.items()}
+                for pair, splits in self.counts.items()
             },
         }
 
@@ -169,8 +170,8 @@ class Ledger:
     def from_json(cls, made: Mapping[str, Any]) -> Ledger:
         ledger = cls(made["stages"])
         ledger.counts = {
-            language: {split: Count.from_json(count) for split, count in splits.items()}
-            for language, splits in made["languages"].items()
+            pair: {split: Count.from_json(count) for split, count in splits.items()}
+            for pair, splits in made["pairs"].items()
         }
         return ledger
 

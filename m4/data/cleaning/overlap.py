@@ -12,7 +12,7 @@ from m4.data.cleaning import Check, CleaningStage, Findings, Opened
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
 from m4.data.cleaning.keys import Digests
 from m4.data.cleaning.normalise import Normalise
-from m4.data.directions import SIDES, STORED, base_language
+from m4.data.directions import SIDES, base_language, split_direction
 from m4.data.sources import Source
 from m4.data.sources.reading.files import digest
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, plain, text_lines
@@ -26,16 +26,15 @@ HELD_OUT = ("test", "dev")
 class Overlap(CleaningStage):
     """Drops a training pair with a side that is in a dev or test set.
 
-    Sentences are compared normalised (`Normalise`), without case, width and spacing. English counts
-    across languages: a model that has seen a test sentence's English with another language has seen
-    what it must produce. A translation counts in its own language. The corpus's own dev and test
-    sets always count.
+    Sentences are compared normalised (`Normalise`), without case, width and spacing, and in their
+    own language, whatever the other side's: a model that has seen a test sentence's English next to
+    French has seen what it must produce from Galician. The corpus's own dev and test sets always
+    count.
 
     Attributes:
-        sides: "english", "translation" or both.
+        sides: "first", "second" or both.
         sources: Name -> Source whose dev and test pairs count too.
-        files: Name -> {language: path or paths} of sentences that count too, one a line, English
-            under "en".
+        files: Name -> {language: path or paths} of sentences that count too, one a line.
     """
 
     name: ClassVar[str] = "overlap"
@@ -54,7 +53,7 @@ class Overlap(CleaningStage):
 
     def identity(self) -> dict[str, Any]:
         return {
-            "sides": sorted(STORED[side] for side in self.sides),
+            "sides": sorted(self.sides),
             "sources": {name: source.identity() for name, source in self.sources.items()},
             "files": {
                 name: {code: [digest(path) for path in _paths(of)] for code, of in at.items()}
@@ -62,24 +61,24 @@ class Overlap(CleaningStage):
             },
         }
 
-    def open(self, languages: Sequence[str]) -> Opened:
+    def open(self, language_pairs: Sequence[str]) -> Opened:
         registered = _Registered()
         for name, source in self.sources.items():
-            for code in dict.fromkeys([*languages, *source.languages()]):
+            for pair in source.language_pairs():
                 for split in HELD_OUT:
-                    for chunk in chunks(source.pairs(code, split)):
-                        registered.add(name, code, chunk)
+                    for chunk in chunks(source.pairs(pair, split)):
+                        registered.add(name, pair, chunk)
         for name, at in self.files.items():
             for code, of in at.items():
                 for path in _paths(of):
                     registered.add_file(name, code, path)
 
-        def check(language: str, split: str) -> Check:
+        def check(pair: str, split: str) -> Check:
             def look(chunk: Chunk) -> Findings:
                 # Test, dev and train come in this order: each is compared with earlier splits.
-                found = registered.compare(language, split, chunk, self.sides)
+                found = registered.compare(pair, split, chunk, self.sides)
                 if split in HELD_OUT:
-                    registered.add(split, language, chunk)
+                    registered.add(split, pair, chunk)
                 return found
 
             return look
@@ -93,21 +92,21 @@ class _Registered:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], Digests] = {}
 
-    def add(self, name: str, language: str, chunk: Chunk) -> None:
+    def add(self, name: str, pair: str, chunk: Chunk) -> None:
         chunk = _normal(chunk)
-        for side, code in (("english", "en"), ("translation", language)):
+        for side, code in zip(SIDES, split_direction(pair), strict=True):
             self._of(name, code).add(chunk.normal_digests(side))
 
     def add_file(self, name: str, language: str, path: epath.Path) -> None:
         sentences = filter(None, map(plain, text_lines(path, MAX_LINE_BYTES)))
         while part := [*islice(sentences, PAIRS)]:
             chunk = _normal(Chunk(np.arange(len(part)), part, part))
-            self._of(name, language).add(chunk.normal_digests("english"))
+            self._of(name, language).add(chunk.normal_digests("first"))
 
-    def compare(self, language: str, split: str, chunk: Chunk, sides: Sequence[str]) -> Findings:
+    def compare(self, pair: str, split: str, chunk: Chunk, sides: Sequence[str]) -> Findings:
         names = [*dict.fromkeys(name for name, _ in self._seen)]
         drop, chunk = {}, _normal(chunk)
-        for side, code in (("english", "en"), ("translation", language)):
+        for side, code in zip(SIDES, split_direction(pair), strict=True):
             if side not in sides:
                 continue
             for name in names:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from m4.data.cleaning import Check, CleaningStage, Findings, NotChecked, Opened, Share
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.keys import code_points
+from m4.data.directions import SIDES, split_direction
 from m4.data.scripts import (
     NUMBERS,
     SCRIPTS,
@@ -66,23 +67,27 @@ class Script(CleaningStage):
     def identity(self) -> dict[str, Any]:
         return {**asdict(self), "names": "shared words"}
 
-    def open(self, languages: Sequence[str]) -> Opened:
-        english = self._scripts_of("en")
-        assert english is not None
-
-        def check(language: str, split: str) -> Check | NotChecked:
-            if (translation := self._scripts_of(language)) is not None:
-                return lambda chunk: self._look(chunk, english, translation)
-            if (likely := likely_scripts_of(language)) is not None:
-                return _Likely(self, english, likely)
-            return NotChecked("nothing is known of the language's script")
+    def open(self, language_pairs: Sequence[str]) -> Opened:
+        def check(pair: str, split: str) -> Check | NotChecked:
+            languages = dict(zip(SIDES, split_direction(pair), strict=True))
+            known = {side: self._scripts_of(language) for side, language in languages.items()}
+            likely = {
+                side: found
+                for side, language in languages.items()
+                if known[side] is None and (found := likely_scripts_of(language)) is not None
+            }
+            scripts = {side: one for side, one in {**known, **likely}.items() if one}
+            if len(scripts) < len(SIDES):
+                return NotChecked("nothing is known of the language's script")
+            if likely:
+                return _Likely(self, scripts, [*likely])
+            return lambda chunk: self._look(chunk, scripts)
 
         return check
 
-    def _look(self, chunk: Chunk, english: frozenset[str], translation: frozenset[str]) -> Findings:
-        sides = (("english", english), ("translation", translation))
+    def _look(self, chunk: Chunk, scripts: Mapping[str, frozenset[str]]) -> Findings:
         return Findings(
-            {f"{side} side": self.wrong(chunk, side, scripts) for side, scripts in sides}
+            {f"{side} side": self.wrong(chunk, side, of_side) for side, of_side in scripts.items()}
         )
 
     def _scripts_of(self, language: str) -> frozenset[str] | None:
@@ -108,7 +113,7 @@ class Script(CleaningStage):
         )
         sums = np.concatenate([[0], np.cumsum(weights)])
         wrong = self._too_much(in_latin, in_other, np.diff(sums[ends], prepend=0))
-        others = chunk.side("english" if side == "translation" else "translation")
+        others = chunk.side("first" if side == "second" else "second")
         for row in np.flatnonzero(wrong).tolist():
             text = chunk.side(side)[row]
             mine = numbers[ends[row] - len(text) : ends[row]]
@@ -144,23 +149,24 @@ def _words(text: str, of: npt.NDArray[np.bool_]) -> list[tuple[str, slice]]:
 
 
 class _Likely:
-    """The check of a language whose script is only likely; `fit` finds if its text has it."""
+    """The check of a pair with a script that is only likely; `fit` finds if its text has it."""
 
     def __init__(
-        self, settings: Script, english: frozenset[str], translation: frozenset[str]
+        self, settings: Script, scripts: Mapping[str, frozenset[str]], sides: Sequence[str]
     ) -> None:
-        self._settings, self._english, self._translation = settings, english, translation
+        self._settings, self._scripts, self._sides = settings, scripts, sides
         self._is_so = False
 
     def fit(self, chunks: Iterator[Chunk]) -> None:
-        wrong = pairs = 0
+        wrong, pairs = dict.fromkeys(self._sides, 0), 0
         for chunk in chunks:
-            wrong += int(self._settings.wrong(chunk, "translation", self._translation).sum())
+            for side in self._sides:
+                wrong[side] += int(self._settings.wrong(chunk, side, self._scripts[side]).sum())
             pairs += len(chunk)
-        self._is_so = 2 * wrong < pairs
+        self._is_so = all(2 * number < pairs for number in wrong.values())
 
     def __call__(self, chunk: Chunk) -> Findings:
         if self._is_so:
-            return self._settings._look(chunk, self._english, self._translation)
+            return self._settings._look(chunk, self._scripts)
         why = "most of the text is not in the language's likely script"
         return Findings(not_checked={why: np.ones(len(chunk), bool)})

@@ -74,33 +74,33 @@ class Identical(CleaningStage):
 
     def check(self, chunk: Chunk) -> Findings:
         """Finds sides that were left untranslated."""
-        same = chunk.normal_digests("english") == chunk.normal_digests("translation")
+        same = chunk.normal_digests("first") == chunk.normal_digests("second")
         for row in np.flatnonzero(same):
-            same[row] = len(chunk.english[row].split()) > self.name_words
+            same[row] = len(chunk.first[row].split()) > self.name_words
         return Findings({"both sides": same})
 
 
 @checked
 @dataclass(frozen=True)
 class Duplicates(CleaningStage):
-    """Keeps the first of the pairs of a language and split that are the same.
+    """Keeps the first of the pairs of two languages and a split that are the same.
 
     It takes 8 bytes of memory a pair, 16 with `normalised`.
 
     Attributes:
-        by: "pair" compares both sides; "english" or "translation" that side alone, which leaves one
+        by: "pair" compares both sides; "first" or "second" that side alone, which leaves one
             translation a sentence.
         normalised: Also drops pairs that differ in case, width and spacing only.
     """
 
     name: ClassVar[str] = "duplicates"
-    by: Annotated[str, OneOf(("pair", "english", "translation"))] = "pair"
+    by: Annotated[str, OneOf(("pair", "first", "second"))] = "pair"
     normalised: bool = False
 
-    def open(self, languages: Sequence[str]) -> Opened:
-        """Starts with no pairs seen, for each language and split."""
+    def open(self, language_pairs: Sequence[str]) -> Opened:
+        """Starts with no pairs seen, for each pair of languages and split."""
 
-        def part(language: str, split: str) -> Check:
+        def part(pair: str, split: str) -> Check:
             exact, normalised = Digests(), Digests()
             what = "pair" if self.by == "pair" else f"{self.by} side"
 
@@ -119,28 +119,28 @@ class Duplicates(CleaningStage):
     def _keys(self, chunk: Chunk, normalised: bool) -> U64:
         digests = chunk.normal_digests if normalised else chunk.digests
         if self.by == "pair":
-            return both(digests("english"), digests("translation"))
+            return both(digests("first"), digests("second"))
         return digests(self.by)
 
 
 @checked
 @dataclass(frozen=True)
 class LengthRatio(CleaningStage):
-    """Drops a pair whose non-English side is more than `bound` times too long or too short.
+    """Drops a pair whose second side is more than `bound` times too long or too short.
 
     A Chinese sentence has a quarter of the characters of an English one: what is expected is the
-    median of translation / English over the language's own pairs. `slack`, in units of English, is
-    added to both sides (to the translation times the median), so that a few characters more or less
+    median of second / first over the languages' own pairs. `slack`, in units of the first side, is
+    added to both sides (to the second times the median), so that a few characters more or less
     in a short sentence are no bad ratio:
 
-        r = (translation / median + slack) / (english + slack), kept where 1/bound <= r <= bound.
+        r = (second / median + slack) / (first + slack), kept where 1/bound <= r <= bound.
 
-    A language with fewer than `fewest` pairs has no median to trust and is not checked.
+    Languages with fewer than `fewest` pairs have no median to trust and are not checked.
 
     Attributes:
         bound: Largest allowed ratio.
-        slack: Units of English that are added to both sides.
-        fewest: Pairs below which a language is not checked.
+        slack: Units of the first side that are added to both.
+        fewest: Pairs below which two languages are not checked.
         unit: "characters" or "bytes".
     """
 
@@ -150,13 +150,13 @@ class LengthRatio(CleaningStage):
     fewest: Annotated[int, Between(1, 10**9)] = 50
     unit: Annotated[str, OneOf(("characters", "bytes"))] = "characters"
 
-    def open(self, languages: Sequence[str]) -> Opened:
-        """Starts with no median, for each language and split."""
-        return lambda language, split: _Ratio(self)
+    def open(self, language_pairs: Sequence[str]) -> Opened:
+        """Starts with no median, for each pair of languages and split."""
+        return lambda pair, split: _Ratio(self)
 
 
 class _Ratio:
-    """The check of one language: `fit` finds the median."""
+    """The check of two languages: `fit` finds the median."""
 
     def __init__(self, settings: LengthRatio) -> None:
         self._settings = settings
@@ -166,9 +166,9 @@ class _Ratio:
         # 4 bytes a pair.
         ratios = [np.zeros(0, np.float32)]
         for chunk in chunks:
-            english, translation = self._lengths(chunk)
-            there = (english > 0) & (translation > 0)
-            ratios.append((translation[there] / english[there]).astype(np.float32))
+            first, second = self._lengths(chunk)
+            there = (first > 0) & (second > 0)
+            ratios.append((second[there] / first[there]).astype(np.float32))
         found = np.concatenate(ratios)
         if len(found) >= self._settings.fewest:
             self._median = float(np.median(found))
@@ -177,19 +177,19 @@ class _Ratio:
         if self._median is None:
             few = f"fewer than {self._settings.fewest} pairs"
             return Findings(not_checked={few: np.ones(len(chunk), bool)})
-        english, translation = self._lengths(chunk)
+        first, second = self._lengths(chunk)
         slack, bound = self._settings.slack, self._settings.bound
-        wanted = english + slack
-        got = translation / self._median + slack
+        wanted = first + slack
+        got = second / self._median + slack
         return Findings(
-            {"translation side too long": got > bound * wanted,
-             "translation side too short": wanted > bound * got}
+            {"second side too long": got > bound * wanted,
+             "second side too short": wanted > bound * got}
         )  # fmt: skip
 
     def _lengths(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if self._settings.unit == "characters":
-            return chunk.lengths("english"), chunk.lengths("translation")
-        return _bytes(chunk.english), _bytes(chunk.translation)
+            return chunk.lengths("first"), chunk.lengths("second")
+        return _bytes(chunk.first), _bytes(chunk.second)
 
 
 def _bytes(texts: Sequence[str]) -> npt.NDArray[np.int64]:

@@ -17,16 +17,17 @@ from m4.data.cache.cache import Cache
 from m4.data.cache.identity import fingerprint_of, identity_of
 from m4.data.cleaning import clean
 from m4.data.cleaning.clean import Cleaner, Cleaning, OnDrop
-from m4.data.cleaning.english_side import NEITHER, SAID, EnglishSides
+from m4.data.cleaning.english_side import EnglishSides
 from m4.data.cleaning.ledger import ANY, Count, Ledger
 from m4.data.corpus import CorpusSpec
-from m4.data.languages import describe, is_english
+from m4.data.directions import key_of, split_direction
+from m4.data.languages import describe, is_english, title_of
 from m4.data.sources import SPLITS, Pair
 from m4.storage.files import whole, write_text
 
 REPORT = "data_report"
 PIECES = "pieces: too long"
-REVERSED, NO_ENGLISH = "columns: reversed", "columns: no English"
+WRONG = "languages: "
 _TEMPLATE = Path(__file__).with_name("cleaning_report.html.j2")
 # A language that loses a larger share of its training pairs is named in a warning.
 _LARGE_LOSS = 0.2
@@ -46,45 +47,45 @@ def clean_corpus(
     on_drop: OnDrop | None = None,
     progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Ledger:
-    """Cleans all languages and splits of a corpus; nothing is tokenized.
+    """Cleans all pairs of languages and splits of a corpus; nothing is tokenized.
 
     Args:
         folder: Where the tokenized corpus is, if it was built. Its counts of pairs that are too
             long in pieces are taken over; else these are "not checked".
         cleaning: Defaults to the corpus's own.
-        on_drop: Called with (reason, language, split, number, pair) of each dropped training pair.
+        on_drop: Called with (reason, languages, split, number, pair) of each dropped training pair.
         progress: Called with (done, total, what is read).
     """
     cleaning = spec.cleaning if cleaning is None else cleaning
     settings = dataclasses.replace(spec, cleaning=cleaning).settings()
     built, why = _tokenized(folder, spec, settings)
     sides = EnglishSides()
-    parts = [(split, code) for split in reversed(SPLITS) for code in settings["languages"]]
+    names = settings["language_pairs"]
+    parts = [(split, pair) for split in reversed(SPLITS) for pair in names]
     with tempfile.TemporaryDirectory(prefix="m4-cleaning-") as spool:
         cleaner = Cleaner(
             cleaning,
             spec.opened_source,
-            settings["languages"],
+            names,
             Path(spool),
             on_drop=on_drop,
             on_read=sides.add,
         )
-        for done, (split, code) in enumerate(parts):
-            progress(done, len(parts), f"{split} {code}")
-            for _ in cleaner.pairs(code, split):
+        for done, (split, pair) in enumerate(parts):
+            progress(done, len(parts), f"{split} {key_of(pair)}")
+            for _ in cleaner.pairs(pair, split):
                 pass
-            count = cleaner.ledger.count(code, split)
+            count = cleaner.ledger.count(pair, split)
             if built is None:
                 count.not_checked[f"pieces: {why}"] = count.kept
             else:
-                tokenized = built.count(code, split)
+                tokenized = built.count(pair, split)
                 too_long = (tokenized.dropped + tokenized.flagged)[PIECES]
                 count.leave_out(PIECES, too_long, split)
         progress(len(parts), len(parts), "")
-        for (code, split), side in sides.found().items():
-            if side != "english":
-                count = cleaner.ledger.count(code, split)
-                count.flagged[NO_ENGLISH if side == NEITHER else REVERSED] = count.read
+        for (pair, split), said in sides.found().items():
+            count = cleaner.ledger.count(pair, split)
+            count.flagged[f"{WRONG}{said}"] = count.read
         return cleaner.finish()
 
 
@@ -102,8 +103,8 @@ def _tokenized(
 def listing(path: Path, reason: str) -> Iterator[OnDrop]:
     """Writes the dropped pairs whose reason begins with `reason` as gzipped JSON lines.
 
-    Each has reason, language, split, pair (its number in the source's order, from 1), english and
-    translation.
+    Each has reason, languages, split, pair (its number in the source's order, from 1), first and
+    second.
     """
     with (
         whole(path) as unfinished,
@@ -112,10 +113,10 @@ def listing(path: Path, reason: str) -> Iterator[OnDrop]:
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
     ):
 
-        def add(why: str, language: str, split: str, number: int, pair: Pair) -> None:
+        def add(why: str, pair: str, split: str, number: int, texts: Pair) -> None:
             if why.startswith(reason):
-                row = {"reason": why, "language": language, "split": split, "pair": number}
-                text = json.dumps({**row, **pair._asdict()}, ensure_ascii=False) + "\n"
+                row = {"reason": why, "languages": pair, "split": split, "pair": number}
+                text = json.dumps({**row, **texts._asdict()}, ensure_ascii=False) + "\n"
                 packed.write(text.encode("utf-8", "backslashreplace"))
 
         yield add
@@ -138,8 +139,8 @@ def write_report(folder: Path, ledger: Ledger) -> tuple[Path, Path]:
     # An example may have half of a surrogate pair, which is not UTF-8.
     write_text(paths[0], text.encode("utf-8", "backslashreplace").decode("utf-8"))
     rows = [
-        {"code": code, "split": split, "count": count, "dropped": sum(count.dropped.values())}
-        for code, splits in ledger.counts.items()
+        {"code": pair, "split": split, "count": count, "dropped": sum(count.dropped.values())}
+        for pair, splits in ledger.counts.items()
         for split, count in splits.items()
     ]
     page = html.render(
@@ -172,21 +173,24 @@ def stages_not_run(ledger: Ledger) -> list[str]:
 def english_variants(ledger: Ledger) -> list[str]:
     """Returns a line for each language of the corpus that is a variant of English."""
     return [
-        f"{describe(code).name} ({code}): English on both sides of its pairs; where you do not "
+        f"{_name(pair)} ({key_of(pair)}): English on both sides of its pairs; where you do not "
         "mean to translate into it, name the other languages (CorpusSpec.languages)"
-        for code in ledger.counts
-        if is_english(code)
+        for pair in ledger.counts
+        if pair != ANY and all(map(is_english, split_direction(pair)))
     ]
 
 
 def warnings(ledger: Ledger) -> list[str]:
     """Returns a line for each thing that somebody should look at."""
     lines = english_variants(ledger)
-    for code, splits in ledger.counts.items():
-        name = f"{describe(code).name} ({code})"
-        for flag, side in ((REVERSED, "translation"), (NO_ENGLISH, NEITHER)):
-            if wrong := [each for each in SPLITS if splits.get(each, Count()).flagged[flag]]:
-                lines.append(f"{name}, {', '.join(wrong)}: {SAID[side]}")
+    for pair, splits in ledger.counts.items():
+        name = f"{_name(pair)} ({key_of(pair)})"
+        wrong: dict[str, list[str]] = {}
+        for split in SPLITS:
+            for flag in splits.get(split, Count()).flagged:
+                if flag.startswith(WRONG):
+                    wrong.setdefault(flag.removeprefix(WRONG), []).append(split)
+        lines += [f"{name}, {', '.join(splits)}: {said}" for said, splits in wrong.items()]
         train = splits.get("train", Count())
         dropped = train.dropped.total()
         if train.read and not train.kept:
@@ -198,8 +202,8 @@ def warnings(ledger: Ledger) -> list[str]:
                 f"{pairs:,} of them: {worst}"
             )
     dev = ledger.total("dev").flagged
-    if pairs := sum(n for why, n in dev.items() if why.startswith("overlap: english")):
-        lines.append(f"{pairs:,} dev pairs have an English side that is in a test set")
+    if pairs := sum(n for why, n in dev.items() if why.startswith("overlap: first")):
+        lines.append(f"{pairs:,} dev pairs have a first side that is in a test set")
     missing = [why for why in ledger.reasons("not_checked") if "not installed" in why]
     return lines + [f"{why}: the stage did not run" for why in missing]
 
@@ -210,8 +214,8 @@ def tables(ledger: Ledger) -> list[Table]:
     for why, counts in _reasons(ledger).items():
         by_reason.add_row(why, *(f"{pairs:,}" if pairs else "" for pairs in counts))
     stages = _by_stage(ledger.total().dropped)
-    by_language = Table("language", "read", "kept", *stages, title="Training pairs by language")
-    rows = {f"{code} {describe(code).name}": s.get("train") for code, s in ledger.counts.items()}
+    by_language = Table("languages", "read", "kept", *stages, title="Training pairs by language")
+    rows = {f"{key_of(pair)} {_name(pair)}": s.get("train") for pair, s in ledger.counts.items()}
     for name, count in {**rows, "all": ledger.total("train")}.items():
         if count:
             dropped = _by_stage(count.dropped)
@@ -242,10 +246,10 @@ def _reasons(ledger: Ledger) -> dict[str, tuple[int, int, int]]:
 def _examples(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
     """Returns reason -> examples, of as many languages as possible."""
     found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-    for code, splits in ledger.counts.items():
+    for pair, splits in ledger.counts.items():
         for split, count in splits.items():
             for why, some in count.examples.items():
-                rows = ({"code": code, "split": split, "pair": one} for one in some)
+                rows = ({"code": pair, "split": split, "pair": one} for one in some)
                 found.setdefault(why, []).extend(enumerate(rows))
     return {
         why: [row for _, row in sorted(found[why], key=lambda one: one[0])[:_MOST_EXAMPLES]]
@@ -271,9 +275,11 @@ def _share(part: int, total: int) -> str:
     return "<0.1%" if share < 0.05 else f"{share:.1f}%"
 
 
-def _name(code: str) -> str:
-    return "several languages" if code == ANY else describe(code).name
+def _name(pair: str) -> str:
+    return "several languages" if pair == ANY else title_of(key_of(pair))
 
 
-def _tag(code: str) -> str:
-    return describe(code).code.replace("_", "-")
+def _tag(pair: str, side: int = 1) -> str:
+    """Returns the HTML language tag of a side of a pair."""
+    codes = [pair] if pair == ANY else split_direction(pair)
+    return describe(codes[-1 if side else 0]).code.replace("_", "-")

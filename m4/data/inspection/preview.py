@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from m4.data.cache.cache import Cache
-from m4.data.languages import describe
-from m4.data.preprocess import language_of
+from m4.data.directions import key_of, pair_of
+from m4.data.languages import title_of
 from m4.data.stream.mixture import pair_tokens
 from m4.data.stream.stream import Stream
 
@@ -17,8 +17,8 @@ from m4.data.stream.stream import Stream
 _MOST_NAMES = 12
 
 
-class DrawnLanguage(NamedTuple):
-    """Pairs and tokens that a whole run draws of one language."""
+class DrawnPair(NamedTuple):
+    """Pairs and tokens that a whole run draws of two languages."""
 
     pairs: int  # pairs drawn, in all its directions together
     pair_share: float  # their share of the run's pairs
@@ -30,10 +30,10 @@ class DrawnLanguage(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One sampler over all languages; `drawn` is empty where it cannot be used, for `problem`."""
+    """One sampler over all pairs; `drawn` is empty where it cannot be used, for `problem`."""
 
     name: str
-    drawn: Mapping[str, DrawnLanguage]
+    drawn: Mapping[str, DrawnPair]
     problem: str = ""
 
 
@@ -43,7 +43,7 @@ class Preview(NamedTuple):
     total_steps: int
     sampler: str
     sample_by: str  # unit of the shares, "examples" or "tokens"
-    pairs: Mapping[str, int]  # training pairs of each language, the largest first
+    pairs: Mapping[str, int]  # training pairs by `key_of`, the largest first
     tokens: Mapping[str, int]  # ids of these pairs: source and target, tag and eos
     columns: Sequence[Column]  # the samplers, the configured one first
 
@@ -52,23 +52,23 @@ class Preview(NamedTuple):
         """The configured sampler."""
         return self.columns[0]
 
-    def share(self, drawn: DrawnLanguage) -> float:
-        """Returns the share of a language in the sampler's unit."""
+    def share(self, drawn: DrawnPair) -> float:
+        """Returns the share of two languages in the sampler's unit."""
         return drawn.pair_share if self.sample_by == "examples" else drawn.token_share
 
 
 def corpus_sizes(cache: Cache) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns (pairs, tokens) of each language's training data, the largest first."""
-    pairs = {code: cache.size(code, "train") for code in cache.languages()}
+    """Returns (pairs, tokens) of training data by `key_of`, the largest first."""
+    pairs = {key_of(pair): cache.size(pair, "train") for pair in cache.language_pairs()}
     order = sorted(pairs, key=lambda code: (-pairs[code], code))
-    # The first direction of each language: the other one differs by the tag alone, or where sources
+    # The first direction of each pair: the other one differs by the tag alone, or where sources
     # and targets have separate vocabularies.
-    unit = {language_of(d): pair_tokens(cache, d) for d in reversed(cache.directions)}
+    unit = {key_of(pair_of(d)): pair_tokens(cache, d) for d in reversed(cache.directions)}
     return {c: pairs[c] for c in order}, {c: round(pairs[c] * unit[c]) for c in order}
 
 
-def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnLanguage]:
-    """Returns what `total_steps` of a stream draw of each language.
+def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnPair]:
+    """Returns what `total_steps` of a stream draw of each pair of languages, by `key_of`.
 
     Pairs are exact; tokens are pairs times the mean length.
     """
@@ -76,11 +76,11 @@ def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnL
     tokens = {d: count * pair_tokens(cache, d) for d, count in seen.items()}
     all_pairs, all_tokens = max(sum(seen.values()), 1), max(sum(tokens.values()), 1)
     result = {}
-    for code in cache.languages():
-        mine = {d: count for d, count in seen.items() if language_of(d) == code}
-        size, most = cache.size(code, "train"), max(mine.values(), default=0)
+    for pair in cache.language_pairs():
+        mine = {d: count for d, count in seen.items() if pair_of(d) == pair}
+        size, most = cache.size(pair, "train"), max(mine.values(), default=0)
         pairs, ids = sum(mine.values()), sum(tokens[d] for d in mine)
-        result[code] = DrawnLanguage(
+        result[key_of(pair)] = DrawnPair(
             pairs,
             pairs / all_pairs,
             round(ids),
@@ -94,7 +94,7 @@ def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnL
 
 
 def repeated_more_than(preview: Preview, most_epochs: float) -> dict[str, float]:
-    """Returns language -> epochs where the configured sampler exceeds a bound, the worst first.
+    """Returns pair -> epochs where the configured sampler exceeds a bound, the worst first.
 
     Source of such bounds: Muennighoff et al. 2023, "Scaling Data-Constrained Language Models": up
     to 4 epochs are nearly as good as new data, beyond 16 repeating gives next to nothing.
@@ -111,7 +111,7 @@ def warnings(preview: Preview, most_epochs: float) -> list[str]:
         most = [f"{code} {times(epochs)}" for code, epochs in list(over.items())[:_MOST_NAMES]]
         more = ", ..." if len(over) > _MOST_NAMES else ""
         lines.append(
-            f"{len(over)} of {len(preview.pairs)} languages would be seen more than "
+            f"{len(over)} of {len(preview.pairs)} pairs of languages would be seen more than "
             f"{most_epochs:g} times ({', '.join(most)}{more}): lower the temperature or unimax's "
             "max_epochs, or train for fewer steps"
         )
@@ -128,9 +128,9 @@ def as_json(preview: Preview, most_epochs: float) -> dict[str, Any]:
         "sample_by": preview.sample_by,
         "most_epochs": most_epochs,
         "repeated_more": repeated_more_than(preview, most_epochs),
-        "languages": {
+        "pairs": {
             code: {
-                "name": describe(code).name,
+                "name": title_of(code),
                 "pairs": pairs,
                 "tokens": preview.tokens[code],
                 "samplers": {
@@ -148,12 +148,12 @@ def table(preview: Preview, most_epochs: float) -> Table:
     configured, *others = preview.columns
     title = f"{preview.sampler}, by {preview.sample_by}, {preview.total_steps:,} steps"
     made = Table(box=SIMPLE_HEAD, title=f"{title}; last columns: epochs")
-    made.add_column("language", overflow="ellipsis", no_wrap=True, max_width=24)
+    made.add_column("languages", overflow="ellipsis", no_wrap=True, max_width=24)
     names = ("pairs", "tokens", "share", "epochs", "repeated", "times", *(o.name for o in others))
     for name in names:
         made.add_column(name, justify="right", no_wrap=True)
     for code, pairs in preview.pairs.items():
-        drawn, known = configured.drawn[code], describe(code).name
+        drawn, known = configured.drawn[code], title_of(code)
         made.add_row(
             code if known == code else f"{code} {known}",
             f"{pairs:,}",

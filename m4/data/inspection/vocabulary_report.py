@@ -5,6 +5,7 @@ from. Remedies are a larger vocabulary, and a higher temperature of the text tha
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,8 +15,7 @@ import numpy as np
 from rich.table import Table
 
 from m4.data.cache.cache import Cache
-from m4.data.cache.tokens import ROLES
-from m4.data.directions import SIDES, SIDES_OF
+from m4.data.directions import ROLES, SIDES, split_direction
 from m4.data.languages import describe
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import UNK_ID, Vocabulary
@@ -37,7 +37,7 @@ COLUMNS = {
 class Row(NamedTuple):
     """Numbers of a vocabulary on some sentences of a language, without tag and eos."""
 
-    language: str  # Its code; "en" is English.
+    language: str  # its code
     vocabulary: str  # "shared", "source" or "target"
     sentences: int
     pieces_per_sentence: float
@@ -55,33 +55,37 @@ class Row(NamedTuple):
 
 
 def measure(cache: Cache, sentences: int = 2000) -> list[Row]:
-    """Returns a row for each language and vocabulary, English first.
+    """Returns a row for each language and vocabulary.
 
     Where sources and targets have separate vocabularies, each is measured on the languages that it
     is made for.
 
     Args:
-        sentences: Training sentences of each language, at even distances; of English as many, from
-            the pairs of all languages.
+        sentences: Training sentences of each language, at even distances, from all its pairs.
     """
     codes = cache.languages()
-    texts: dict[str, list[str]] = {"en": []}
-    share = -(-sentences // len(codes))
-    for code in codes:
-        size = cache.size(code, "train")
-        pairs = list(islice(cache.pairs(code, "train"), 0, None, max(size // sentences, 1)))
-        texts[code] = [pair.translation for pair in pairs[:sentences]]
-        texts["en"] += [pair.english for pair in pairs[:: max(len(pairs) // share, 1)][:share]]
-    vocabularies = {"shared": cache.source_vocabulary}
-    served = {"shared": SIDES}
-    if cache.separate:
-        vocabularies = {"source": cache.source_vocabulary, "target": cache.target_vocabulary}
-        served = {role: SIDES_OF[cache.mixture][role] for role in ROLES}
+    names = cache.language_pairs()
+    paired = Counter(code for pair in names for code in split_direction(pair))
+    texts: dict[str, list[str]] = {code: [] for code in codes}
+    for name in names:
+        size = cache.size(name, "train")
+        pairs = list(islice(cache.pairs(name, "train"), 0, None, max(size // sentences, 1)))
+        pairs = pairs[:sentences]
+        for side, code in zip(SIDES, split_direction(name), strict=True):
+            share = -(-sentences // paired[code])
+            some = pairs[:: max(len(pairs) // share, 1)][:share]
+            texts[code] += [getattr(pair, side) for pair in some]
+    if not cache.separate:
+        vocabularies = {"shared": (cache.source_vocabulary, codes)}
+    else:
+        both = cache.source_vocabulary, cache.target_vocabulary
+        served = zip(*map(split_direction, cache.directions), strict=True)
+        vocabularies = dict(zip(ROLES, zip(both, map(set, served), strict=True), strict=True))
     return [
-        measure_texts(vocabulary, name, code, some)
-        for name, vocabulary in vocabularies.items()
-        for code, some in texts.items()
-        if ("english" if code == "en" else "translation") in served[name]
+        measure_texts(vocabulary, name, code, texts[code])
+        for name, (vocabulary, languages) in vocabularies.items()
+        for code in codes
+        if code in languages
     ]
 
 

@@ -9,27 +9,27 @@ SPLITS = ("train", "dev", "test")
 
 
 class Pair(NamedTuple):
-    """An English sentence and its translation."""
+    """A sentence and its translation, in the languages that the name of their pair says."""
 
-    english: str
-    translation: str
+    first: str
+    second: str
 
 
 class Source(Protocol):
-    """A source of English-centric sentence pairs.
+    """A source of sentence pairs, by pair of languages ("en-gl", "fr-wo": `m4.data.directions`).
 
-    It may also have `subsets(language, split) -> dict[str, list[bool]]`, marks of the sentences in
+    It may also have `subsets(pair, split) -> dict[str, list[bool]]`, marks of the sentences in
     the order of pairs(), for scores of each subset ({"seen": [...]}); `reading`, a
     `reading.lines.Reading` with the origin of the last pair and counts of bad lines; and
     `rates() -> dict[str, float]`, direction -> its rate for the sampler mixing_rates.
     """
 
-    def languages(self) -> list[str]:
-        """Returns the m4 codes of its languages, without English."""
+    def language_pairs(self) -> list[str]:
+        """Returns the names of its pairs of languages, English first, else by their codes."""
         ...
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """Yields the pairs of a language in one of SPLITS, in the same order every time."""
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        """Yields the sentence pairs of one of SPLITS, in the same order every time."""
         ...
 
     def identity(self) -> dict:
@@ -48,13 +48,13 @@ class IdBlock(NamedTuple):
 class IdSource(Source, Protocol):
     """A source of ids in its own vocabulary, which are trained on as they are, without tag.
 
-    "english" is what a model reads and "translation" what it writes, in whatever language.
+    The first side is what a model reads and the second one what it writes, in whatever language.
     """
 
     gives_ids: bool
 
-    def blocks(self, language: str, split: str) -> Iterator[IdBlock]:
-        """Yields the pairs of a language in one of SPLITS, in the same order every time."""
+    def blocks(self, pair: str, split: str) -> Iterator[IdBlock]:
+        """Yields the pairs of one of SPLITS, in the same order every time."""
         ...
 
     def vocabularies(self) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 from m4.data.cldr.phrases import Spec, english, phrases
 from m4.data.cldr.specs import Atom, Drawer, atoms
 from m4.data.cldr.tables import cldr_version
+from m4.data.directions import key_of, pair_of
 from m4.data.languages import LANGUAGES
 from m4.data.sources import SPLITS, Pair
 from m4.data.splits import text_hash
@@ -104,12 +105,12 @@ class Cldr:
         self._candidates: dict[str, list[tuple[Spec, str]]] = {"dev": [], "test": []}
         self._candidate_texts: set[str] = set()
 
-    def languages(self) -> list[str]:
-        """Returns the languages of `sizes`, in its order."""
-        return list(self._sizes)
+    def language_pairs(self) -> list[str]:
+        """Returns the pairs of English and the languages of `sizes`, in its order."""
+        return [*map(pair_of, self._sizes)]
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """Returns the pairs of a language in a split: distinct English sides, as drawn.
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        """Returns the pairs of English and a language: distinct English sides, as drawn.
 
         Dev and test take their sentences from one stream for all languages, in order, so most of a
         test set is the same sentences everywhere.
@@ -117,14 +118,14 @@ class Cldr:
         Raises:
             InputError: The language has fewer pairs.
         """
-        self._check(language, split)
+        language = self._language(pair, split)
         if split == "train":
             return iter(self._training(language).pairs)
         return iter(self._held_out(language, split).pairs)
 
-    def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
+    def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
         """Marks sentences all of whose names and units are in the training pairs as 'seen'."""
-        self._check(language, split)
+        language = self._language(pair, split)
         train = self._training(language)
         if split == "train":
             return {"seen": [True] * len(train.pairs)}
@@ -142,12 +143,14 @@ class Cldr:
             **{f"{split}_pairs": count for split, count in self.counts.items()},
         }
 
-    def _check(self, language: str, split: str) -> None:
-        if language not in self._sizes:
+    def _language(self, pair: str, split: str) -> str:
+        """Returns the language that is paired with English; InputError where there is none."""
+        if (language := key_of(pair)) not in self._sizes:
             listed = ", ".join(self._sizes)
             raise InputError(f"no pairs of {language!r}: Cldr.sizes has only {listed}")
         if split not in SPLITS:
             raise InputError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
+        return language
 
     def _training(self, language: str) -> _Train:
         if language not in self._train:

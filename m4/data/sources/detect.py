@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from m4.data.languages import NO_ENGLISH, describe, is_english
+from m4.data.directions import SIDES
+from m4.data.languages import describe, is_english
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
@@ -22,8 +23,8 @@ from m4.data.sources.tsv import Tsv
 from m4.settings import InputError
 
 EXPECTED = (
-    "expected sentence pairs of English and other languages, in files called like "
-    "gl.train.tsv, gl.tsv, train.en-gl.en and train.en-gl.gl, gl.train.jsonl or gl.po"
+    "expected sentence pairs, in files called like gl.train.tsv, "
+    "fr-wo.train.tsv, gl.tsv, train.en-gl.en and train.en-gl.gl, gl.train.jsonl or gl.po"
 )
 # Where files do not tell the split, one English sentence in so many is dev, or test.
 _EVERY = {"dev": 100, "test": 50}
@@ -260,7 +261,7 @@ def _fit(
     )
     found = (layout.file(name, path) for name, path in names.items())
     files = [file for file in found if file is not None and file.code not in _NO_SIDES]
-    if not files or (source is Moses and not any(file.english for file in files)):
+    if not files or (source is Moses and not any(file.side == SIDES[0] for file in files)):
         return None
     if all(file.split in ("dev", "test") for file in files):
         return None
@@ -296,9 +297,9 @@ def _check_splits(folder: str, fit: _Fit, names: Iterable[str]) -> None:
 
 def _check_training_files(folder: str, files: list[File], words: dict[str, str]) -> None:
     """Raises InputError where a language has dev or test files and no training file."""
-    trained = {file.code for file in files if file.split in ("train", None)}
+    trained = {file.codes for file in files if file.split in ("train", None)}
     for file in files:
-        if file.code not in trained and None not in trained:
+        if file.codes not in trained and None not in trained:
             wanted = file.name.replace(words[file.split or "train"], words["train"])
             raise InputError(f"{folder}: expected {wanted} next to {file.name}; saw none")
 
@@ -338,13 +339,15 @@ def _fields(record: dict[str, Any], place: str, pattern: str, english: str) -> d
             f"{', '.join(record) or '(none)'}"
         )
     sides = [sources[0], others[0]]
+    both: list[str] = []
     if source_codes and codes and not is_english(record[source_codes[0]]):
-        if not is_english(record[codes[0]]):
-            said = [f"{name} = {record[name]!r}" for name in (source_codes[0], codes[0])]
-            raise InputError(f"{place}: {', '.join(said)}: {NO_ENGLISH}")
-        sides, codes = sides[::-1], source_codes
+        if is_english(record[codes[0]]):
+            sides, codes = sides[::-1], source_codes
+        else:
+            both = source_codes
     return {
         "english_field": sides[0],
         "translation_field": sides[1],
         "language_field": codes[0] if codes and not has_language else None,
+        "source_language_field": both[0] if both and not has_language else None,
     }

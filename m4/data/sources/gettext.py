@@ -96,7 +96,7 @@ class Gettext(Folder):
             if self.mnemonics == "strip":
                 english, translation = strip_mnemonics(english, translation)
             if pair := tally.pair(entry.line, english, translation):
-                yield file.language or "", pair
+                yield file.pair or "", pair
 
     def _unwanted(self, entry: Entry) -> str | None:
         if entry.plural:

@@ -59,7 +59,7 @@ class HuggingFace(RecordFolder):
         with seekable(file.path) as stream:
             try:
                 names, batches = _open(stream)
-                wanted = self._columns(names, file.code)
+                wanted = self._columns(names, file.codes)
                 missing = [name for name in wanted if name not in names]
                 if not missing:
                     for batch in batches(wanted):

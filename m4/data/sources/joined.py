@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from m4.data.cache.cache import Cache
+from m4.data.directions import key_of, pair_of
 from m4.data.sources import Pair, Source
 from m4.settings import InputError, checked
 
@@ -13,10 +14,10 @@ from m4.settings import InputError, checked
 @checked
 @dataclass(frozen=True)
 class Joined:
-    """The languages of a source, and of a corpus those that the source does not have.
+    """The pairs of languages of a source, and of a corpus those that the source does not have.
 
     Attributes:
-        source: Of the new languages.
+        source: Of the new pairs.
         corpus: Folder of a tokenized corpus (MODEL_DIR/data/<fingerprint>), whose text is read.
     """
 
@@ -36,37 +37,37 @@ class Joined:
         """The source's; origins in the corpus are lines of its text."""
         return self._new.reading  # type: ignore[attr-defined]
 
-    def languages(self) -> list[str]:
+    def language_pairs(self) -> list[str]:
         """Returns the source's, then the others of the corpus."""
-        return list(dict.fromkeys([*self._new.languages(), *self._old.languages()]))
+        return list(dict.fromkeys([*self._new.language_pairs(), *self._old.language_pairs()]))
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """Yields the pairs of a language, all of one of the two. InputError: none has it."""
-        if language not in self.languages():
-            there = ", ".join(self.languages())
-            raise InputError(f"no {language!r}; there is {there} (Joined.source, Joined.corpus)")
-        if self._is_new(language):
-            yield from self._new.pairs(language, split)
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        """Yields the pairs of two languages, all of one of the two. InputError: none has them."""
+        if (pair := pair_of(pair)) not in self.language_pairs():
+            there = ", ".join(self.language_pairs())
+            raise InputError(f"no {pair}; there is {there} (Joined.source, Joined.corpus)")
+        if self._is_new(pair):
+            yield from self._new.pairs(pair, split)
             return
-        reading, name = getattr(self._new, "reading", None), f"{split}.{language}.tsv"
-        for number, pair in enumerate(self._old.pairs(language, split), 1):
+        reading, name = getattr(self._new, "reading", None), f"{split}.{key_of(pair)}.tsv"
+        for number, texts in enumerate(self._old.pairs(pair, split), 1):
             if reading is not None:
                 reading.origin = (name, number)
-            yield pair
+            yield texts
 
-    def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
+    def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
         """Returns the named parts of a split."""
-        if not self._is_new(language):
-            return self._old.subsets(language, split)
+        if not self._is_new(pair):
+            return self._old.subsets(pair, split)
         subsets = getattr(self._new, "subsets", None)
-        return {} if subsets is None else subsets(language, split)
+        return {} if subsets is None else subsets(pair, split)
 
     def identity(self) -> dict[str, Any]:
-        """Returns the identity of the source, and the text of the corpus's other languages."""
-        new, old = self._new.identity(), self._old.identity()["by_language"]
-        others = {code: text for code, text in old.items() if not self._is_new(code)}
-        by_language = {**others, **new.pop("by_language", {})}
-        return {"source": "joined", "new": new, "by_language": by_language}
+        """Returns the identity of the source, and the text of the corpus's other pairs."""
+        new, old = self._new.identity(), self._old.identity()["by_pair"]
+        others = {pair: text for pair, text in old.items() if not self._is_new(pair)}
+        by_pair = {**others, **new.pop("by_pair", {})}
+        return {"source": "joined", "new": new, "by_pair": by_pair}
 
-    def _is_new(self, language: str) -> bool:
-        return language in self._new.languages()
+    def _is_new(self, pair: str) -> bool:
+        return pair in self._new.language_pairs()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from m4.data.preprocess import language_of, split_direction
+from m4.data.directions import pair_of, sides_of, split_direction
 from m4.data.sources import SPLITS, IdBlock, Pair
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
 from m4.data.sources.seqio_identity import identity_of
@@ -32,16 +32,17 @@ class SeqioTasks:
 
     As "ids" a task's preprocessors are run to their end, and a model reads and writes exactly the
     ids that T5X would give it, without a tag. Each task is a direction "en-<task>": what is read is
-    called English. As "text" they are run up to the text, which is cleaned, tagged and tokenized in
-    m4's own vocabulary; of a task that does not keep its text, ids are decoded.
+    the first side, called English. As "text" they are run up to the text, which is cleaned, tagged
+    and tokenized in m4's own vocabulary; of a task that does not keep its text, ids are decoded.
 
     Attributes:
         mixture_or_task_name: Name as registered.
         mixture_or_task_module: Module that registers it when it is imported. Defaults to none: the
             name is registered already.
         use: "ids" or "text".
-        directions: Task -> direction 'en-de', or, for text, 'de-en', whose targets are English.
-            Tasks of text with one language follow each other. Defaults to 'en-<name of the task>'.
+        directions: Task -> direction 'en-de', or, for text, any other, as 'de-en' or 'fr-wo'.
+            Tasks of text of one pair of languages follow each other. Defaults to 'en-<name of the
+            task>'.
         splits: Split -> seqio's. Defaults to train, validation, and test if there is one.
         task_feature_lengths: The sequence_length of preprocessors; longer ids are cut, as T5X does.
             By default nothing is cut, and training pairs beyond CorpusSpec.lengths are dropped.
@@ -73,40 +74,37 @@ class SeqioTasks:
             try:
                 first, _ = split_direction(direction)
             except InputError as error:
-                raise SettingError("SeqioTasks.directions", direction, "'en-xx' or 'xx-en'") from (
+                raise SettingError("SeqioTasks.directions", direction, "'en-xx' or the like") from (
                     error
                 )
             if self.gives_ids and first != "en":
                 allowed = "'en-xx': of ids, what is read is called English (SeqioTasks.use)"
                 raise SettingError("SeqioTasks.directions", direction, allowed)
 
-    def languages(self) -> list[str]:
-        """Returns the languages in the order of the tasks; imports seqio (seconds)."""
-        return list(
-            dict.fromkeys(language_of(direction) for direction in self._directions.values())
-        )
+    def language_pairs(self) -> list[str]:
+        """Returns the pairs of languages in the order of the tasks; imports seqio (seconds)."""
+        return list(dict.fromkeys(map(pair_of, self._directions.values())))
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """Yields the text of a language's tasks, one after another.
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        """Yields the text of the tasks of a pair of languages, one after another.
 
         Raises:
             InputError: An example is bad and on_bad_line is "fail".
         """
         assert split in SPLITS, split
-        for name in self._named(language):
-            first, _ = split_direction(self._directions[name])
+        for name in self._named(pair):
+            forward = sides_of(self._directions[name])[0] == "first"
             with self.reading.of(f"{name} {split}", f"{name} {split}", "example") as tally:
                 number = 0
                 for block in self._blocks(name, split):
                     for texts in self._decoded(block):
                         number += 1
-                        english, translation = texts if first == "en" else texts[::-1]
-                        if pair := tally.pair(number, english, translation):
-                            yield pair
+                        if found := tally.pair(number, *(texts if forward else texts[::-1])):
+                            yield found
 
-    def blocks(self, language: str, split: str) -> Iterator[IdBlock]:
+    def blocks(self, pair: str, split: str) -> Iterator[IdBlock]:
         """Yields the ids of a task, in the order of its source."""
-        (name,) = self._named(language)
+        (name,) = self._named(pair)
         return self._blocks(name, split)
 
     def vocabularies(self) -> dict[str, bytes]:
@@ -162,15 +160,15 @@ class SeqioTasks:
             "task_feature_lengths": dict(self.task_feature_lengths or {}),
             "seed": self.seed,
             **({} if self.gives_ids else self.reading.identity()),
-            "by_language": {
-                code: {
+            "by_pair": {
+                pair: {
                     name: {
                         "direction": self._directions[name],
                         **identity_of(self._tasks[name], self._splits, self.use_cached),
                     }
-                    for name in self._named(code)
+                    for name in self._named(pair)
                 }
-                for code in self.languages()
+                for pair in self.language_pairs()
             },
         }
 
@@ -188,8 +186,9 @@ class SeqioTasks:
             None where the direction is not that of one task alone, or examples were left out of
             the text.
         """
-        language = language_of(direction)
-        if direction not in self._directions.values() or len(named := self._named(language)) > 1:
+        if direction not in self._directions.values():
+            return None
+        if len(named := self._named(pair_of(direction))) > 1:
             return None
         task = self._tasks[named[0]]
         examples = list(self._dataset(named[0], split).as_numpy_iterator())
@@ -301,10 +300,10 @@ class SeqioTasks:
             raise SettingError("SeqioTasks.directions", made, "another one for each task of ids")
         return made
 
-    def _named(self, language: str) -> list[str]:
-        named = [name for name, d in self._directions.items() if language_of(d) == language]
+    def _named(self, pair: str) -> list[str]:
+        named = [name for name, d in self._directions.items() if pair_of(d) == pair_of(pair)]
         if not named:
-            raise InputError(f"{self._of}: no {language!r}; {', '.join(self.languages())}")
+            raise InputError(f"{self._of}: no {pair}; {', '.join(self.language_pairs())}")
         return named
 
     def _dataset(self, name: str, split: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from etils import epath
 
+from m4.data.directions import pair_of
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
 from m4.data.sources.reading.folder import Every
@@ -73,40 +74,41 @@ class Tfds:
         self._splits = dict(splits)
         self._codes = dict(self.codes or {})
 
-    def languages(self) -> list[str]:
-        """Returns the codes of all datasets, sorted; imports TensorFlow Datasets (seconds)."""
+    def language_pairs(self) -> list[str]:
+        """Returns the pairs of all datasets, sorted; imports TensorFlow Datasets (seconds)."""
         found = {
-            self._m4(code, dataset.folder)
+            pair_of(self._m4(code, dataset.folder))
             for dataset in self._datasets
             for code in dataset.codes or ()
         }
-        return sorted(found.union(self._spool.languages()))
+        return sorted(found.union(self._spool.language_pairs()))
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """Yields the pairs of a language, dataset by dataset, in the order of their files.
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        """Yields the pairs of a language with English, dataset by dataset, as in their files.
 
         Raises:
-            InputError: There is no such language; an example is bad and on_bad_line is "fail".
+            InputError: There is no such pair; an example is bad and on_bad_line is "fail".
         """
         assert split in SPLITS, split
-        if language not in self.languages():
+        if (pair := pair_of(pair)) not in (there := self.language_pairs()):
             raise InputError(
-                f"{self._data_dir}: no {language!r} in {', '.join(self._folders)}; there is "
-                f"{', '.join(self.languages()) or 'no language'} (Tfds.datasets, Tfds.codes)"
+                f"{self._data_dir}: no {pair} in {', '.join(self._folders)}; there is "
+                f"{', '.join(there) or 'no language'} (Tfds.datasets, Tfds.codes)"
             )
         origin = "train" if self.hash_split else split
         for dataset in self._datasets:
-            code = next((code for code in dataset.codes or () if self._m4(code) == language), None)
+            codes = (code for code in dataset.codes or () if pair_of(self._m4(code)) == pair)
+            code = next(codes, None)
             if code is None or origin not in self._splits:
                 continue
             with self.reading.of(*self._names(dataset, origin), "example") as tally:
                 for number, (english, translation) in enumerate(
                     dataset.pairs(self._splits[origin], self.english, code), 1
                 ):
-                    pair = tally.pair(number, _text(english), _text(translation))
-                    if pair and (not self.hash_split or self.hash_split(pair.english) == split):
-                        yield pair
-        yield from self._spool.pairs(language, split)
+                    texts = tally.pair(number, _text(english), _text(translation))
+                    if texts and (not self.hash_split or self.hash_split(texts.first) == split):
+                        yield texts
+        yield from self._spool.pairs(pair, split)
 
     def identity(self) -> dict:
         """Returns the settings, and sizes and SHA-256 of the files; without TensorFlow."""
@@ -182,10 +184,8 @@ class Tfds:
                         for code, texts in sides.items():
                             for text in texts:
                                 if pair := tally.pair(number, _text(english[0]), _text(text)):
-                                    own = (
-                                        self.hash_split(pair.english) if self.hash_split else split
-                                    )
-                                    yield self._m4(code), own, pair
+                                    own = self.hash_split(pair.first) if self.hash_split else split
+                                    yield pair_of(self._m4(code)), own, pair
 
     def _names(self, dataset: _Dataset, split: str) -> tuple[str, str]:
         return f"{dataset.name} {self._splits[split]}", f"{dataset.folder} {self._splits[split]}"

@@ -1,4 +1,4 @@
-"""A folder of TSV files: <lang>.train.tsv, <lang>.dev.tsv, <lang>.test.tsv."""
+"""A folder of TSV files: gl.train.tsv, gl.dev.tsv, gl.test.tsv, fr-wo.train.tsv ..."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from m4.settings import Between, InputError, SettingError, checked
 @dataclass(eq=False)
 class Tsv(Folder):
     """Sentence pairs, one a line: english<TAB>translation, UTF-8; files may be compressed.
+
+    Columns of a pair without English ('fr-wo') are in the order of the name.
 
     Bad lines (no tab, several tabs, and those of `reading.lines`) are errors, or with
     on_bad_line='skip' left out and counted.
@@ -38,23 +40,25 @@ class Tsv(Folder):
         return {"english_column": self.english_column}
 
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+        assert file.codes is not None
         found = 0
+        swapped = self.english_column == 2 if self.english in file.codes else file.swapped
         for number, line in enumerate(lines(file.path, self.reading.max_line_bytes), 1):
             text = tally.text(line, number)
-            sides = _sides(text, self.english_column) if type(text) is str else text
+            sides = _sides(text) if type(text) is str else text
             if isinstance(sides, Reason):
                 tally.bad(number, sides)
-            elif pair := tally.pair(number, *sides):
+            elif texts := tally.pair(number, *(sides[::-1] if swapped else sides)):
                 found += 1
-                yield file.language or "", pair
+                yield file.pair or "", texts
         if file.split == "train" and not found:
             raise InputError(f"{file.path}: {tally.nothing()}")
 
 
-def _sides(text: str, english_column: int) -> tuple[str, str] | Reason:
+def _sides(text: str) -> tuple[str, str] | Reason:
     sides = text.split("\t")
     if len(sides) == 2:
-        return sides[english_column - 1], sides[2 - english_column]
+        return sides[0], sides[1]
     if not text.strip():
         return Reason("an empty line")
     return Reason("no tab" if len(sides) == 1 else "more than one tab")

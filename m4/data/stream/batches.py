@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import EOS_ID, PAD_ID, language_of, split_direction
+from m4.data.directions import ROLES, SIDES, pair_of, sides_of, sides_with, split_direction
+from m4.data.preprocess import EOS_ID, PAD_ID
 from m4.data.stream import numba_loops
 from m4.data.stream.packing import Ints, Shape, first_fit_decreasing
 from m4.settings import InputError
@@ -60,15 +61,13 @@ class SplitReader:
 
     def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
         self.folder = cache.folder
-        sides = [split_direction(direction) for direction in directions]
-        # Sources in English and in other languages, and targets alike. A mixture to English may
-        # have no English sources: then their place is taken by what is there.
+        # The sides of the pairs, as sources and as targets. A mixture may have no first side as a
+        # source, as that to English: then its place is taken by what is there.
         arrays = []
         opened: dict[str, Any] = {}  # one vocabulary: both roles have the same files, mapped once
-        for role, codes in zip(("source", "target"), zip(*sides, strict=True), strict=True):
-            english = "english" if "en" in codes else "translation"
-            translation = "translation" if set(codes) != {"en"} else "english"
-            for side in (english, translation):
+        for role in ROLES:
+            there = sides_with(role, directions)
+            for side in (there[0], there[-1]):
                 pair = cache.tokens(split, side, role)
                 assert isinstance(pair[1], np.memmap), "offsets are never an empty file"
                 arrays.append(opened.setdefault(str(pair[1].filename), pair))
@@ -76,13 +75,13 @@ class SplitReader:
         self._maps = [base for base in bases if isinstance(base, mmap)]
         self.flats = [_read_only(flat) for flat, _ in arrays]
         self.offsets = [_read_only(offsets) for _, offsets in arrays]
-        self.codes = [language_of(direction) for direction in directions]
-        rows = [cache.rows(code, split) for code in self.codes]
+        self.pairs = [pair_of(direction) for direction in directions]
+        rows = [cache.rows(pair, split) for pair in self.pairs]
         self.first_rows = np.array([r.start for r in rows], np.int64)
         self.sizes = [len(r) for r in rows]
-        self.english_source = np.array([source == "en" for source, _ in sides])
+        self.forward = np.array([sides_of(direction) == SIDES for direction in directions])
         vocabulary, self.marked = cache.source_vocabulary, cache.marked
-        targets = [target for _, target in sides]
+        targets = [split_direction(direction)[1] for direction in directions]
         tags = map(vocabulary.tag_id, targets) if self.marked else [PAD_ID] * len(targets)
         self.tags = np.fromiter(tags, np.int32, len(targets))
         self._extra = cache.extra_ids
@@ -97,9 +96,7 @@ class SplitReader:
             entries += epochs % self.ways * self._entries
         return Examples(
             directions,
-            *numba_loops.places(
-                directions, entries, self.english_source, *self._extra, *self.offsets
-            ),
+            *numba_loops.places(directions, entries, self.forward, *self._extra, *self.offsets),
         )
 
     def release(self) -> None:
@@ -165,7 +162,7 @@ def lay_out(
         shape.source_length,
         shape.target_length,
         examples.directions,
-        data.english_source,
+        data.forward,
         data.marked,
         data.tags,
         EOS_ID,
@@ -175,7 +172,7 @@ def lay_out(
     )
     if wrong >= 0:
         raise InputError(
-            f"{data.folder}: damaged, a pair of {data.codes[examples.directions[wrong]]!r} is "
+            f"{data.folder}: damaged, a pair of {data.pairs[examples.directions[wrong]]!r} is "
             "longer than in the manifest (delete the folder, it is rebuilt)"
         )
     return batch
@@ -211,14 +208,14 @@ def evaluation_batches(
         limit: Takes the first pairs of each direction only. Defaults to all.
 
     Raises:
-        InputError: A language has no pairs in this split.
+        InputError: Two languages have no pairs in this split.
     """
     names = [directions] if isinstance(directions, str) else list(directions)
     widest = (source_length or cache.source_length, target_length or cache.target_length)
     data = SplitReader(cache, names, split)
-    for code, size in zip(data.codes, data.sizes, strict=True):
+    for pair, size in zip(data.pairs, data.sizes, strict=True):
         if not size:
-            raise InputError(f"{cache.folder}: language {code!r} has no {split} pairs")
+            raise InputError(f"{cache.folder}: {pair} has no {split} pairs")
     counts = [min(size, limit or size) for size in data.sizes]
     examples = data.examples(
         np.repeat(np.arange(len(names)), counts),

@@ -34,7 +34,7 @@ def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str,
         mixture: Mixture of directions. Defaults to the corpus's own.
     """
     check_value("make_stream.sample_by", sample_by, Unit)
-    names = directions_of(mixture or cache.mixture, cache.languages())
+    names = directions_of(mixture or cache.mixture, cache.language_pairs())
     if sample_by == "examples":
         return dict.fromkeys(names, 1.0)
     return {direction: pair_tokens(cache, direction) for direction in names}

@@ -90,8 +90,8 @@ def examples(directions, occurrence, sizes, keys, window):
 
 @compiled
 def places(
-    directions, entries, english_source, source_extra, target_extra,
-    source_english, source_translation, target_english, target_translation,
+    directions, entries, forward, source_extra, target_extra,
+    source_first, source_second, target_first, target_second,
 ):  # fmt: skip
     """Returns source starts, source lengths, target starts and target lengths of [K] entries.
 
@@ -103,12 +103,12 @@ def places(
     target_starts, target_lengths = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
     for k in range(pairs):
         entry = entries[k]
-        if english_source[directions[k]]:
-            start, stop = source_english[entry], source_english[entry + 1]
-            first, last = target_translation[entry], target_translation[entry + 1]
+        if forward[directions[k]]:
+            start, stop = source_first[entry], source_first[entry + 1]
+            first, last = target_second[entry], target_second[entry + 1]
         else:
-            start, stop = source_translation[entry], source_translation[entry + 1]
-            first, last = target_english[entry], target_english[entry + 1]
+            start, stop = source_second[entry], source_second[entry + 1]
+            first, last = target_first[entry], target_first[entry + 1]
         source_starts[k], source_lengths[k] = start, stop - start + source_extra
         target_starts[k], target_lengths[k] = first, last - first + target_extra
     return source_starts, source_lengths, target_starts, target_lengths
@@ -301,9 +301,9 @@ def copy(array, at, length, values, start):
 
 @compiled
 def lay_out(
-    chosen, row_of, rows, first_row, source_width, target_width, directions, english_source,
+    chosen, row_of, rows, first_row, source_width, target_width, directions, forward,
     marked, tags, eos, source_starts, source_lengths, target_starts, target_lengths,
-    source_english, source_translation, target_english, target_translation,
+    source_first, source_second, target_first, target_second,
     inputs, input_segments, input_positions, input_directions,
     shifted, targets, weights, target_segments, target_positions, target_directions,
 ):  # fmt: skip
@@ -322,10 +322,10 @@ def lay_out(
             continue
         segments[row] += 1
         segment, direction = segments[row], np.int32(directions[k])
-        if english_source[direction]:
-            source, target = source_english, target_translation
+        if forward[direction]:
+            source, target = source_first, target_second
         else:
-            source, target = source_translation, target_english
+            source, target = source_second, target_first
         start, length, used = source_starts[k], source_lengths[k], source_ends[row]
         if length < 1 or used + length > source_width:
             return k

@@ -222,14 +222,14 @@ class Stream:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _check_lengths(self, cache: Cache) -> None:
-        for code in dict.fromkeys(self._split.codes):
+        for pair in dict.fromkeys(self._split.pairs):
             for role, length, extra in (
                 ("source", self.source_length, self._extra[0]),
                 ("target", self.target_length, self._extra[1]),
             ):
-                name, needed = f"{role}_length", max(cache.longest(code, role).values()) + extra
+                name, needed = f"{role}_length", max(cache.longest(pair, role).values()) + extra
                 if length < needed:
-                    allowed = f"at least {needed}, as a training sentence of {code!r} needs"
+                    allowed = f"at least {needed}, as a training sentence of {pair} needs"
                     raise SettingError(f"Stream.{name}", length, allowed)
 
     def _most_pairs(self, draws: Draws) -> int:
@@ -286,7 +286,7 @@ class Stream:
 
 
 class StepPair(NamedTuple):
-    """A pair of a batch: `index` is its row in the language's split, `row` that of the batch."""
+    """A pair of a batch: `index` is its row in its languages' split, `row` that of the batch."""
 
     direction: str
     index: int

@@ -23,6 +23,8 @@ from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.parallel.platform.signals import end_with
 
 _RANGE_BYTES = 1 << 20
+# Names of the sides in the seeds of sampled segmentations. Others would give other ids.
+_SEEDED = {"first": "english", "second": "foreign"}
 
 
 class TokenArray(NamedTuple):
@@ -132,7 +134,8 @@ class RangeTokenizer:
         if way > 0:
             assert self.alpha is not None
             # The name, not the path: a cache is the same in every folder.
-            seed = text_hash(f"{span.path.name} {span.start} {array.name} {way}")
+            name = array.name.replace(array.side, _SEEDED[array.side])
+            seed = text_hash(f"{span.path.name} {span.start} {name} {way}")
             sampled = self._dropouts[array.vocabulary].sample(best, self.alpha, seed)
             if (too_long := sampled.lengths > array.longest).any():
                 number = np.arange(len(too_long))

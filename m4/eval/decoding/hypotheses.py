@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from m4.data.preprocess import split_direction, tag
+from m4.data.directions import split_direction
+from m4.data.preprocess import tag
 from m4.parallel import distributed
 from m4.settings import InputError
 from m4.storage.files import read_json, write_json, write_jsonl

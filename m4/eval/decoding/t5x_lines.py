@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from m4.data.preprocess import split_direction, tag
+from m4.data.directions import split_direction
+from m4.data.preprocess import tag
 from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.hypotheses import hypotheses_path
 from m4.storage.files import read_jsonl, whole

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import base_language
-from m4.data.preprocess import language_of
+from m4.data.directions import is_held_out, key_of, pair_of, sides_of
 from m4.eval.decoding.decode import (
     Batch,
     BatchCounts,
@@ -33,11 +32,9 @@ def split_pairs(
     """Returns direction -> (source, reference) of every sentence of a split, untagged."""
     result = {}
     for direction in directions:
-        pairs = cache.pairs(language_of(direction), split)
-        if direction.startswith("en-"):
-            result[direction] = [(pair.english, pair.translation) for pair in pairs]
-        else:
-            result[direction] = [(pair.translation, pair.english) for pair in pairs]
+        source, target = sides_of(direction)
+        pairs = cache.pairs(pair_of(direction), split)
+        result[direction] = [(getattr(pair, source), getattr(pair, target)) for pair in pairs]
     return result
 
 
@@ -67,19 +64,18 @@ class Portion(NamedTuple):
         directions = [
             direction
             for direction in self.directions or cache.directions
-            if cache.size(language_of(direction), self.split)
+            if cache.size(pair_of(direction), self.split)
         ]
         pairs = split_pairs(cache, directions, self.split)
         return {direction: self.chosen(each) for direction, each in pairs.items()}
 
     def subsets(self, cache: Cache) -> dict[str, dict[str, Sequence[bool]]]:
-        """Returns language -> the marks of the chosen sentences by subset."""
+        """Returns pair of languages -> the marks of the chosen sentences by subset."""
         return {
-            language: {
-                name: self.chosen(marks)
-                for name, marks in cache.subsets(language, self.split).items()
+            pair: {
+                name: self.chosen(marks) for name, marks in cache.subsets(pair, self.split).items()
             }
-            for language in cache.languages()
+            for pair in cache.language_pairs()
         }
 
     def chosen(self, rows: Sequence[_Row]) -> list[_Row]:
@@ -90,21 +86,21 @@ class Portion(NamedTuple):
 
 
 def train_pairs(cache: Cache) -> dict[str, int]:
-    """Returns language -> number of its training pairs."""
-    return {name: cache.size(name, "train") for name in cache.languages()}
+    """Returns `key_of` a pair of languages -> number of its training pairs."""
+    return {key_of(pair): cache.size(pair, "train") for pair in cache.language_pairs()}
 
 
 def check_held_out(cache: Cache) -> None:
-    """Checks that each language can have a fair baseline.
+    """Checks that each pair of languages can have a fair baseline.
 
     Dev sentences choose its parameters, test sentences are what it is compared on.
 
     Raises:
-        InputError: A language has no dev or no test sentences.
+        InputError: A pair has no dev or no test sentences.
     """
     for split in ("dev", "test"):
-        tested = (code for code in cache.languages() if base_language(code) == code)
-        if lacking := [code for code in tested if not cache.size(code, split)]:
+        pairs = filter(is_held_out, cache.language_pairs())
+        if lacking := [key_of(pair) for pair in pairs if not cache.size(pair, split)]:
             raise InputError(
                 f"no {split} sentences of {', '.join(lacking)}: bilingual baselines need them; "
                 "leave these languages out (CorpusSpec.languages), or add the files"

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, TextIO
 
+from m4.data.directions import split_direction
 from m4.data.languages import describe
-from m4.data.preprocess import split_direction, tag
+from m4.data.preprocess import tag
 from m4.data.sentences import Chunks, chunks, joined
 from m4.data.sources.reading.lines import Reason, carriage_return, line_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary

@@ -21,9 +21,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from m4.data.preprocess import language_of
+from m4.data.directions import key_of, label_of, pair_of, side_of
 from m4.eval.report.figures import FEW, LIGHT, blank, colorbar, page_size, png
-from m4.eval.scoring.levels import SIDES, side_of
+from m4.eval.scoring.levels import SIDES
 from m4.settings import InputError, pasted
 from m4.storage.files import keep_result
 from m4.train.measuring import routing_counts
@@ -45,13 +45,17 @@ class Atlas:
 
     split: str
     directions: list[str]  # those with any count, into English first, by falling training size
-    languages: list[str]  # language of each direction, the one that is not English
+    languages: list[str]  # `label_of` each direction
     # Name of a layer -> counts, int64 [directions, E]; the encoder's first, by depth.
     layers: dict[str, npt.NDArray[np.int64]]
 
     def sides(self) -> list[str]:
         """Returns the side of each direction, one of `SIDES`."""
         return [side_of(direction) for direction in self.directions]
+
+    def all_sides(self) -> list[str]:
+        """Returns the sides that there are, in the order of `SIDES`."""
+        return [side for side in SIDES if side in self.sides()]
 
 
 def path_of(folder: Path, split: str) -> Path:
@@ -83,12 +87,12 @@ def read(path: Path) -> Atlas:
     """
     found, saved = routing_counts.read(path)
     pairs: Mapping[str, int] = saved.get("train_pairs", {})
-    languages = [language_of(direction) for direction in found.directions]
+    languages = [label_of(direction) for direction in found.directions]
+    sizes = [pairs.get(key_of(pair_of(direction)), 0) for direction in found.directions]
     kept = sorted(
         (i for i in range(len(languages)) if any(x[i].any() for x in found.layers.values())),
-        key=lambda i: (SIDES.index(side_of(found.directions[i])), -pairs.get(languages[i], 0),
-                       languages[i]),
-    )  # fmt: skip
+        key=lambda i: (SIDES.index(side_of(found.directions[i])), -sizes[i], languages[i]),
+    )
     if not kept:
         raise InputError(f"{path}: nothing is counted yet")
     order = sorted(found.layers, key=lambda name: (_stack(name) != "encoder", _depth(name), name))
@@ -185,14 +189,14 @@ def tables(atlas: Atlas) -> dict[str, Table]:
         table = Table(box=SIMPLE_HEAD)
         table.add_column("expert", justify="right")
         table.add_column("load", justify="right")
-        for side in SIDES:
+        for side in atlas.all_sides():
             table.add_column(f"{_arrow(side)}, over {100 * SPECIAL / experts:.3g}%")
         for expert in range(experts) if experts <= _MOST_LINES else list(special)[:_MOST_LINES]:
             rows = special.get(expert, [])
             cells = [
                 _first((f"{atlas.languages[r]} {100 * share_DE[r, expert]:.0f}%" for r in rows
                         if sides[r] == side), _MOST_NAMES)
-                for side in SIDES
+                for side in atlas.all_sides()
             ]  # fmt: skip
             mark = " dead" if expert in gone else ""
             table.add_row(f"{expert}", f"{100 * load_E[expert]:.2f}%{mark}", *cells)
@@ -227,13 +231,13 @@ def figure(atlas: Atlas) -> Figure:
     stacks = list(dict.fromkeys(_stack(layer) for layer in atlas.layers))
     columns = [[layer for layer in atlas.layers if _stack(layer) == stack] for stack in stacks]
     deep, sides = max(map(len, columns)), atlas.sides()
-    blocks = [[i for i, here in enumerate(sides) if here == side] for side in SIDES]
-    wide = max(map(len, blocks)) > FEW
+    blocks = {side: [i for i, here in enumerate(sides) if here == side] for side in SIDES}
+    wide = max(map(len, blocks.values())) > FEW
     width, size = page_size(wide)
     line = 1.3 * size / 72  # inches of a line of text
     tall = min(0.055 if wide else line, _TALLEST / (deep * (len(sides) + 1)))
     rows, names = _rows(blocks, max(round(line / tall), 1))
-    chosen = [row for block in blocks for row in block[:: math.ceil(0.95 * line / tall)]]
+    chosen = [row for block in blocks.values() for row in block[:: math.ceil(0.95 * line / tall)]]
     page = blank(width, deep * (len(rows) * tall + 3.5 * line) + 3.8 * line, layout="constrained")
     experts = max(x.shape[1] for x in atlas.layers.values())
     most = max(SPECIAL / experts, *(shares(x).max() for x in atlas.layers.values()))
@@ -260,11 +264,13 @@ def figure(atlas: Atlas) -> Figure:
     return page
 
 
-def _rows(blocks: Sequence[Sequence[int]], gap: int) -> tuple[list[int | None], dict[float, str]]:
+def _rows(
+    blocks: Mapping[str, Sequence[int]], gap: int
+) -> tuple[list[int | None], dict[float, str]]:
     """Returns the picture's rows (a direction, or None in a gap), and where names of sides are."""
     rows: list[int | None] = []
     names = {}
-    for side, block in zip(SIDES, blocks, strict=True):
+    for side, block in blocks.items():
         if block:
             names[len(rows) + (gap - 1) / 2] = _arrow(side)
             rows += [None] * gap + list(block)

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from m4 import html
 from m4.data import families
 from m4.data.cldr import tags
-from m4.data.languages import describe
-from m4.data.preprocess import language_of, split_direction
+from m4.data.directions import key_of, label_of, pair_of, split_direction
+from m4.data.languages import describe, title_of
 from m4.eval.metrics import bootstrap
 from m4.eval.report import curves, plot
 from m4.eval.report.figures import DARK, LIGHT, OF_PAGE, inline
@@ -167,7 +167,7 @@ def _signed(value: float) -> str:
 _FILTERS = {
     "signed": _signed,
     "tag": language_tag,
-    "language": language_of,
+    "language": label_of,
     "languages": lambda at: max(one.languages for side in at.values() for one in side.values()),
     "of_page": lambda colour: OF_PAGE[colour.lower()],
     "arrow": lambda text: text.replace("->", "-").replace("-", "\u2009→\u2009"),
@@ -193,9 +193,9 @@ def _distinct(rows: Iterable[Mapping[str, Any]], key: str) -> list[str]:
 
 
 def _order(direction: str, train_pairs: Mapping[str, int]) -> tuple[int, str, bool]:
-    """Sorts by falling training size, both directions of a language together."""
-    language = language_of(direction)
-    return -train_pairs.get(language, 0), language, direction.startswith("en-")
+    """Sorts by falling training size, both directions of a pair together."""
+    pair = pair_of(direction)
+    return -train_pairs.get(key_of(pair), 0), key_of(pair), direction == pair
 
 
 def _subsets(
@@ -224,9 +224,9 @@ def _translations(
             by_direction.setdefault(direction, {})[name] = decodes
     languages: dict[str, dict[str, Any]] = {}
     for direction in sorted(by_direction, key=lambda one: _order(one, train_pairs)):
-        at, code = by_direction[direction], language_of(direction)
+        at, code = by_direction[direction], key_of(pair_of(direction))
         first = next(iter(at.values()))
-        marks = with_complements(subsets.get(code, {}))
+        marks = with_complements(subsets.get(pair_of(direction), {}))
         count = min(samples, len(first))
         source, target = split_direction(direction)
         sentences = [
@@ -238,7 +238,7 @@ def _translations(
             }
             for i in ((2 * number + 1) * len(first) // (2 * count) for number in range(count))
         ]
-        one = languages.setdefault(code, {"name": describe(code).name, "parts": []})
+        one = languages.setdefault(code, {"name": title_of(code), "parts": []})
         one["parts"].append({"source": source, "target": target, "sentences": sentences})
     return [{"code": code, **one} for code, one in languages.items()]
 
@@ -322,17 +322,18 @@ def _data_table(
     levels: ResourceLevels,
     deltas: Sequence[Delta],
 ) -> list[dict[str, Any]]:
-    """Returns a row a language, by falling training size.
+    """Returns a row a pair of languages, by falling training size.
 
     search is what the filter looks in; about is what the plot shows at the pointer.
     """
     total = sum(train_pairs.values())
     by_language: dict[str, list[Delta]] = {}
     for delta in deltas:
-        by_language.setdefault(delta.language, []).append(delta)
+        by_language.setdefault(key_of(pair_of(delta.direction)), []).append(delta)
     rows = []
     for code, pairs in sorted(train_pairs.items(), key=lambda item: (-item[1], item[0])):
-        name, tag = describe(code).name, tags.parse(describe(code).code)
+        name = title_of(code)
+        tag = tags.parse(describe(code).code) if "-" not in code else None
         own_name = tags.own_name(tag) if tag else ""
         row = {
             "code": code,

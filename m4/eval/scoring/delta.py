@@ -12,16 +12,10 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from m4.data.languages import closely_related, describe
-from m4.data.preprocess import language_of
+from m4.data.directions import key_of, label_of, pair_of, side_of
+from m4.data.languages import closely_related, title_of
 from m4.eval.metrics import bootstrap
-from m4.eval.scoring.levels import (
-    DEFAULT_LEVELS,
-    LEVELS,
-    SIDES,
-    ResourceLevels,
-    side_of,
-)
+from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, SIDES, ResourceLevels
 from m4.eval.scoring.score import COPY, Measured
 from m4.settings import InputError
 
@@ -40,7 +34,9 @@ SIGNIFICANT_MEANS = "significant at 5% over all directions (Holm)"
 
 @dataclass(frozen=True)
 class Delta:
-    """One language, one direction, one system against its baseline on the same sentences.
+    """One direction, one system against its baseline on the same sentences.
+
+    language is the one next to English; of a direction without English it is the direction.
 
     Scores are in percent. low and high are the 95% interval of the difference by paired bootstrap;
     replicates has the difference in every resample, and is empty where read from a file. p_holm is
@@ -117,7 +113,7 @@ def deltas(
     if not ours:
         known = ", ".join(system.name for system in measured.systems)
         raise InputError(f"no hypotheses of the baseline {baseline!r} among: {known}")
-    languages = {language_of(direction) for direction in ours}
+    languages = {label_of(direction) for direction in ours}
     rows = []
     for system in measured.systems:
         if system.name == baseline:
@@ -148,9 +144,9 @@ def _delta(
     metric: str,
     train_pairs: Mapping[str, int],
 ) -> Delta:
-    language = language_of(direction)
-    if language not in train_pairs:
-        raise InputError(f"no number of training pairs for {language!r} ({direction})")
+    language, pair = label_of(direction), key_of(pair_of(direction))
+    if pair not in train_pairs:
+        raise InputError(f"no number of training pairs for {pair!r} ({direction})")
     ours = measured.statistics[system, direction, metric]
     theirs = measured.statistics[baseline, direction, metric]
     copy = measured.statistics.get((COPY, direction, metric))
@@ -158,12 +154,12 @@ def _delta(
     return Delta(
         direction=direction,
         language=language,
-        name=describe(language).name,
+        name=title_of(language),
         side=side_of(direction),
         system=system,
         baseline=baseline,
         metric=metric,
-        train_pairs=train_pairs[language],
+        train_pairs=train_pairs[pair],
         sentences=ours.sentences,
         baseline_score=theirs.value(),
         system_score=ours.value(),

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import split_direction, tag
+from m4.data.directions import split_direction
+from m4.data.preprocess import tag
 from m4.eval.decoding.decode import TrainedModel, translations
 from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import split_pairs

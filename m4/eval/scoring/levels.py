@@ -3,17 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from m4.data.preprocess import split_direction
+from m4.data.directions import FROM_ENGLISH, TO_ENGLISH, WITHOUT_ENGLISH
 from m4.settings import MUTABLE, Count, SettingError, checked
 
 LEVELS = ("high", "medium", "low")
-TO_ENGLISH, FROM_ENGLISH = "xx->en", "en->xx"
-SIDES = (TO_ENGLISH, FROM_ENGLISH)
-
-
-def side_of(direction: str) -> str:
-    """Returns 'xx->en' for 'gl-en' and 'en->xx' for 'en-gl'."""
-    return TO_ENGLISH if split_direction(direction)[1] == "en" else FROM_ENGLISH
+SIDES = (TO_ENGLISH, FROM_ENGLISH, WITHOUT_ENGLISH)
 
 
 @checked

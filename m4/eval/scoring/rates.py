@@ -21,9 +21,9 @@ from m4.data.cleaning.keys import code_points
 from m4.data.cleaning.language_id import NOT_INSTALLED, Py3langid, identifiers_code
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.stages import is_empty
-from m4.data.preprocess import split_direction
+from m4.data.directions import side_of, split_direction
 from m4.data.scripts import WEIGHTS, likely_scripts_of, script_numbers, scripts_of
-from m4.eval.scoring.levels import SIDES, ResourceLevels, side_of
+from m4.eval.scoring.levels import SIDES, ResourceLevels
 from m4.eval.scoring.score import Decode, Measured, untagged
 from m4.storage.files import read_jsonl
 from m4.storage.records import count, named, number, record, text
@@ -124,7 +124,7 @@ def _digest(decodes: Sequence[Decode], known: _Known | None) -> str:
 
 
 def _chunk(decodes: Sequence[Decode], direction: str) -> Chunk:
-    """Returns sources as the English side, translations as the other one."""
+    """Returns sources as the first side, translations as the second one."""
     sources = [untagged(row.source, direction) for row in decodes]
     return Chunk(np.arange(len(decodes)), sources, [row.hypothesis for row in decodes])
 
@@ -140,7 +140,7 @@ def _scripts(direction: str, references: Sequence[Decode]) -> frozenset[str] | N
     likely = likely_scripts_of(target)
     if (
         likely is None
-        or Script().wrong(_chunk(references, direction), "translation", likely).mean() > 0.5
+        or Script().wrong(_chunk(references, direction), "second", likely).mean() > 0.5
     ):
         return None
     return likely
@@ -154,10 +154,10 @@ def _row(
     `length_ratio` is characters of the translations by those of the references.
     """
     chunk = _chunk(decodes, direction)
-    texts = chunk.translation
+    texts = chunk.second
     empty = np.array([is_empty(text) for text in texts])
-    same = chunk.normal_digests("english") == chunk.normal_digests("translation")
-    wrong = None if scripts is None else Script().wrong(chunk, "translation", scripts)
+    same = chunk.normal_digests("first") == chunk.normal_digests("second")
+    wrong = None if scripts is None else Script().wrong(chunk, "second", scripts)
     code = known and known.codes.get(split_direction(direction)[1])
     identified, taken_for = _languages(chunk, code, known)
     wanted = sum(len(row.reference) for row in decodes)
@@ -181,12 +181,10 @@ def _languages(
     """Returns how many sentences are identified, and the shares of other languages' codes."""
     if known is None or code is None:
         return 0, {}
-    weights = np.concatenate(
-        [[0], np.cumsum(WEIGHTS[script_numbers(chunk.code_points("translation"))])]
-    )
-    letters = np.diff(weights[np.cumsum(chunk.lengths("translation"))], prepend=0) / 10
+    weights = np.concatenate([[0], np.cumsum(WEIGHTS[script_numbers(chunk.code_points("second"))])])
+    letters = np.diff(weights[np.cumsum(chunk.lengths("second"))], prepend=0) / 10
     enough = np.flatnonzero(letters >= _LEAST_LETTERS)
-    found = Counter(known.identify(chunk.translation[row])[0] for row in enough.tolist())
+    found = Counter(known.identify(chunk.second[row])[0] for row in enough.tolist())
     del found[code]
     return len(enough), {name: round(n / len(enough), 6) for name, n in found.most_common()}
 

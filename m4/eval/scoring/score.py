@@ -13,7 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from m4.data.preprocess import language_of, split_direction, tag_symbol
+from m4.data.directions import key_of, pair_of, split_direction
+from m4.data.preprocess import tag_symbol
 from m4.eval.metrics import Metric, Statistics, bootstrap, counted
 from m4.settings import InputError
 from m4.storage.files import read_jsonl
@@ -21,7 +22,7 @@ from m4.storage.records import count, listed, number, record, text
 
 COPY = "copy"
 
-# Language, or direction -> subset ('seen') -> a mark for every test sentence, in order.
+# Pair of languages, or direction -> subset ('seen') -> a mark for every sentence, in order.
 Subsets = Mapping[str, Mapping[str, Sequence[bool]]]
 
 
@@ -50,7 +51,7 @@ def _direction(value: Any, where: str) -> None:
     try:
         split_direction(value)
     except InputError as error:
-        raise ValueError(f"{where} is {value[:20]!r}: must be 'en-xx' or 'xx-en'") from error
+        raise ValueError(f"{where} is {value[:20]!r}: must be a direction as 'en-xx'") from error
 
 
 _SCORE = record(
@@ -136,8 +137,8 @@ def find_decodes(folder: Path, split: str) -> dict[str, Path]:
 
 
 def train_pairs_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns language -> its training pairs, as rows of scores.jsonl say."""
-    return {language_of(row["direction"]): row["train_pairs"]
+    """Returns `key_of` a pair of languages -> its training pairs, as rows of scores.jsonl say."""
+    return {key_of(pair_of(row["direction"])): row["train_pairs"]
             for row in rows if row.get("train_pairs") is not None}  # fmt: skip
 
 
@@ -252,14 +253,13 @@ def score_rows(
     about = {system.name: system for system in measured.systems}
     rows = []
     for (name, direction, metric), statistics in measured.statistics.items():
-        language = language_of(direction)
-        known = subsets or {}
-        marks = with_complements(known.get(direction) or known.get(language, {}))
+        pair, known = pair_of(direction), subsets or {}
+        marks = with_complements(known.get(direction) or known.get(pair, {}))
         everything: dict[str, list[bool]] = {"all": [True] * statistics.sentences}
         for subset, keep in (everything | marks).items():
             if len(keep) != statistics.sentences:
                 raise InputError(
-                    f"subset {subset!r} of {language!r} marks {len(keep)} sentences, "
+                    f"subset {subset!r} of {pair} marks {len(keep)} sentences, "
                     f"{name} has decoded {statistics.sentences} of {direction}"
                 )
             part = statistics.select(keep)
@@ -283,7 +283,7 @@ def score_rows(
                     "sentences": score.sentences,
                     "config": _of(system.config if system else None, direction),
                     "checkpoint_step": _of(system.checkpoint_step if system else None, direction),
-                    "train_pairs": train_pairs.get(language),
+                    "train_pairs": train_pairs.get(key_of(pair)),
                 }
             )
     return rows

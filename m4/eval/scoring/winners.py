@@ -12,8 +12,8 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from m4.data.directions import key_of, pair_of
 from m4.data.languages import describe
-from m4.data.preprocess import language_of
 from m4.eval.metrics import bootstrap
 from m4.eval.scoring.delta import METRIC_NAMES, MOST_LINES, UNDERTRAINED
 from m4.eval.scoring.levels import ResourceLevels
@@ -93,7 +93,7 @@ def winners(
     for direction in measured.directions(systems[0]):
         if direction in aside:
             continue
-        by_language.setdefault(language_of(direction), []).append(direction)
+        by_language.setdefault(key_of(pair_of(direction)), []).append(direction)
 
     def mean(system: str, directions: Sequence[str]) -> tuple[float, np.ndarray]:
         found = [measured.statistics[system, name, metric] for name in directions]

@@ -1,8 +1,8 @@
 """The bilingual baselines of an experiment, and the folders where they are found again.
 
-A baseline is an `Experiment` for one language pair, trained by the same trainer until the scores on
-dev stop rising. It is kept in a folder named by the hash of everything that decides it, so another
-multilingual run on the same text finds it there.
+A baseline is an `Experiment` for one pair of languages, trained by the same trainer until the
+scores on dev stop rising. It is kept in a folder named by the hash of everything that decides it,
+so another multilingual run on the same text finds it there.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import jax
 from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.corpus import bilingual
-from m4.data.directions import base_language
+from m4.data.directions import is_held_out, key_of
 from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import check_held_out
@@ -47,18 +47,18 @@ _OPERATIONAL += ("on_bad_step", "bad_steps", "parameter_rates")
 class Finished:
     """A finished baseline: its folder, that of its translations, the content of result.json."""
 
-    language: str
+    language: str  # `key_of` its pair of languages
     folder: Path
     decodes: Path
     result: dict[str, Any]
 
 
 def baselines(experiment: Experiment) -> dict[str, Finished]:
-    """Trains and decodes the baselines that are missing; returns all, by language.
+    """Trains and decodes the baselines that are missing; returns all, by `key_of` their pairs.
 
     Raises:
         SettingError: The experiment names no baselines, or a saved config names their folder.
-        InputError: A language has no dev or test sentences.
+        InputError: Two languages have no dev or test sentences.
         m4.train.bad_steps.BadStep: A model diverged.
     """
     folder = baselines_of(experiment).folder
@@ -82,7 +82,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
 
 
 def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Finished]:
-    """Returns the finished baselines by language; trains nothing.
+    """Returns the finished baselines by `key_of` their pairs; trains nothing.
 
     Raises:
         InputError: Some are missing; the message has the command that trains them.
@@ -136,12 +136,13 @@ def baselines_of(experiment: Experiment) -> Baselines:
 
 
 def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
-    """Returns the baseline of each language, trained or not."""
+    """Returns the baseline of each pair of languages by its `key_of`, trained or not."""
     levels = baselines_of(experiment)
     folder = Path(levels.folder or experiment.folder / "baselines")
     plans = {}
-    for language in (code for code in cache.languages() if base_language(code) == code):
-        level = experiment.data.levels.of(cache.size(language, "train"))
+    for pair in filter(is_held_out, cache.language_pairs()):
+        language = key_of(pair)
+        level = experiment.data.levels.of(cache.size(pair, "train"))
         base = levels.of(level)
         vocabularies = {name: getattr(base.data.corpus, name) for name in _VOCABULARIES}
         one = dataclasses.replace(
@@ -149,7 +150,7 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
             data=dataclasses.replace(
                 base.data,
                 data_dir=None,
-                corpus=bilingual(cache, language, **vocabularies),
+                corpus=bilingual(cache, pair, **vocabularies),
                 sampler=proportional,
                 sample_by="examples",
                 stream=Stream,
@@ -164,23 +165,23 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
             decoding=experiment.decoding,
             baselines=None,
         )
-        about = _identity(one, cache, language)
+        about = _identity(one, cache, pair)
         name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
         one = dataclasses.replace(one, model_dir=str(folder / f"{language}.{name}"))
         plans[language] = Baseline(language, level, one, about)
     return plans
 
 
-def _identity(one: Experiment, cache: Cache, language: str) -> dict[str, Any]:
+def _identity(one: Experiment, cache: Cache, pair: str) -> dict[str, Any]:
     training = identity(one.training)
     corpus = one.data.corpus
     return {
         "format": FORMAT,
-        "language": language,
+        "language": key_of(pair),
         # The text alone: where it stands in the multilingual corpus does not matter.
         "text": {
             split: {name: about[name] for name in ("pairs", "sha256")}
-            for split, about in cache.manifest["languages"][language].items()
+            for split, about in cache.manifest["language_pairs"][pair].items()
         },
         "mixture": corpus.mixture,
         "lengths": [cache.source_length, cache.target_length],

@@ -56,8 +56,8 @@ Report = Callable[[str, int, str], None]
 class Baseline:
     """One bilingual baseline."""
 
-    language: str  # the language that is paired with English
-    level: str  # resource level of the language
+    language: str  # `key_of` its pair of languages
+    level: str  # its resource level
     experiment: Experiment  # The experiment of the baseline; its `model_dir` is `folder`.
     identity: Mapping[str, Any]  # everything that decides the model, as JSON
 
@@ -90,7 +90,7 @@ class Baseline:
         """Returns `result` where the experiment's decoding settings have translated, too."""
         folder, corpus = self.decodes(), self.experiment.data.corpus
         paths = [hypotheses_path(folder, "test", direction)
-                 for direction in corpus.directions([self.language])]  # fmt: skip
+                 for direction in corpus.directions()]  # fmt: skip
         whole = all(path.with_suffix(".json").is_file() for path in paths)
         return self.result() if whole else None
 

@@ -18,8 +18,16 @@ from m4.config import Config
 from m4.data.cache.cache import Cache
 from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.corpus import CorpusSpec
-from m4.data.directions import MIXTURES, base_language, directions_of
-from m4.data.preprocess import language_of, split_direction, tag
+from m4.data.directions import (
+    MIXTURES,
+    base_language,
+    directions_of,
+    key_of,
+    languages_of,
+    pair_of,
+    split_direction,
+)
+from m4.data.preprocess import tag
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.trim import trimmed, used_ids
 from m4.data.vocabulary.vocabulary import Vocabulary
@@ -88,16 +96,13 @@ def check(
 
 def mixture_of(directions: Sequence[str]) -> str:
     """Returns the mixture that has these directions alone. InputError: there is none."""
-    found = {mixture: directions_of(mixture, _languages(directions)) for mixture in MIXTURES}
+    pairs = [*dict.fromkeys(map(pair_of, directions))]
+    found = {mixture: directions_of(mixture, pairs) for mixture in MIXTURES}
     for mixture, names in found.items():
         if {*names} == {*directions}:
             return mixture
-    asked, more = ",".join(directions), ",".join(found["english_centric"])
+    asked, more = ",".join(directions), ",".join(found["direct"])
     raise InputError(f"--directions={asked}: no mixture has these alone; give {more}")
-
-
-def _languages(directions: Sequence[str]) -> list[str]:
-    return [*dict.fromkeys(map(language_of, directions))]
 
 
 def chosen(
@@ -134,7 +139,7 @@ def chosen(
             most = max(most, _needed(count_E, 1.0 if by_task else share or _SHARE))
     if keep is not None and keep < most:
         raise InputError(f"--keep={keep}: the tasks of these directions choose {most} experts")
-    ids, tags = {}, ["en", *map(base_language, _languages(directions))]
+    ids, tags = {}, [*map(base_language, languages_of(map(pair_of, directions)))]
     for role in ROLES if cache.separate else (None,):
         given = Vocabulary(vocabulary_file(cache.folder, role))
         ids[role] = used_ids(given, _texts(cache, directions, role), tags)
@@ -196,7 +201,7 @@ def bindings(config: Config, part: Part, directions: Sequence[str], output: str)
     sizes = {role: len(ids) for role, ids in part.ids.items()}
     said = {
         **{one.name: part.experts for one in every if one.parameter == "num_experts"},
-        f"{corpus}.languages": _languages(directions),
+        f"{corpus}.languages": [*dict.fromkeys(key_of(pair_of(each)) for each in directions)],
         f"{corpus}.mixture": mixture_of(directions),
         f"{corpus}.vocabulary_from": output,
         f"{corpus}.vocabulary_size": sizes.get("source", sizes.get(None)),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "m4 data batch --model_dir=runs/demo --step=100"
 _COLUMNS = ("row", "direction", "source_pieces", "target_pieces", "file", "line")
-_COLUMNS += ("english", "translation")
+_COLUMNS += ("first", "second")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def batch(experiment: Experiment, step: int) -> None:
         allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
         raise InputError(f"--step={step}: must be {allowed}")
     from m4.build import training_stream
-    from m4.data.preprocess import language_of
+    from m4.data.directions import pair_of
     from m4.jobs.corpus import open_corpus
 
     cache = open_corpus(experiment)
@@ -60,24 +60,24 @@ def batch(experiment: Experiment, step: int) -> None:
     ]
     wanted: dict[str, set[int]] = {}
     for pair in pairs:
-        wanted.setdefault(language_of(pair.direction), set()).add(pair.index)
-    texts = {code: _texts(cache, code, indices) for code, indices in wanted.items()}
-    origins = {code: cache.origins(code, "train") for code in wanted}
+        wanted.setdefault(pair_of(pair.direction), set()).add(pair.index)
+    texts = {pair: _texts(cache, pair, indices) for pair, indices in wanted.items()}
+    origins = {pair: cache.origins(pair, "train") for pair in wanted}
     print("\t".join(_COLUMNS))
     for pair, source, target in sorted(
         zip(pairs, *lengths, strict=True), key=lambda one: (one[0].row, one[0].direction)
     ):
-        code = language_of(pair.direction)
+        code = pair_of(pair.direction)
         place = (cache.text_file(code, "train").name, pair.index + 1)
         if (known := origins[code]) is not None:
             place = known[pair.index]
         print(pair.row, pair.direction, source, target, *place, *texts[code][pair.index], sep="\t")
 
 
-def _texts(cache: Cache, code: str, indices: set[int]) -> dict[int, tuple[str, str]]:
-    """Returns the texts of a language's training pairs: index -> (English, translation)."""
-    pairs = enumerate(islice(cache.pairs(code, "train"), max(indices) + 1))
-    return {index: (pair.english, pair.translation) for index, pair in pairs if index in indices}
+def _texts(cache: Cache, name: str, indices: set[int]) -> dict[int, tuple[str, str]]:
+    """Returns the texts of two languages' training pairs: index -> (first, second)."""
+    pairs = enumerate(islice(cache.pairs(name, "train"), max(indices) + 1))
+    return {index: (pair.first, pair.second) for index, pair in pairs if index in indices}
 
 
 def _take_learned_rates(experiment: Experiment, cache: Cache, stream: Stream, step: int) -> None:

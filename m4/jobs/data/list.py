@@ -60,12 +60,12 @@ def corpora(folders: Sequence[Path], runs: Sequence[Path]) -> list[Listed]:
             raise InputError(f"{folder}: no such folder")
         for manifest in sorted(folder.glob("*/manifest.json")):
             cache: Any = Cache(manifest.parent)
-            codes = cache.languages()
+            names = cache.language_pairs()
             found.append(
                 Listed(
                     cache.folder,
-                    len(codes),
-                    sum(cache.size(code, "train") for code in codes),
+                    len(cache.languages()),
+                    sum(cache.size(name, "train") for name in names),
                     sum(path.stat().st_size for path in cache.folder.rglob("*") if path.is_file()),
                     datetime.datetime.fromtimestamp(manifest.stat().st_mtime, datetime.UTC),
                     users.get(cache.fingerprint, []),

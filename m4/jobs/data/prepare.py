@@ -25,10 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
                 opened = open_run(experiment, config, "data", computes=False)
                 built = stack.enter_context(opened).experiment
             cache = opened_or_built(built)
-        languages = cache.languages()
-        pairs = sum(cache.size(language, "train") for language in languages)
+        names = cache.language_pairs()
+        pairs = sum(cache.size(name, "train") for name in names)
         print(
-            f"{place_of(experiment)}: {pairs:,} training pairs in {len(languages)} languages, "
+            f"{place_of(experiment)}: {pairs:,} training pairs in {len(names)} pairs of languages, "
             f"corpus {cache.fingerprint}"
         )
     return 0

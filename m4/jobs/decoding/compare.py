@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of
+from m4.data.directions import key_of, pair_of
 from m4.eval.decoding.hypotheses import (
     check_hypotheses,
     hypotheses_path,
@@ -125,7 +125,7 @@ def _compare(
     sizes: dict[str, int] = {}
     for one in sources:  # the baseline's come last, and count
         sizes |= _sizes(one)
-    languages = set(map(language_of, directions))
+    languages = {key_of(pair_of(direction)) for direction in directions}
     systems = [_system(one) for one in sources]
     background = Background(
         title=f"{', '.join(one.name for one in sources[:-1])} against {against.name}",
@@ -228,7 +228,7 @@ def _check_searches(sources: Sequence[ComparedRun], directions: Sequence[str]) -
 
 
 def _sizes(source: ComparedRun) -> dict[str, int]:
-    """Returns language -> training pairs, by the run's scores or its corpus."""
+    """Returns `key_of` a pair of languages -> training pairs, by the run's scores or its corpus."""
     if (scores := source.above("scores.jsonl")) is not None:
         return train_pairs_of(read_scores(scores))
     if (manifest := source.above("vocabulary/manifest.json")) is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from m4.build import build
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of
+from m4.data.directions import pair_of
 from m4.data.sources import SPLITS
 from m4.eval.decoding import inference_checkpoint
 from m4.eval.decoding.hypotheses import check_hypotheses, other_search, steps_of
@@ -119,7 +119,7 @@ def _task_metrics(
     for direction, path in find_decodes(system.decodes, portion.name).items():
         if direction not in cache.directions:
             continue
-        size = cache.size(language_of(direction), split)
+        size = cache.size(pair_of(direction), split)
         texts = [row.hypothesis for row in read_decodes(path)]
         predictions = dict(zip(portion.chosen(range(size)), texts, strict=True))
         if found := source.task_metrics(direction, split, size, predictions):
@@ -146,7 +146,7 @@ def scored(
 
 def tested(cache: Cache) -> list[str]:
     """Returns the directions that have test sentences."""
-    return [d for d in cache.directions if cache.size(language_of(d), "test")]
+    return [d for d in cache.directions if cache.size(pair_of(d), "test")]
 
 
 def system_of(

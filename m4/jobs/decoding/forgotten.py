@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from m4.data.preprocess import language_of
+from m4.data.directions import key_of, pair_of
 from m4.eval.decoding.hypotheses import (
     hypotheses_path,
     other_search,
@@ -61,7 +61,7 @@ def forgotten(
                 file=sys.stderr,
             )
             continue
-        pairs = {code: train_pairs.get(code, 0) for code in map(language_of, kept)}
+        pairs = {key: train_pairs.get(key, 0) for key in (key_of(pair_of(one)) for one in kept)}
         before = System(Path(name).name, at)
         found[system.name] = changes(before, system, kept, DEFAULTS.metrics[0], pairs)
     return found

@@ -108,7 +108,7 @@ def subsets(experiment: Experiment, cache: Cache, portion: Portion, decodes: Pat
 
 
 def _pairs(cache: Cache) -> list[str]:
-    return cache.languages()
+    return cache.language_pairs()
 
 
 def _seen(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of
+from m4.data.directions import key_of, pair_of
 from m4.eval.decoding.hypotheses import check_hypotheses, hypotheses_path
 from m4.eval.decoding.testsets import Portion, train_pairs
 from m4.eval.report.page import DELTA_TITLE, Background
@@ -132,9 +132,9 @@ def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[
     shares = {name: count["pairs"] / total for name, count in seen["languages"].items()}
     epochs: dict[str, float] = {}
     for direction, count in seen["directions"].items():  # a pair is seen in each of its directions
-        language = language_of(direction)
-        times = count["pairs"] / cache.size(language, "train")
-        epochs[language] = max(times, epochs.get(language, 0.0))
+        pair = pair_of(direction)
+        times = count["pairs"] / cache.size(pair, "train")
+        epochs[key_of(pair)] = max(times, epochs.get(key_of(pair), 0.0))
     return shares, epochs
 
 
@@ -144,7 +144,7 @@ def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Finishe
     configs, steps = {}, {}
     paths: list[Path] = []
     for direction in tested(cache):
-        baseline = found[language_of(direction)]
+        baseline = found[key_of(pair_of(direction))]
         check_hypotheses(
             baseline.decodes,
             "test",

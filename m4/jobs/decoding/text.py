@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from m4.data.preprocess import split_direction
+from m4.data.directions import split_direction
 from m4.eval.decoding.decode import BatchCounts, Translations, cut_said, warn
 from m4.eval.decoding.t5x_lines import t5x_line
 from m4.eval.decoding.translate import (

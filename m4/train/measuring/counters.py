@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from m4.data.preprocess import language_of
+from m4.data.directions import key_of, pair_of
 from m4.train.measuring import routing_counts
 
 # What a step counts by direction (`m4.train.step.count_data`).
@@ -145,7 +145,7 @@ class Counters:
         }
         languages: dict[str, dict[str, int]] = {}
         for direction, count in directions.items():
-            total = languages.setdefault(language_of(direction), dict.fromkeys(DATA_COUNTS, 0))
+            total = languages.setdefault(key_of(pair_of(direction)), dict.fromkeys(DATA_COUNTS, 0))
             for name in DATA_COUNTS:
                 total[name] += count[name]
         made: dict[str, Any] = {}

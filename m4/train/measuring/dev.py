@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of
+from m4.data.directions import pair_of
 from m4.data.stream.batches import evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
@@ -58,7 +58,7 @@ def dev_loss(
 
 def dev_directions(cache: Cache, stream: Stream) -> list[str]:
     """Returns the directions of training that have dev sentences."""
-    return [d for d in stream.directions if cache.size(language_of(d), "dev")]
+    return [d for d in stream.directions if cache.size(pair_of(d), "dev")]
 
 
 def dev_batches(

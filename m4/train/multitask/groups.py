@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from m4.data.directions import key_of, label_of, pair_of, side_of, split_direction
 from m4.data.languages import describe
-from m4.data.preprocess import language_of, split_direction
 from m4.data.samplers import matching
 from m4.settings import Factor, SettingError, check_value, checked, configurable
 
@@ -33,12 +33,12 @@ class Directions:
     def assumed(cls, names: Sequence[str]) -> Directions:
         """Makes up sizes and levels where there is no corpus.
 
-        All directions have one size, and languages take the three levels in turn.
+        All directions have one size, and pairs of languages take the three levels in turn.
         """
-        languages = list(dict.fromkeys(map(language_of, names)))
+        pairs = list(dict.fromkeys(map(pair_of, names)))
         levels: Groups = {level: [] for level in _LEVELS}
         for name in names:
-            levels[_LEVELS[languages.index(language_of(name)) % len(_LEVELS)]].append(name)
+            levels[_LEVELS[pairs.index(pair_of(name)) % len(_LEVELS)]].append(name)
         return cls(names, dict.fromkeys(names, 1), levels)
 
     def named(self, name: str, setting: str) -> list[str]:
@@ -71,17 +71,17 @@ def by_level(directions: Directions) -> Groups:
 def by_family(directions: Directions) -> Groups:
     """Groups directions by branch of the language families in `m4.data.languages`.
 
-    A language that m4 does not know is a separate group.
+    A language that m4 does not know is a separate group. The language is that next to English, or
+    the target of a direction without English.
     """
-    languages = [language_of(direction) for direction in directions.names]
+    languages = [label_of(direction).rpartition("-")[2] for direction in directions.names]
     return _gathered(directions, [describe(code).branch or code for code in languages])
 
 
 @configurable
 def by_side(directions: Directions) -> Groups:
-    """Groups directions in those from English and those to English."""
-    from_english = [split_direction(name)[0] == "en" for name in directions.names]
-    return _gathered(directions, ["en->xx" if out else "xx->en" for out in from_english])
+    """Groups directions in those from English, those to English and those without."""
+    return _gathered(directions, [*map(side_of, directions.names)])
 
 
 @configurable
@@ -98,8 +98,8 @@ def by_target(directions: Directions) -> Groups:
 
 @configurable
 def by_language(directions: Directions) -> Groups:
-    """Groups both directions of each language."""
-    return _gathered(directions, [language_of(name) for name in directions.names])
+    """Groups both directions of each pair, which is named by the language next to English."""
+    return _gathered(directions, [key_of(pair_of(name)) for name in directions.names])
 
 
 @checked

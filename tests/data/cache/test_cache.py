@@ -17,6 +17,7 @@ from m4.data.cache.cache import Cache, manifest_digest
 from m4.data.cache.identity import differences
 from m4.data.cleaning import clean
 from m4.data.corpus import CorpusSpec, bilingual
+from m4.data.directions import reverse
 from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS, Source
 from m4.data.sources.tsv import Tsv
@@ -34,8 +35,8 @@ def listed(**pairs: list[tuple[str, str]]) -> Listed:
 
 def test_arrays_are_the_text_in_order(made: Made, made_cache: Cache) -> None:
     for split in SPLITS:
-        arrays = {side: made_cache.tokens(split, side) for side in ("english", "translation")}
-        for code in made_cache.languages():
+        arrays = {side: made_cache.tokens(split, side) for side in ("first", "second")}
+        for code in made_cache.language_pairs():
             pairs = list(made_cache.pairs(code, split))
             assert pairs == list(made.pairs(code, split))
             assert len(pairs) == made_cache.size(code, split) == len(made_cache.rows(code, split))
@@ -51,9 +52,9 @@ def test_arrays_are_the_text_in_order(made: Made, made_cache: Cache) -> None:
 def test_token_counts_are_what_a_model_takes_in(made_cache: Cache) -> None:
     vocabulary = made_cache.source_vocabulary
     taken_in: list[int] = []
-    for code in made_cache.languages():
+    for code in made_cache.language_pairs():
         pairs = list(made_cache.pairs(code, "train"))
-        for side, other in (("english", code), ("translation", "en")):
+        for side, other in (("first", code.removeprefix("en-")), ("second", "en")):
             texts = [getattr(pair, side) for pair in pairs]
             for ids in source_ids(vocabulary, texts, other, 1000):
                 taken_in += ids
@@ -65,8 +66,8 @@ def test_token_counts_are_what_a_model_takes_in(made_cache: Cache) -> None:
 
 
 def test_subsets_of_the_source(made: Made, made_cache: Cache) -> None:
-    assert made_cache.subsets("pt", "test") == made.subsets("pt", "test")
-    assert made_cache.subsets("pt", "train") == {}
+    assert made_cache.subsets("en-pt", "test") == made.subsets("en-pt", "test")
+    assert made_cache.subsets("en-pt", "train") == {}
 
 
 def test_a_ready_cache_is_opened_not_built(tmp_path: Path) -> None:
@@ -101,8 +102,8 @@ def test_the_same_input_gives_the_same_cache(tmp_path: Path) -> None:
         ({"vocabulary_size": 500}, "vocabulary_size = 400, now 500"),
         ({"vocabulary_temperature": 1}, "vocabulary_temperature = 5.0, now 1.0"),
         ({"source": Made({"gl": 50, "pt": 30}, seed=1)}, "source.seed = 0, now 1"),
-        ({"source": Made({"gl": 51, "pt": 30})}, "source.by_language.gl = 50, now 51"),
-        ({"languages": ["gl", "pt"]}, "languages = ['gl'], now ['gl', 'pt']"),
+        ({"source": Made({"gl": 51, "pt": 30})}, "source.by_pair.en-gl = 50, now 51"),
+        ({"languages": ["gl", "pt"]}, "language_pairs = ['en-gl'], now ['en-gl', 'en-pt']"),
     ],
 )
 def test_another_corpus_lies_next_to_it(tmp_path: Path, change: dict[str, Any], says: str) -> None:
@@ -132,7 +133,7 @@ def test_other_languages_of_the_source_do_not_matter(tmp_path: Path) -> None:
     first = CorpusSpec(Made({"gl": 50}), ["gl"], **SMALL).build(tmp_path / "c")
     again = CorpusSpec(Made({"gl": 50, "pt": 9}), ["gl"], **SMALL).build(tmp_path / "c")
     assert again.fingerprint == first.fingerprint
-    assert again.languages() == ["gl"]
+    assert again.language_pairs() == ["en-gl"]
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
@@ -152,12 +153,14 @@ def test_overlap_with_dev_and_test_is_dropped_and_counted(tmp_path: Path) -> Non
         test=[("Bye", "f")],
     )
     made = CorpusSpec(source, ["gl"], **SMALL).build(tmp_path / "c")
-    assert list(made.pairs("gl", "train")) == [("hello", "d")]
-    assert made.manifest["ledger"]["languages"]["gl"]["train"]["dropped"] == {
-        "overlap: english side in dev": 2,
-        "overlap: english side in test": 1,
+    assert list(made.pairs("en-gl", "train")) == [("hello", "d")]
+    assert made.manifest["ledger"]["pairs"]["en-gl"]["train"]["dropped"] == {
+        "overlap: first side in dev": 2,
+        "overlap: first side in test": 1,
     }
-    with pytest.raises(ValueError, match="'gl' has no training pairs: all 1 are dropped: overlap:"):
+    with pytest.raises(
+        ValueError, match="en-gl has no training pairs: all 1 are dropped: overlap:"
+    ):
         CorpusSpec(listed(train=[("x", "a")], dev=[("x", "a")]), ["gl"], **SMALL).build(
             tmp_path / "d"
         )
@@ -171,14 +174,14 @@ def test_long_pairs_are_dropped_from_train_and_counted(tmp_path: Path) -> None:
     )
     settings = {**SMALL, "vocabulary_size": 300, "lengths": {"inputs": 24, "targets": 24}}
     made = CorpusSpec(source, ["gl"], **settings).build(tmp_path / "c")
-    ledger = made.manifest["ledger"]["languages"]["gl"]
+    ledger = made.manifest["ledger"]["pairs"]["en-gl"]
     too_long = {"pieces: too long": 2}
     assert ledger["train"] == {"read": 52, "kept": 50, "dropped": too_long}
     assert ledger["dev"] == {"read": 1, "kept": 1, "flagged": {"pieces: too long": 1}}
-    assert (made.size("gl", "train"), made.size("gl", "dev")) == (50, 1)
-    assert len(list(made.pairs("gl", "train"))) == 50
-    assert list(made.pairs("gl", "dev")) == [(f"{long} {long}", "x y")]
-    assert max(made.longest("gl").values()) <= 22
+    assert (made.size("en-gl", "train"), made.size("en-gl", "dev")) == (50, 1)
+    assert len(list(made.pairs("en-gl", "train"))) == 50
+    assert list(made.pairs("en-gl", "dev")) == [(f"{long} {long}", "x y")]
+    assert max(made.longest("en-gl").values()) <= 22
     only_long = listed(train=[(long, "x")])
     with pytest.raises(ValueError, match=r"all 1 are longer than 22 pieces \(CorpusSpec\.lengths"):
         CorpusSpec(only_long, ["gl"], **settings).build(tmp_path / "d")
@@ -188,11 +191,11 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
     def build(source: Source, languages: list[str], **other: Any) -> Cache:
         return CorpusSpec(source, languages, **{**SMALL, **other}).build(tmp_path / "c")
 
-    with pytest.raises(ValueError, match="'gl' has no training pairs: the source has none"):
+    with pytest.raises(ValueError, match="en-gl has no training pairs: the source has none"):
         build(Made({"gl": 0}), ["gl"])
-    with pytest.raises(ValueError, match="gl train: a tab or line end inside a sentence"):
+    with pytest.raises(ValueError, match="en-gl train: a tab or line end inside a sentence"):
         build(listed(train=[("a\tb", "c")]), ["gl"], cleaning=clean.NOTHING)
-    for wrong in (["en"], ["g-l"], ["gl", "gl"], []):
+    for wrong in (["en"], ["gl-"], ["gl", "gl-en"], ["a-b-c"], []):
         with pytest.raises(ValueError, match=r"CorpusSpec\.languages = "):
             build(Made({"gl": 9}), wrong)
     with pytest.raises(ValueError, match=r"mixture = 'all': must be one of to_english"):
@@ -220,16 +223,16 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
     (tmp_path / "c" / "manifest.json").write_text(json.dumps({"format": 0}))
     with pytest.raises(ValueError, match=f"cache format 0, this m4 needs {identity.FORMAT}"):
         Cache(tmp_path / "c")
-    with pytest.raises(ValueError, match="no language 'eo'; it has gl, pt, sr_Latn"):
-        made_cache.size("eo", "train")
+    with pytest.raises(ValueError, match="no pair en-eo; it has en-gl, en-pt, en-sr_Latn"):
+        made_cache.size("en-eo", "train")
 
 
 def test_languages_of_the_manifest_stay_in_the_folder(made_cache: Cache, tmp_path: Path) -> None:
     """A cache may be a stranger's, and languages are part of names that are written."""
-    manifest = {**made_cache.manifest, "languages": {"../../gl": {}}}
+    manifest = {**made_cache.manifest, "language_pairs": {"en-../../gl": {}}}
     manifest["sha256"] = manifest_digest(manifest)  # which a stranger can write, too
     (tmp_path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"gl' is no code of a language"):
+    with pytest.raises(ValueError, match=r"gl': must be two languages"):
         Cache(tmp_path)
 
 
@@ -240,7 +243,7 @@ def test_bad_lines_that_were_skipped_are_in_the_manifest(tmp_path: Path) -> None
     (folder / "gl.train.tsv").write_text("\n".join([*lines, "no tab", ""]))
     source = Tsv(folder, on_bad_line="skip")
     made = CorpusSpec(source, ["gl"], **SMALL).build(tmp_path / "c")
-    assert made.manifest["ledger"]["languages"]["gl"]["train"] == {
+    assert made.manifest["ledger"]["pairs"]["en-gl"]["train"] == {
         "read": 31,
         "kept": 30,
         "dropped": {"source: no tab": 1},
@@ -256,8 +259,8 @@ def test_bilingual_is_a_small_cache_of_the_same_pairs(tmp_path: Path, made_cache
     assert small.source_vocabulary.size <= 350
     assert (small.source_length, small.target_length) == (96, 96)
     for split in SPLITS:
-        assert list(small.pairs("pt", split)) == list(made_cache.pairs("pt", split))
-    assert small.subsets("pt", "dev") == made_cache.subsets("pt", "dev")
+        assert list(small.pairs("en-pt", split)) == list(made_cache.pairs("en-pt", split))
+    assert small.subsets("en-pt", "dev") == made_cache.subsets("en-pt", "dev")
 
 
 def test_bilingual_may_have_two_vocabularies(tmp_path: Path, made_cache: Cache) -> None:
@@ -267,7 +270,7 @@ def test_bilingual_may_have_two_vocabularies(tmp_path: Path, made_cache: Cache) 
     assert small.segmentations == 2
     assert small.source_vocabulary.size <= 350
     assert small.target_vocabulary.size <= 320
-    assert list(small.pairs("pt", "train")) == list(made_cache.pairs("pt", "train"))
+    assert list(small.pairs("en-pt", "train")) == list(made_cache.pairs("en-pt", "train"))
 
 
 def test_bilingual_depends_on_its_own_language_only(tmp_path: Path) -> None:
@@ -301,8 +304,8 @@ def test_whatever_is_damaged_in_json(made_cache: Cache, tmp_path: Path) -> None:
 
     def read() -> None:
         cache = Cache(tmp_path)
-        for language in cache.languages():
-            for direction in (f"en-{language}", f"{language}-en"):
+        for language in cache.language_pairs():
+            for direction in (language, reverse(language)):
                 cache.mean_pieces(direction, "train")
             cache.longest(language), cache.rows(language, "dev"), cache.sizes()
         cache.manifest, cache.identity(), cache.ledger()

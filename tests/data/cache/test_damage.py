@@ -46,7 +46,7 @@ def at(position: int, value: int) -> Callable[[Any], Any]:
     return change
 
 
-TOKENS, OFFSETS = "train.english.tokens.npy", "train.foreign.offsets.npy"
+TOKENS, OFFSETS = "train.first.tokens.npy", "train.second.offsets.npy"
 ARRAYS: dict[str, Callable[[Path], object]] = {
     "an offset of 2**40": changed(OFFSETS, at(3, 2**40)),
     "an id as high as the vocabulary's size": changed(TOKENS, at(5, 400)),

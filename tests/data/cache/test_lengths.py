@@ -10,8 +10,8 @@ import pytest
 from m4.data.cache.lengths import whole_factors
 from m4.data.cleaning.clean import NOTHING
 from m4.data.corpus import CorpusSpec
-from m4.data.directions import MIXTURES, Mixture
-from m4.data.preprocess import source_ids, split_direction, target_ids
+from m4.data.directions import MIXTURES, Mixture, pair_of, split_direction
+from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources.tsv import Tsv
 
 
@@ -33,8 +33,8 @@ def test_targets_of_nearly_all_pairs_fit(
     assert {*found} >= {*made.directions}
     for direction in made.directions:
         source, target = split_direction(direction)
-        pairs = [*made.pairs(target if source == "en" else source, "train")]
-        sides = [p.english for p in pairs], [p.translation for p in pairs]
+        pairs = [*made.pairs(pair_of(direction), "train")]
+        sides = [p.first for p in pairs], [p.second for p in pairs]
         first, second = sides if source == "en" else sides[::-1]
         lengths = [
             np.array([*map(len, ids)])

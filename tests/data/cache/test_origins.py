@@ -35,22 +35,22 @@ def test_the_line_of_a_pair_has_its_text(tmp_path: Path, name: str) -> None:
     source = WRITERS[name](tmp_path, texts)
     assert isinstance(source, Folder)
     seen = 0
-    for code in source.languages():
+    for code in source.language_pairs():
         for split in SPLITS:
             for pair in source.pairs(code, split):
                 file, line = source.reading.origin
-                assert pair.translation in lines(tmp_path / file)[line - 1]
+                assert pair.second in lines(tmp_path / file)[line - 1]
                 seen += 1
     assert seen == sum(len(pairs) for splits in texts.values() for pairs in splits.values())
 
 
 def test_a_cache_knows_file_and_line_of_each_row_in_little_space(tmp_path: Path) -> None:
     """Origins of two files, after duplicates and sentences that are too long have left."""
-    pairs = [*Made({"gl": 400}).pairs("gl", "train")]
+    pairs = [*Made({"gl": 400}).pairs("en-gl", "train")]
     bad = ["no pair\n", f"{'long ' * 200}\t{'longo ' * 200}\n"]
     for number, part in enumerate((pairs[:300], pairs[250:])):
         text = "".join(
-            bad[i % 2] * (i % 50 == 0) + f"{one.english}  \t{one.translation}\n"
+            bad[i % 2] * (i % 50 == 0) + f"{one.first}  \t{one.second}\n"
             for i, one in enumerate(part)
         )
         (tmp_path / f"gl.train.{number}.tsv").write_text(text, encoding="utf-8")
@@ -63,19 +63,19 @@ def test_a_cache_knows_file_and_line_of_each_row_in_little_space(tmp_path: Path)
         lengths={"inputs": 96, "targets": 96},
         workers=1,
     ).build(tmp_path / "data")
-    origins = cache.origins("gl", "train")
+    origins = cache.origins("en-gl", "train")
     assert origins is not None
-    assert len(origins) == cache.size("gl", "train") == 400
+    assert len(origins) == cache.size("en-gl", "train") == 400
     assert {origin.file for origin in origins} == {"gl.train.0.tsv", "gl.train.1.tsv"}
-    for pair, (file, line) in zip(cache.pairs("gl", "train"), origins, strict=True):
-        assert lines(tmp_path / file)[line - 1] == f"{pair.english}  \t{pair.translation}"
-    assert origin_file(cache.text_file("gl", "train")).stat().st_size < 400
-    assert cache.origins("gl", "dev") == [("gl.dev.0.tsv", 1)]
+    for pair, (file, line) in zip(cache.pairs("en-gl", "train"), origins, strict=True):
+        assert lines(tmp_path / file)[line - 1] == f"{pair.first}  \t{pair.second}"
+    assert origin_file(cache.text_file("en-gl", "train")).stat().st_size < 400
+    assert cache.origins("en-gl", "dev") == [("gl.dev.0.tsv", 1)]
 
 
 def test_a_source_without_files_has_no_lines(tmp_path: Path) -> None:
     cache = CorpusSpec(
         Made({"gl": 40}), vocabulary_size=400, lengths={"inputs": 96, "targets": 96}, workers=1
     ).build(tmp_path / "data")
-    assert cache.origins("gl", "train") is None
+    assert cache.origins("en-gl", "train") is None
     assert not [*cache.folder.glob("text/*.origin")]

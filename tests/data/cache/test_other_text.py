@@ -9,8 +9,7 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
-from m4.data.directions import MIXTURES, base_language, directions_of, is_code
-from m4.data.preprocess import split_direction
+from m4.data.directions import MIXTURES, base_language, directions_of, is_code, split_direction
 from m4.data.samplers.shares import Shares
 from m4.data.samplers.uniform import uniform
 from m4.data.sources.tsv import Tsv
@@ -31,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     more = [*made.pairs("gl", "train")]
     tested = next(iter(made.pairs("gl", "test")))
     write(folder / "gl~bt.train.tsv", [(f"{e} again", f"{t} <bt>") for e, t in more[:PAIRS]])
-    write(folder / "gl~lexicon.train.tsv", [("sea", "mar"), ("word", tested.translation)])
+    write(folder / "gl~lexicon.train.tsv", [("sea", "mar"), ("word", tested.second)])
     return folder
 
 
@@ -54,7 +53,7 @@ def test_codes(code: str) -> None:
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_synthetic_text_is_never_a_target(name: str) -> None:
-    found = directions_of(name, ["gl", "gl~bt", "gl~lexicon"])
+    found = directions_of(name, ["en-gl", "en-gl~bt", "en-gl~lexicon"])
     assert "en-gl~bt" not in found
     assert ("gl~bt-en" in found) == ("gl-en" in found)
     assert ("en-gl~lexicon" in found) == ("en-gl" in found)
@@ -63,8 +62,8 @@ def test_synthetic_text_is_never_a_target(name: str) -> None:
 def test_other_text_is_trained_on_alone_and_test_sentences_leave_it(cache: Cache) -> None:
     for code, pairs in (("gl~bt", PAIRS), ("gl~lexicon", 1)):
         assert [cache.size(code, split) for split in ("train", "dev", "test")] == [pairs, 0, 0]
-    dropped = cache.ledger().count("gl~lexicon", "train").dropped
-    assert dropped == {"overlap: translation side in test": 1}
+    dropped = cache.ledger().count("en-gl~lexicon", "train").dropped
+    assert dropped == {"overlap: second side in test": 1}
 
 
 def test_marks_are_in_front_of_synthetic_sources_and_nowhere_else(cache: Cache) -> None:
@@ -74,17 +73,20 @@ def test_marks_are_in_front_of_synthetic_sources_and_nowhere_else(cache: Cache) 
     assert vocabulary.languages == ["en", "gl", "pt"]
     # A text that has the word is no marked one.
     assert mark not in vocabulary.encode(["<bt> bos días <bt>"])[0]
-    flat, offsets = cache.tokens("train", "translation")
-    rows, ways = sum(cache.size(code, "train") for code in cache.languages()), cache.segmentations
+    flat, offsets = cache.tokens("train", "second")
+    rows, ways = (
+        sum(cache.size(code, "train") for code in cache.language_pairs()),
+        cache.segmentations,
+    )
     assert len(offsets) == rows * ways + 1
     marked = np.flatnonzero(flat == mark)
     starts = [
         offsets[way * rows + row] for way in range(ways) for row in cache.rows("gl~bt", "train")
     ]
     assert marked.tolist() == sorted(starts)
-    assert mark not in cache.tokens("train", "english")[0]
+    assert mark not in cache.tokens("train", "first")[0]
     pair = next(cache.pairs("gl~bt", "train"))
-    (ids,) = vocabulary.encode([pair.translation])
+    (ids,) = vocabulary.encode([pair.second])
     assert flat[offsets[cache.rows("gl~bt", "train")[0]] :][: len(ids) + 1].tolist() == [mark, *ids]
 
 

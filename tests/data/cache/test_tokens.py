@@ -17,10 +17,9 @@ import pytest
 
 from m4.data.cache import build, tokens
 from m4.data.cache.cache import Cache
-from m4.data.cache.tokens import ROLES
 from m4.data.cleaning.clean import NOTHING
 from m4.data.corpus import CorpusSpec, bilingual
-from m4.data.directions import MIXTURES, SIDES, Mixture
+from m4.data.directions import MIXTURES, ROLES, SIDES, Mixture, pair_of
 from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS
 from m4.data.sources.tsv import Tsv
@@ -36,7 +35,9 @@ def sentences(made: Cache, split: str, side: str, role: str = "source") -> list[
 
 
 def texts(made: Cache, split: str, side: str) -> list[str]:
-    return [getattr(pair, side) for code in made.languages() for pair in made.pairs(code, split)]
+    return [
+        getattr(pair, side) for code in made.language_pairs() for pair in made.pairs(code, split)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def to_english(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 def test_the_best_segmentation_comes_first_then_others(sampled: Cache) -> None:
     assert sampled.segmentations == 3
     vocabulary = sampled.source_vocabulary
-    for side in ("english", "translation"):
+    for side in ("first", "second"):
         rows = sentences(sampled, "train", side)
         assert len(rows) == 3 * 160
         of_side = texts(sampled, "train", side)
@@ -72,10 +73,10 @@ def test_the_best_segmentation_comes_first_then_others(sampled: Cache) -> None:
             assert sentences(sampled, split, side) == vocabulary.encode(texts(sampled, split, side))
     for code, row in (("gl", 0), ("pt", 120)):
         assert sampled.rows(code, "train").start == row
-        rows = sentences(sampled, "train", "translation")
+        rows = sentences(sampled, "train", "second")
         mine = [rows[160 * way + r] for way in range(3) for r in sampled.rows(code, "train")]
         lengths = [len(ids) for ids in mine]
-        assert sampled.longest(code)["translation"] == max(lengths)
+        assert sampled.longest(code)["second"] == max(lengths)
         assert sampled.mean_pieces(f"en-{code}", "train")[1] == pytest.approx(
             np.mean(lengths), abs=1e-3
         )
@@ -102,7 +103,7 @@ def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
     narrow = CorpusSpec(
         source, **settings, lengths={"inputs": longest + 2, "targets": longest + 1}
     ).build(tmp_path / "c")
-    assert narrow.size("gl", "train") == 80, "none is too long in its best way"
+    assert narrow.size("en-gl", "train") == 80, "none is too long in its best way"
     replaced = 0
     for side in SIDES:
         free, kept = sentences(wide, "train", side), sentences(narrow, "train", side)
@@ -111,7 +112,7 @@ def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
             assert here == (free[place % 80] if too_long else anywhere)
             replaced += too_long
     assert 0 < replaced < 2 * 4 * 80
-    assert max(narrow.longest("gl").values()) <= longest
+    assert max(narrow.longest("en-gl").values()) <= longest
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
@@ -124,13 +125,12 @@ def test_separate_vocabularies_have_separate_arrays(tmp_path: Path, mixture: str
     assert target.size <= 350
     assert source.fingerprint != target.fingerprint
     sides = {
-        "to_english": {"source": ["translation"], "target": ["english"]},
-        "from_english": {"source": ["english"], "target": ["translation"]},
-        "english_centric": {role: ["english", "translation"] for role in ("source", "target")},
-    }[mixture]
+        "to_english": {"source": ["second"], "target": ["first"]},
+        "from_english": {"source": ["first"], "target": ["second"]},
+    }.get(mixture, {role: ["first", "second"] for role in ("source", "target")})
     made_of = {}
     for role, vocabulary in (("source", source), ("target", target)):
-        assert sorted(made.longest("gl", role)) == sides[role]
+        assert sorted(made.longest("en-gl", role)) == sides[role]
         made_of[role] = np.zeros(vocabulary.size, np.int64)
         for side in sides[role]:
             for split in SPLITS:
@@ -140,12 +140,12 @@ def test_separate_vocabularies_have_separate_arrays(tmp_path: Path, mixture: str
             for ids in sentences(made, "train", side, role):
                 made_of[role] += np.bincount(ids, minlength=vocabulary.size)
     # What encoder and decoder take in: 2 segmentations of 160 pairs in each direction.
-    number = 2 * 160 * (2 if mixture == "english_centric" else 1)
+    number = 2 * 160 * (2 if len(sides["source"]) == 2 else 1)
     made_of["source"][1] += number
     made_of["target"][0] += number
     for direction in made.directions:
         language = direction.split("-")[1]
-        size = made.size(direction.replace("en", "").strip("-"), "train")
+        size = made.size(pair_of(direction), "train")
         made_of["source"][source.tag_id(language)] += 2 * size
     for role, counts in made_of.items():
         np.testing.assert_array_equal(np.load(made.folder / f"token_counts.{role}.npy"), counts)
@@ -196,7 +196,7 @@ def test_sources_alone_are_in_compatibility_form(
 
 def test_a_vocabulary_is_trained_on_the_text_of_its_role(to_english: Cache) -> None:
     """Translation words of the made-up languages end in g or p; English ones hardly do."""
-    english, translation = (texts(to_english, "test", side) for side in ("english", "translation"))
+    english, translation = (texts(to_english, "test", side) for side in ("first", "second"))
 
     def pieces(vocabulary: Any, of: list[str]) -> int:
         return sum(map(len, vocabulary.encode(of)))
@@ -230,8 +230,8 @@ def test_the_mixture_is_part_of_a_cache_with_two_vocabularies(tmp_path: Path) ->
     with pytest.raises(ValueError, match="made for the mixture to_english, not english_centric"):
         Cache(made.folder, "english_centric")
     assert separate(tmp_path / "c", "english_centric").folder != made.folder
-    with pytest.raises(AssertionError, match="to_english has no source that is english"):
-        made.tokens("train", "english", "source")
+    with pytest.raises(AssertionError, match="to_english has no source that is the first"):
+        made.tokens("train", "first", "source")
     # A bilingual baseline has one vocabulary, and its parent's directions.
     small = bilingual(Cache(made.folder), "gl", vocabulary_size=350).build(tmp_path / "gl")
     assert small.directions == ["gl-en"]
@@ -321,22 +321,23 @@ def _runs(pid: int) -> bool:
 
 
 def test_the_sample_for_a_vocabulary_has_a_fixed_budget(tmp_path: Path, made_cache: Cache) -> None:
-    pairs = {code: made_cache.size(code, "train") for code in made_cache.languages()}
+    pairs = {code: made_cache.size(code, "train") for code in made_cache.language_pairs()}
 
     def drawn(sentences: int, sides: tuple[str, ...], temperature: float) -> list[str]:
-        return list(build.sample(made_cache.folder, pairs, sides, sentences, temperature))
+        of_pairs = dict.fromkeys(pairs, sides)
+        return list(build.sample(made_cache.folder, pairs, of_pairs, sentences, temperature))
 
     english, translation = (set(texts(made_cache, "train", side)) for side in SIDES)
     # Shares are rounded language by language: at most one off for each of the four.
     for temperature in (1.0, 5.0):
         assert abs(len(drawn(100, SIDES, temperature)) - 100) <= 4
     assert abs(len(drawn(10**9, SIDES, 5.0)) - 2 * 421) <= 4, "what there is"
-    assert set(drawn(10**9, ("english",), 1.0)) == english
-    assert set(drawn(10**9, ("translation",), 1.0)) == translation
-    few = drawn(60, ("translation",), 1.0)
+    assert set(drawn(10**9, ("first",), 1.0)) == english
+    assert set(drawn(10**9, ("second",), 1.0)) == translation
+    few = drawn(60, ("second",), 1.0)
     assert len(set(few)) == len(few), "each once before any comes twice"
-    at_5 = drawn(421, ("translation",), 5.0)
-    own = texts(made_cache, "train", "translation")[-31:]  # the smallest language's, of 421
+    at_5 = drawn(421, ("second",), 5.0)
+    own = texts(made_cache, "train", "second")[-31:]  # the smallest language's, of 421
     wanted = 421 * 31**0.2 / (300**0.2 + 90**0.2 + 31**0.2)
     counted = [at_5.count(text) for text in own]
     assert sum(counted) == round(wanted)

@@ -9,20 +9,21 @@ from typing import Any
 from m4.data.cleaning import CleaningStage
 from m4.data.cleaning.clean import Cleaner, Cleaning
 from m4.data.cleaning.ledger import Ledger
+from m4.data.directions import key_of, pair_of
 from m4.data.sources import SPLITS, Pair
 
 
 class Listed:
-    """A Source of given pairs: {(language, split): [(english, translation), ...]}."""
+    """A Source of given pairs: {("gl" or "fr-wo", split): [(first, second), ...]}."""
 
     def __init__(self, pairs: dict[tuple[str, str], list[tuple[str, str]]]) -> None:
-        self.listed = pairs
+        self.listed = {(pair_of(name), split): of for (name, split), of in pairs.items()}
 
-    def languages(self) -> list[str]:
-        return list(dict.fromkeys(language for language, _ in self.listed))
+    def language_pairs(self) -> list[str]:
+        return list(dict.fromkeys(pair for pair, _ in self.listed))
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        return (Pair(*pair) for pair in self.listed.get((language, split), []))
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        return (Pair(*texts) for texts in self.listed.get((pair, split), []))
 
     def identity(self) -> dict:
         return {"source": "listed"}
@@ -31,16 +32,14 @@ class Listed:
 def run(
     stages: list[CleaningStage], source: Any, folder: Path, **more: Any
 ) -> tuple[dict[tuple[str, str], list[Pair]], Ledger]:
-    """Returns the pairs left of each language and split, and the ledger."""
-    cleaner = Cleaner(Cleaning(stages), source, source.languages(), folder, **more)
+    """Returns the pairs left of each pair of languages ("gl") and split, and the ledger."""
+    cleaner = Cleaner(Cleaning(stages), source, source.language_pairs(), folder, **more)
     kept = {}
     for split in reversed(SPLITS):
-        for code in source.languages():
+        for code in source.language_pairs():
             parts = list(cleaner.pairs(code, split))
-            kept[code, split] = [
-                Pair(*pair)
-                for part in parts
-                for pair in zip(part.english, part.translation, strict=True)
+            kept[key_of(code), split] = [
+                Pair(*pair) for part in parts for pair in zip(part.first, part.second, strict=True)
             ]
     return kept, cleaner.finish()
 

@@ -72,7 +72,7 @@ def test_laws_of_stages(
     kept, ledger = run(stages, source, tmp_path, on_drop=lambda *of: reported.append(of))
     assert not [*tmp_path.iterdir()], "nothing is left of the spool"
     for (code, split), pairs in kept.items():
-        given, count = source.listed[code, split], ledger.count(code, split)
+        given, count = source.listed[f"en-{code}", split], ledger.count(f"en-{code}", split)
         assert count.read == len(given)
         assert count.kept == len(pairs)
         assert count.read == count.kept + sum(count.dropped.values())
@@ -80,7 +80,7 @@ def test_laws_of_stages(
             assert pairs == given, "what a model is tested on stays what it is"
             assert not count.dropped
             assert not count.changed
-        listed = [of for of in reported if of[1:3] == (code, split)]
+        listed = [of for of in reported if of[1:3] == (f"en-{code}", split)]
         assert len(listed) == sum(count.dropped.values())
         for why, _, _, number, pair in listed:
             assert 1 <= number <= len(given)
@@ -128,7 +128,7 @@ def test_cleaning_names_its_stages_and_settings() -> None:
     [
         (lambda: Length(0), r"Length\.most_characters = 0: must be a whole number from 1"),
         (lambda: LengthRatio(bound=0.5), r"LengthRatio\.bound = 0\.5: must be a number from 1"),
-        (lambda: Duplicates(by="both"), r"Duplicates\.by = 'both': must be one of pair, english"),
+        (lambda: Duplicates(by="both"), r"Duplicates\.by = 'both': must be one of pair, first"),
         (lambda: Script(most_latin=2), r"Script\.most_latin = 2: must be a number from 0 to 1"),
         (lambda: Identical(name_words=True), r"Identical\.name_words = True: must be a whole"),
     ],

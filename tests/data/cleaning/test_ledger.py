@@ -44,12 +44,12 @@ def test_lines_of_a_file_of_several_languages_are_counted_under_a_star(tmp_path:
     assert ledger.count(ANY, ANY).as_json() == {
         "read": 5, "kept": 0, "dropped": {"source: not JSON": 5}}  # fmt: skip
     assert [*ledger.counts[ANY]] == [ANY], "nothing of files without such lines"
-    assert ledger.count("gl", ANY).dropped == {"source: no tab": 2}
-    assert ledger.count("gl", "train").as_json() == {"read": 1, "kept": 1}
+    assert ledger.count("en-gl", ANY).dropped == {"source: no tab": 2}
+    assert ledger.count("en-gl", "train").as_json() == {"read": 1, "kept": 1}
     total = ledger.total()
     assert (total.read, total.kept, sum(total.dropped.values())) == (11, 2, 9)
-    assert source.reading.skipped == {("all.jsonl", "not JSON"): 5, ("gl.only", "no tab"): 2,
-                              ("pt.only", "no tab"): 2}  # fmt: skip
+    assert source.reading.skipped == {("all.jsonl", "not JSON"): 5, ("en-gl.only", "no tab"): 2,
+                              ("en-pt.only", "no tab"): 2}  # fmt: skip
     assert ledger.summary() == [
         "9 of 11 training pairs left out: source: not JSON: 5; source: no tab: 4"
     ]
@@ -65,14 +65,14 @@ def test_the_ledger_of_a_cache_adds_up_to_its_rows(tmp_path: Path) -> None:
         tmp_path / "c"
     )
     ledger = made.ledger()
-    assert ledger.count("gl", "train").dropped == {
+    assert ledger.count("en-gl", "train").dropped == {
         "duplicates: exact pair": 1,
-        "overlap: english side in test": 1,
+        "overlap: first side in test": 1,
         "pieces: too long": 1,
     }
     for split in SPLITS:
-        count = ledger.count("gl", split)
-        assert count.kept == made.size("gl", split) == len(list(made.pairs("gl", split)))
+        count = ledger.count("en-gl", split)
+        assert count.kept == made.size("en-gl", split) == len(list(made.pairs("en-gl", split)))
         assert count.read == count.kept + sum(count.dropped.values())
     assert made.manifest["ledger"] == ledger.as_json(examples=False)
 
@@ -91,7 +91,7 @@ def test_settings_of_the_cleaning_are_the_caches_identity(tmp_path: Path) -> Non
 
 def test_a_language_that_is_cleaned_away_names_the_stages(tmp_path: Path) -> None:
     source = Listed({("ru", "train"): [("a", "b")] * 3})
-    with pytest.raises(ValueError, match="'ru' has no training pairs: all 3 are dropped: script:"):
+    with pytest.raises(ValueError, match="en-ru has no training pairs: all 3 are dropped: script:"):
         CorpusSpec(source, vocabulary_size=320, cleaning=clean.thorough()).build(tmp_path)
     assert not [*tmp_path.iterdir()]
 
@@ -106,17 +106,17 @@ def test_a_ledger_as_json_and_back() -> None:
 
 def test_examples_are_few_and_short() -> None:
     count, _ = _with_examples()
-    assert [example.number for example in count.examples["empty: english side"]] == [0, 1, 2]
-    assert len(count.examples["empty: english side"][0].translation) == 300
+    assert [example.number for example in count.examples["empty: first side"]] == [0, 1, 2]
+    assert len(count.examples["empty: first side"][0].second) == 300
 
 
 def _with_examples():
     ledger = Ledger({"empty": {"a": 1}})
-    count = ledger.count("gl", "train")
+    count = ledger.count("en-gl", "train")
     count.read = count.kept = 9
-    count.drop("empty: english side", 4)
+    count.drop("empty: first side", 4)
     shown = (Example(number, "", "f" * 1000) for number in range(9))
-    count.show("empty: english side", shown, 3)
+    count.show("empty: first side", shown, 3)
     return count, ledger
 
 

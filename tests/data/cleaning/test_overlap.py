@@ -10,6 +10,7 @@ import pytest
 
 from m4.data.cleaning.language_id import PACKAGE, LanguageId, installed
 from m4.data.cleaning.overlap import Overlap
+from m4.data.directions import key_of
 from tests.data.cleaning.cases import Listed, dropped, run
 
 
@@ -43,21 +44,21 @@ def test_overlap_of_both_sides_with_every_test_set(tmp_path: Path) -> None:
     )
     reasons: dict[tuple[str, int], str] = {}
     kept, ledger = run([stage], source, tmp_path, on_drop=lambda why, code, split, number, pair:
-                       reasons.update({(code, number): why}))  # fmt: skip
+                       reasons.update({(key_of(code), number): why}))  # fmt: skip
     assert reasons == {
-        ("gl", 2): "overlap: english side in test",
-        ("gl", 3): "overlap: translation side in test",
-        ("gl", 4): "overlap: english side in dev",
-        ("gl", 5): "overlap: english side in test",
-        ("gl", 7): "overlap: english side in extra",
-        ("gl", 8): "overlap: english side in news",
-        ("gl", 9): "overlap: translation side in news",
-        ("gl", 10): "overlap: translation side in extra",
-        ("pt", 2): "overlap: english side in extra",
+        ("gl", 2): "overlap: first side in test",
+        ("gl", 3): "overlap: second side in test",
+        ("gl", 4): "overlap: first side in dev",
+        ("gl", 5): "overlap: first side in test",
+        ("gl", 7): "overlap: first side in extra",
+        ("gl", 8): "overlap: first side in news",
+        ("gl", 9): "overlap: second side in news",
+        ("gl", 10): "overlap: second side in extra",
+        ("pt", 2): "overlap: first side in extra",
     }
     assert kept["pt", "train"] == [("z", "probado"), ("z", "da prensa")]
-    assert ledger.count("gl", "dev").flagged == {"overlap: english side in test": 1}
-    kept, _ = run([Overlap(sides=["english"])], source, tmp_path)
+    assert ledger.count("en-gl", "dev").flagged == {"overlap: first side in test": 1}
+    kept, _ = run([Overlap(sides=["first"])], source, tmp_path)
     assert ("z", "PROBADO") in kept["gl", "train"]
 
 
@@ -110,13 +111,13 @@ def test_language_id(tmp_path: Path) -> None:
         ("Eng", "undetermined"),
     ]
     assert dropped(stage, pairs, tmp_path) == {
-        1: "language_id: translation side",
-        2: "language_id: english side",
+        1: "language_id: second side",
+        2: "language_id: first side",
     }
     assert stage.identity()["identifier"] == {"made": "up"}
     _, ledger = run([stage], Listed({("eu", "train"): pairs}), tmp_path)
     why = "language_id: the identifier does not know the language"
-    assert ledger.count("eu", "train").not_checked == {why: 7}
+    assert ledger.count("en-eu", "train").not_checked == {why: 7}
 
 
 def test_language_id_that_is_not_installed_says_so(
@@ -125,7 +126,7 @@ def test_language_id_that_is_not_installed_says_so(
     monkeypatch.setattr("m4.data.cleaning.language_id.installed", lambda: False)
     kept, ledger = run([LanguageId()], Listed({("gl", "train"): [("a", "b")]}), tmp_path)
     assert kept["gl", "train"] == [("a", "b")]
-    (why,) = ledger.count("gl", "train").not_checked
+    (why,) = ledger.count("en-gl", "train").not_checked
     assert why == "language_id: py3langid is not installed (`make langid`)"
     assert LanguageId().identity()["identifier"] is None
 

@@ -62,7 +62,7 @@ def test_normalising_a_chunk_is_normalising_its_sentences(texts: list[str]) -> N
     check = stage.open(["gl"])("gl", "train")
     assert callable(check)
     found = check(chunk)
-    english = found.chunk.english if found.chunk else texts
+    english = found.chunk.first if found.chunk else texts
     assert english == [stage.fix(text).text for text in texts]
     assert english == [stage.fix(text).text for text in english], "done once is done"
     changed = [a != b for a, b in zip(texts, english, strict=True)]
@@ -103,16 +103,16 @@ def test_a_set_of_digests_is_a_set(parts: list[list[int]]) -> None:
 def test_empty(tmp_path: Path) -> None:
     pairs = [("a", "b"), (" \u200b", "b"), ("a", "\u3164"), ("a", "…"), ("", "\u200f")]
     assert dropped(Empty(), pairs, tmp_path) == {
-        1: "empty: english side",
-        2: "empty: translation side",
-        4: "empty: english side",
+        1: "empty: first side",
+        2: "empty: second side",
+        4: "empty: first side",
     }
 
 
 def test_length(tmp_path: Path) -> None:
     pairs = [("a" * 9, "b" * 9), ("a" * 10, "b"), ("a", "b" * 10)]
     found = dropped(Length(9), pairs, tmp_path)
-    assert found == {1: "length: english side", 2: "length: translation side"}
+    assert found == {1: "length: first side", 2: "length: second side"}
 
 
 def test_identical_sentences_go_and_names_stay(tmp_path: Path) -> None:
@@ -129,11 +129,11 @@ def test_duplicates_are_those_of_a_set(tmp_path: Path) -> None:
     rng = random.Random(0)
     words = ["a", "A", "b", "ｂ", "a  a", "a a"]
     pairs = [(rng.choice(words), rng.choice(words)) for _ in range(40)]
-    for by in ("pair", "english", "translation"):
+    for by in ("pair", "first", "second"):
         seen, seen_normal, wanted = set(), set(), {}
         what = "pair" if by == "pair" else f"{by} side"
         for row, pair in enumerate(pairs):
-            key = pair if by == "pair" else (pair[by == "translation"],)
+            key = pair if by == "pair" else (pair[by == "second"],)
             alike = tuple(map(normal, key))
             if key in seen:
                 wanted[row] = f"duplicates: exact {what}"
@@ -152,7 +152,7 @@ def test_duplicates_are_of_one_language_and_split(tmp_path: Path) -> None:
     source = Listed({("gl", "train"): same, ("pt", "train"): same, ("gl", "dev"): same * 2})
     kept, ledger = run([Duplicates()], source, tmp_path)
     assert kept["gl", "train"] == kept["pt", "train"] == same
-    assert ledger.count("gl", "dev").flagged == {"duplicates: exact pair": 1}
+    assert ledger.count("en-gl", "dev").flagged == {"duplicates: exact pair": 1}
 
 
 def test_length_ratio_by_hand(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_length_ratio_by_hand(tmp_path: Path) -> None:
     # English-long characters, twice as many of the translation: 12 to 180.
     odd = [("e" * 30, "f" * 12), ("e" * 30, "f" * 11), ("e" * 30, "f" * 180), ("e" * 30, "f" * 181)]
     found = dropped(LengthRatio(), usual + odd, tmp_path)
-    assert found == {61: "length_ratio: translation side too short",
-                     63: "length_ratio: translation side too long"}  # fmt: skip
+    assert found == {61: "length_ratio: second side too short",
+                     63: "length_ratio: second side too long"}  # fmt: skip
     # In bytes й is 2 and the median 4; the same English wants 24 to 360 bytes.
     wide = [("e" * 10, "й" * 20) for _ in range(60)] + [("e" * 30, "й" * 11), ("e" * 30, "й" * 12)]
     assert list(dropped(LengthRatio(unit="bytes"), wide, tmp_path)) == [60]
@@ -172,7 +172,7 @@ def test_length_ratio_by_hand(tmp_path: Path) -> None:
     assert dropped(LengthRatio(), few, tmp_path) == {}
     _, ledger = run([LengthRatio()], Listed({("gl", "train"): few}), tmp_path)
     reason = "length_ratio: fewer than 50 pairs"
-    assert ledger.count("gl", "train").not_checked == {reason: 49}
+    assert ledger.count("en-gl", "train").not_checked == {reason: 49}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_length_ratio_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_script(tmp_path: Path, code: str, text: str, is_wrong: bool) -> None:
-    wanted = {0: "script: translation side"} if is_wrong else {}
+    wanted = {0: "script: second side"} if is_wrong else {}
     assert dropped(Script(), [("Hello", text)], tmp_path, code=code) == wanted
 
 
@@ -221,13 +221,13 @@ def test_script(tmp_path: Path, code: str, text: str, is_wrong: bool) -> None:
 def test_names_that_the_other_side_has_are_in_no_wrong_script(
     tmp_path: Path, code: str, english: str, text: str, is_wrong: bool
 ) -> None:
-    wanted = {0: "script: translation side"} if is_wrong else {}
+    wanted = {0: "script: second side"} if is_wrong else {}
     assert dropped(Script(), [(english, text)], tmp_path, code=code) == wanted
 
 
 def test_names_of_the_english_side_count_as_little(tmp_path: Path) -> None:
     pairs = [("Say “привет мир”!", "Скажи «привет мир»!"), ("Say “привет мир”!", "Скажи это!")]
-    assert dropped(Script(), pairs, tmp_path, code="ru") == {1: "script: english side"}
+    assert dropped(Script(), pairs, tmp_path, code="ru") == {1: "script: first side"}
 
 
 def test_script_counts_as_a_loop_over_characters_does() -> None:
@@ -246,7 +246,7 @@ def test_script_counts_as_a_loop_over_characters_does() -> None:
                 )
             whole = sum(sums.values())
             wanted.append(sums["latin"] > 0.5 * whole or sums["other"] > 0.2 * whole)
-        assert stage.wrong(chunk, "english", scripts).tolist() == wanted
+        assert stage.wrong(chunk, "first", scripts).tolist() == wanted
 
 
 def test_scripts_of_languages() -> None:
@@ -288,7 +288,7 @@ def test_a_likely_script_counts_where_most_of_the_text_has_it(tmp_path: Path) ->
     cyrillic, latin = ("Hello", "привет"), ("Hello", "privet")
     assert list(dropped(Script(), [cyrillic] * 3 + [latin], tmp_path, code="xal")) == [3]
     _, ledger = run([Script()], Listed({("xal", "train"): [latin] * 3 + [cyrillic]}), tmp_path)
-    count = ledger.count("xal", "train")
+    count = ledger.count("en-xal", "train")
     assert count.kept == 4
     why = "script: most of the text is not in the language's likely script"
     assert count.not_checked == {why: 4}
@@ -296,6 +296,6 @@ def test_a_likely_script_counts_where_most_of_the_text_has_it(tmp_path: Path) ->
     assert list(found) == [0, 1, 2]
     _, ledger = run([Script()], Listed({("qqq", "train"): [latin]}), tmp_path)
     unknown = "script: nothing is known of the language's script"
-    assert ledger.count("qqq", "train").not_checked == {unknown: 1}
+    assert ledger.count("en-qqq", "train").not_checked == {unknown: 1}
     with pytest.raises(ValueError, match=r"Script\.scripts\['gl'\] = \['Jpan'\]: must be a list"):
         Script(scripts={"gl": ["Jpan"]})

@@ -14,11 +14,11 @@ import pytest
 
 from m4.data.cleaning import clean
 from m4.data.cleaning.chunk import chunks
-from m4.data.cleaning.english_side import NEITHER, EnglishSides
+from m4.data.cleaning.english_side import NO_ENGLISH, SWAPPED, EnglishSides
 from m4.data.cleaning.ledger import Ledger
 from m4.data.corpus import CorpusSpec
 from m4.data.inspection import cleaning_report
-from m4.data.inspection.cleaning_report import PIECES, REVERSED, clean_corpus, visible
+from m4.data.inspection.cleaning_report import PIECES, clean_corpus, visible
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.cldr import Cldr
 from m4.data.sources.tsv import Tsv
@@ -54,10 +54,10 @@ def test_it_counts_as_the_build_does(spec: CorpusSpec, tmp_path: Path) -> None:
     built = spec.build(tmp_path / "c").ledger()
     after = clean_corpus(spec, tmp_path / "c")
     assert after.as_json(examples=False) == built.as_json(examples=False)
-    assert after.count("gl", "train").dropped[PIECES] == 1, "the other one is a duplicate"
-    assert after.count("gl", "test").flagged == {PIECES: 1}
+    assert after.count("en-gl", "train").dropped[PIECES] == 1, "the other one is a duplicate"
+    assert after.count("en-gl", "test").flagged == {PIECES: 1}
     other = clean_corpus(spec, tmp_path / "c", clean.thorough())
-    assert other.count("gl", "train").not_checked["pieces: not tokenized yet"]
+    assert other.count("en-gl", "train").not_checked["pieces: not tokenized yet"]
 
 
 def test_what_is_dropped_can_be_listed(spec: CorpusSpec, tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_what_is_dropped_can_be_listed(spec: CorpusSpec, tmp_path: Path) -> None
     assert files[0] == files[1]
     rows = [json.loads(line) for line in gzip.decompress(files[0]).splitlines()]
     assert len(rows) == sum(ledger.total().dropped.values()) == 6
-    assert {"reason": "duplicates: exact pair", "language": "gl", "split": "train", "pair": 62,
-            "english": "word 3", "translation": "drow 3"} in rows  # fmt: skip
+    assert {"reason": "duplicates: exact pair", "languages": "en-gl", "split": "train", "pair": 62,
+            "first": "word 3", "second": "drow 3"} in rows  # fmt: skip
     (row,) = [json.loads(line) for line in gzip.decompress(files[2]).splitlines()]
-    assert (row["reason"], row["english"]) == ("overlap: english side in test", "tested")
+    assert (row["reason"], row["first"]) == ("overlap: first side in test", "tested")
 
 
 def test_the_page_shows_any_text_and_runs_none(spec: CorpusSpec, tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_the_page_shows_any_text_and_runs_none(spec: CorpusSpec, tmp_path: Path)
 def test_warnings_name_what_deserves_a_look() -> None:
     ledger = Ledger({"language_id": {}})
     for code, dropped in (("gl", 21), ("pt", 100), ("es", 20), ("en_GB", 0)):
-        count = ledger.count(code, "train")
+        count = ledger.count(f"en-{code}", "train")
         count.read = count.kept = 100
-        count.drop("script: translation side", dropped)
-    ledger.count("gl", "dev").flagged["overlap: english side in test"] = 3
-    ledger.count("es", "train").not_checked["language_id: py3langid is not installed"] = 80
+        count.drop("script: second side", dropped)
+    ledger.count("en-gl", "dev").flagged["overlap: first side in test"] = 3
+    ledger.count("en-es", "train").not_checked["language_id: py3langid is not installed"] = 80
     said = cleaning_report.warnings(ledger)
     for line, words in zip(
         said,
@@ -114,27 +114,28 @@ def test_warnings_name_what_deserves_a_look() -> None:
 def test_reversed_columns_are_found(tmp_path: Path) -> None:
     source = Tsv(folders.tsv(tmp_path / "corpus", swapped="gl"))
     ledger = clean_corpus(CorpusSpec(source), tmp_path)
-    assert [code for code in ledger.counts if ledger.count(code, "train").flagged] == ["gl"]
-    assert ledger.count("gl", "train").flagged[REVERSED] == 82
+    assert [code for code in ledger.counts if ledger.count(code, "train").flagged] == ["en-gl"]
+    assert ledger.count("en-gl", "train").flagged[f"languages: {SWAPPED}"] == 82
     (said,) = [line for line in cleaning_report.warnings(ledger) if "English is on" in line]
     assert said.startswith("Galician (gl), train, dev, test: English is on the side of the tra")
     swapped = Tsv(folders.tsv(tmp_path / "swapped", swapped="gl fy pt"), english_column=2)
-    assert not clean_corpus(CorpusSpec(swapped), tmp_path).total().flagged[REVERSED]
-    assert next(iter(swapped.pairs("gl", "test"))) == folders.pairs("gl")[0]
+    assert not clean_corpus(CorpusSpec(swapped), tmp_path).total().flagged
+    assert next(iter(swapped.pairs("en-gl", "test"))) == folders.pairs("gl")[0]
     assert swapped.identity() != Tsv(tmp_path / "swapped").identity()
 
 
 def test_no_right_column_is_taken_for_reversed() -> None:
     sides = EnglishSides()
     source = Cldr({"hr": 300, "bs": 300, "de": 300, "ru": 300, "ja": 300})
-    for code in source.languages():
+    for code in source.language_pairs():
         for split in SPLITS:
             for chunk in chunks(source.pairs(code, split)):
                 sides.add(code, split, chunk)
     for chunk in chunks([Pair(f"w{n}", f"w{n}") for n in range(90)]):
-        sides.add("gl", "train", chunk)
-    assert {*sides.found().values()} <= {"english"}
-    assert ("gl", "train") not in sides.found()
+        sides.add("en-gl", "train", chunk)
+    assert not sides.found()
+    assert {sides.english(code, "train") for code in source.language_pairs()} <= {"first", None}
+    assert sides.english("en-gl", "train") is None
 
 
 def test_another_language_in_the_place_of_english_is_found() -> None:
@@ -151,28 +152,49 @@ def test_another_language_in_the_place_of_english_is_found() -> None:
     for code, text in texts.items():
         for split, translation in (("train", "w0 w1 w2 w3"), ("test", right)):
             for chunk in chunks([Pair(f"{n} {text}", f"{n} {translation}") for n in range(90)]):
-                sides.add(code, split, chunk)
+                sides.add(f"en-{code}", split, chunk)
     found = sides.found()
-    assert {split: {found[code, split] for code in texts} for split in ("train", "test")} == {
-        "train": {NEITHER}, "test": {"translation"}
-    }  # fmt: skip
+    assert found == {
+        (f"en-{code}", split): said
+        for code in texts
+        for split, said in (("train", NO_ENGLISH), ("test", SWAPPED))
+    }
+
+
+def test_a_side_without_english_that_is_another_language_is_found() -> None:
+    """It is English, or in the letters of another language; other Latin letters say nothing."""
+    english, greek = "They were there with the dog and the cat.", "Ο σκύλος και η γάτα είναι εδώ."
+    other, sides = "Wax na ko ni xale yi dem nanu.", EnglishSides()
+    for pair, texts in {
+        "el-fr": (greek, other), "el-wo": (greek, english), "fr-wo": (other, english),
+        "el-es": (other, greek), "es-wo": (other, other),
+    }.items():  # fmt: skip
+        for chunk in chunks([Pair(*(f"{n} {text}" for text in texts)) for n in range(90)]):
+            sides.add(pair, "train", chunk)
+    assert {pair: said for (pair, _), said in sides.found().items()} == {
+        "el-wo": "the text of wo is English",
+        "fr-wo": "the text of wo is English",
+        "el-es": "the text of el is not in the letters of Greek",
+    }
 
 
 @pytest.mark.parametrize(
     ("english", "said"),
     [
-        ("der Hund und die Katze {}", "pairs without English: m4 translates between English and"),
-        ("собака и кошка {}", "pairs without English"),
+        ("der Hund und die Katze {}", "the text of en is not English; other pairs are named by"),
+        ("собака и кошка {}", "the text of en is not English"),
         ("", "English is on the side of the translations: swap"),
     ],
 )
-def test_pairs_without_english_build_no_corpus(tmp_path: Path, english: str, said: str) -> None:
+def test_pairs_in_another_language_than_english_build_no_corpus(
+    tmp_path: Path, english: str, said: str
+) -> None:
     right, other = "it was the dog and not the cat {}", "o gato e non o outro {}"
     sides = (english, other) if english else (other, right)
     for split in SPLITS:
         lines = ("\t".join(sides).format(f"{split}{n}", f"{split}{n}") for n in range(30))
         (tmp_path / f"fr.{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with pytest.raises(InputError, match=f"^fr, test: {said}"):
+    with pytest.raises(InputError, match=f"^en-fr, test: {said}"):
         CorpusSpec(Tsv(tmp_path)).build(tmp_path / "data")
     ledger = clean_corpus(CorpusSpec(Tsv(tmp_path)), tmp_path)
     warned = cleaning_report.warnings(ledger)[0]
@@ -209,15 +231,15 @@ def test_gin_sets_stages_and_their_options(tmp_path: Path) -> None:
         + "corpus.CorpusSpec.cleaning = @clean.Cleaning()\n"
         "clean.Cleaning.stages = [@stages.Length(), @overlap.Overlap()]\n"
         "stages.Length.most_characters = 20\n"
-        "overlap.Overlap.sides = ['english']\n",
+        "overlap.Overlap.sides = ['first']\n",
         encoding="utf-8",
     )
     said = m4("data", "cleaning_report", f"--gin_file={path}", f"--model_dir={tmp_path / 'model'}")
     assert said.status == 0, said.err
     report = json.loads((tmp_path / "model" / "data_report.json").read_text(encoding="utf-8"))
     assert report["stages"]["length"] == {"most_characters": 20}
-    assert report["stages"]["overlap"]["sides"] == ["english"]
-    assert report["languages"]["es"]["train"]["dropped"]["length: english side"] > 20
+    assert report["stages"]["overlap"]["sides"] == ["first"]
+    assert report["pairs"]["en-es"]["train"]["dropped"]["length: first side"] > 20
 
 
 @pytest.mark.slow

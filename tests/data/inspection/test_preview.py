@@ -10,7 +10,7 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.inspection import preview
-from m4.data.inspection.preview import Column, DrawnLanguage, Preview
+from m4.data.inspection.preview import Column, DrawnPair, Preview
 from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
@@ -33,14 +33,14 @@ def test_by_hand(made_cache: Cache) -> None:
     # twice; pt in its more frequent direction 3 times and one pair a fourth time; sr not at all.
     seen = {"en-gl": 450, "gl-en": 300, "en-pt": 200, "pt-en": 271}
     drawn = preview.drawn_of(made_cache, Fake(seen), 1)
-    assert drawn["gl"]._replace(tokens=0, token_share=0.0) == DrawnLanguage(
+    assert drawn["gl"]._replace(tokens=0, token_share=0.0) == DrawnPair(
         pairs=750, pair_share=750 / 1221, tokens=0, token_share=0.0, epochs=1.5, repeated=150,
         times=2,
     )  # fmt: skip
     pt = drawn["pt"]
     assert (pt.pairs, pt.repeated, pt.times) == (471, 90, 4)
     assert pt.epochs == pytest.approx(271 / 90)
-    assert drawn["sr_Latn"] == DrawnLanguage(0, 0.0, 0, 0.0, 0.0, 0, 0)
+    assert drawn["sr_Latn"] == DrawnPair(0, 0.0, 0, 0.0, 0.0, 0, 0)
     tokens = {c: sum(seen[d] * mixture.pair_tokens(made_cache, d) for d in (f"en-{c}", f"{c}-en"))
               for c in ("gl", "pt")}  # fmt: skip
     assert drawn["gl"].tokens == round(tokens["gl"])
@@ -81,8 +81,8 @@ def test_a_recount_of_the_batches(made_cache: Cache, sampler: mixture.Sampler) -
 
 def example() -> Preview:
     """Two languages, the small one repeated; a temperature that cannot be drawn."""
-    many = DrawnLanguage(900, 0.9, 9000, 0.8, 0.9, 0, 1)
-    few = DrawnLanguage(100, 0.1, 2250, 0.2, 20.0, 5, 20)
+    many = DrawnPair(900, 0.9, 9000, 0.8, 0.9, 0, 1)
+    few = DrawnPair(100, 0.1, 2250, 0.2, 20.0, 5, 20)
     return Preview(
         1000,
         "temperature",
@@ -104,16 +104,16 @@ def test_warnings_and_json() -> None:
     problem, repeated = preview.warnings(seen, 16)
     assert problem == "T=1: en-gl: a share of 1e-09 is too small"
     assert repeated.startswith(
-        "1 of 2 languages would be seen more than 16 times (gl 20.0): lower "
+        "1 of 2 pairs of languages would be seen more than 16 times (gl 20.0): lower "
     )
     assert preview.warnings(seen._replace(columns=seen.columns[:1]), 20) == []
-    never = Column("configured", {"es": DrawnLanguage(1, 1.0, 9, 1.0, 0.1, 0, 1),
-                                  "gl": DrawnLanguage(0, 0.0, 0, 0.0, 0.0, 0, 0)})  # fmt: skip
+    never = Column("configured", {"es": DrawnPair(1, 1.0, 9, 1.0, 0.1, 0, 1),
+                                  "gl": DrawnPair(0, 0.0, 0, 0.0, 0.0, 0, 0)})  # fmt: skip
     assert preview.warnings(seen._replace(columns=[never]), 16) == ["never drawn: gl"]
     made = json.loads(json.dumps(preview.as_json(seen, 16)))
-    found = made["languages"]["gl"]["samplers"]["configured"]
+    found = made["pairs"]["gl"]["samplers"]["configured"]
     assert found == seen.columns[0].drawn["gl"]._asdict()
-    assert list(made["languages"]["es"]["samplers"]) == ["configured", "T=∞"]
+    assert list(made["pairs"]["es"]["samplers"]) == ["configured", "T=∞"]
     assert made["problems"] == {"T=1": "en-gl: a share of 1e-09 is too small"}
 
 

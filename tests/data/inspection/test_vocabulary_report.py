@@ -7,6 +7,7 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
+from m4.data.directions import key_of
 from m4.data.inspection import vocabulary_report
 from m4.data.inspection.vocabulary_report import measure, measure_texts, spelled_out
 from tests.data.corpus import Made
@@ -29,9 +30,10 @@ def test_characters_are_counted_as_the_vocabulary_sees_them(made_cache: Cache) -
 def test_rows_are_the_pieces_of_the_cache(made_cache: Cache) -> None:
     rows = {row.language: row for row in measure(made_cache, sentences=10_000)}
     assert list(rows) == ["en", "gl", "pt", "sr_Latn"]
-    for code in made_cache.languages():
+    for code in made_cache.language_pairs():
+        mean = made_cache.mean_pieces(code, "train")[1]
+        code = key_of(code)
         assert rows[code].sentences == made_cache.size(code, "train")
-        mean = made_cache.mean_pieces(f"en-{code}", "train")[1]
         assert rows[code].pieces_per_sentence == pytest.approx(mean, abs=1e-3)
         assert rows[code].coverage == 1
     assert rows["en"].sentences == 300 + 90 + 31

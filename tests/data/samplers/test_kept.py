@@ -66,9 +66,9 @@ class TestSetsAlone(Made):
 
     __test__ = False
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        if (language, split) != ("pt", "train"):
-            yield from super().pairs(language, split)
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        if (pair, split) != ("en-pt", "train"):
+            yield from super().pairs(pair, split)
 
 
 @pytest.mark.parametrize("segmentations", [1, 2])
@@ -76,7 +76,7 @@ def test_a_kept_language_needs_no_training_pairs(tmp_path: Path, segmentations: 
     lengths = {"inputs": 96, "targets": 96}
     spec = CorpusSpec(TestSetsAlone({"gl": 60, "pt": 30}), vocabulary_size=400, lengths=lengths,
                       segmentations=segmentations)  # fmt: skip
-    with pytest.raises(ValueError, match="'pt' has no training pairs: the source has none"):
+    with pytest.raises(ValueError, match="en-pt has no training pairs: the source has none"):
         spec.build(tmp_path)
     data = Data(spec, keep=["pt"])
     cache = spec.build(tmp_path, untrained=data.untrained)
@@ -96,4 +96,4 @@ def test_what_cannot_be_kept(made: Made, made_cache: Cache) -> None:
     with pytest.raises(SettingError, match=r"Data.keep = 'fr': must be a language or direction of"):
         Data(spec, keep=["fr"]).kept(made_cache.directions)
     with pytest.raises(SettingError, match=r"must be some of the directions, so that one"):
-        stream_of(made_cache, Data(spec, keep=made.languages()).full_sampler)
+        stream_of(made_cache, Data(spec, keep=[*made.sizes]).full_sampler)

@@ -40,7 +40,7 @@ def test_a_layout_is_found_and_gives_all_pairs(name: str, tmp_path: Path) -> Non
     found = detect(str(folder))
     assert (found.name, found.files) == (source, files)
     opened = found.opened(str(folder))
-    assert opened.languages() == languages.split()
+    assert opened.language_pairs() == [f"en-{code}" for code in languages.split()]
     total = sum(
         len([*opened.pairs(code, split)])
         for code in languages.split()
@@ -60,12 +60,12 @@ def test_a_split_that_is_not_there_is_taken_from_training_files_by_hash(tmp_path
     opened = dataclasses.replace(found, settings={**found.settings, "dev_every": 5}).opened(
         str(folder)
     )
-    by_split = {split: [*opened.pairs("gl", split)] for split in ("train", "dev", "test")}
+    by_split = {split: [*opened.pairs("en-gl", split)] for split in ("train", "dev", "test")}
     assert by_split["test"] == [*folders.pairs("gl")[:10]]
     assert sorted(by_split["train"] + by_split["dev"]) == sorted(folders.pairs("gl")[18:])
     assert len(by_split["dev"]) > 5
-    english = {split: {pair.english for pair in of} for split, of in by_split.items()}
-    assert english["dev"] == {pair.english for pair in opened.pairs("fy", "dev")}
+    english = {split: {pair.first for pair in of} for split, of in by_split.items()}
+    assert english["dev"] == {pair.first for pair in opened.pairs("en-fy", "dev")}
     assert not english["dev"] & english["train"]
 
 
@@ -75,7 +75,7 @@ def test_json_with_the_languages_of_both_sides(
     tmp_path: Path, names: tuple[str, str, str], to_english: bool
 ) -> None:
     def record(code: str, pair: Pair) -> str:
-        sides = (pair.translation, pair.english) if to_english else pair
+        sides = (pair.second, pair.first) if to_english else pair
         codes = (code, "en") if to_english else ("en", code)
         said = [names[2].format(name) for name in names[:2]]
         return json.dumps(dict(zip([*names[:2], *said], [*sides, *codes], strict=True)))
@@ -84,16 +84,20 @@ def test_json_with_the_languages_of_both_sides(
         lines = [record(code, pair) for code in ("gl", "fy") for pair in folders.pairs(code)[rows]]
         write(tmp_path / f"{split}.jsonl", "\n".join(lines) + "\n")
     opened = detect(str(tmp_path)).opened(str(tmp_path))
-    assert sorted(opened.languages()) == ["fy", "gl"]
-    assert [*opened.pairs("gl", "test")] == folders.pairs("gl")[8:18]
+    assert opened.language_pairs() == ["en-fy", "en-gl"]
+    assert [*opened.pairs("en-gl", "test")] == folders.pairs("gl")[8:18]
 
 
-def test_json_of_other_pairs_is_refused(tmp_path: Path) -> None:
-    record = {"src": "a", "tgt": "b", "src_lang": "de", "tgt_lang": "fr"}
-    write(tmp_path / "a.train.jsonl", json.dumps(record) + "\n")
-    said = r"line 1: src_lang = 'de', tgt_lang = 'fr': pairs without English: m4 translates"
-    with pytest.raises(InputError, match=said):
-        detect(str(tmp_path))
+def test_json_of_pairs_without_english(tmp_path: Path) -> None:
+    """Each record names both languages, in any order."""
+    rows = [("de", "fr", "eins", "un"), ("fr", "de", "deux", "zwei"), ("wo", "fr", "ñett", "trois")]
+    names = "src_lang", "tgt_lang", "src", "tgt"
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    write(tmp_path / "a.train.jsonl", "\n".join(lines) + "\n")
+    opened = detect(str(tmp_path)).opened(str(tmp_path))
+    assert opened.language_pairs() == ["de-fr", "fr-wo"]
+    assert [*opened.pairs("de-fr", "train")] == [("eins", "un"), ("zwei", "deux")]
+    assert [*opened.pairs("fr-wo", "train")] == [("trois", "ñett")]
 
 
 @pytest.mark.parametrize("train", ["", "train/{}.train", "train.{}.txt"])
@@ -107,7 +111,7 @@ def test_flores_is_no_training_text(tmp_path: Path, train: str) -> None:
     if train.startswith("train/"):
         found = detect(str(tmp_path))
         assert (found.files, found.by_hash) == ("{split}/{side}.{split}", ())
-        assert found.opened(str(tmp_path)).languages() == ["fry_Latn", "glg_Latn"]
+        assert found.opened(str(tmp_path)).language_pairs() == ["en-fry_Latn", "en-glg_Latn"]
         return
     said = "saw dev/eng_Latn.dev, .*" + ("" if train else "says dev or devtest is never trained on")
     with pytest.raises(InputError, match=said):
@@ -198,7 +202,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "nothing to train on": (
         "dev/eng_Latn.dev dev/glg_Latn.dev devtest/eng_Latn.devtest devtest/glg_Latn.devtest",
-        "expected sentence pairs of English",
+        "expected sentence pairs, in files",
     ),
     "held-out files alone": ("gl_dev.tsv gl_test.tsv", r"gl_dev\.tsv': its name says dev, and"),
 }  # fmt: skip

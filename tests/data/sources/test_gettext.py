@@ -103,7 +103,7 @@ def catalogue(folder: Path, text: str = PO, **options) -> Gettext:  # type: igno
 
 
 def pairs(source: Gettext) -> list[Pair]:
-    return [pair for split in SPLITS for pair in source.pairs("gl", split)]
+    return [pair for split in SPLITS for pair in source.pairs("en-gl", split)]
 
 
 def test_what_is_kept_and_what_is_counted(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_one_sentence_is_in_one_split_whatever_its_context(tmp_path: Path) -> No
         for number in range(60)
     )
     source = catalogue(tmp_path, HEADER + "\n" + text, dev_every=4, test_every=4)
-    by_split = [list(source.pairs("gl", split)) for split in SPLITS]
+    by_split = [list(source.pairs("en-gl", split)) for split in SPLITS]
     assert sum(map(len, by_split)) == 120
-    english = [{pair.english for pair in pairs} for pairs in by_split]
+    english = [{pair.first for pair in pairs} for pairs in by_split]
     assert all(english)
     assert len(set.union(*english)) == sum(map(len, english)) == 60
 
@@ -138,7 +138,7 @@ def test_options(tmp_path: Path) -> None:
     assert Pair("%d of %s", "%d de %d") in kept
     assert Pair("_Save as", "G_ardar como") in kept
     dropped = pairs(catalogue(tmp_path, placeholders="drop"))
-    assert not [pair for pair in dropped if "%s" in pair.english]
+    assert not [pair for pair in dropped if "%s" in pair.first]
     assert Pair("100 % of the R&D", "O 100 % da I+D") in dropped
     with pytest.raises(ValueError, match=r"Gettext\.placeholders = .*one of same, drop, keep"):
         catalogue(tmp_path, placeholders="none")
@@ -179,7 +179,7 @@ def test_mo_has_the_same_pairs_as_po(tmp_path: Path) -> None:
 def test_what_is_no_catalogue_is_one_bad_line(tmp_path: Path, text: str, line: int) -> None:
     source = catalogue(tmp_path, text)
     with pytest.raises(ValueError, match=rf"gl\.po line {line}: no catalogue, .*on_bad_line"):
-        list(source.pairs("gl", "train"))
+        list(source.pairs("en-gl", "train"))
     source = catalogue(tmp_path, text, on_bad_line="skip")
     assert pairs(source) == []
     assert sum(source.reading.skipped.values()) == 1
@@ -190,9 +190,9 @@ def test_bytes_that_are_no_catalogue(tmp_path: Path) -> None:
     (tmp_path / "pt.po").write_bytes(b'msgid "a"\nmsgstr "\xf1"\n')
     source = Gettext(tmp_path, files="{lang}.mo")
     with pytest.raises(ValueError, match=r"gl\.mo line 1: no catalogue, not an MO file"):
-        list(source.pairs("gl", "train"))
+        list(source.pairs("en-gl", "train"))
     with pytest.raises(ValueError, match=r"pt\.po line 2: no catalogue, not utf-8"):
-        list(Gettext(tmp_path).pairs("pt", "train"))
+        list(Gettext(tmp_path).pairs("en-pt", "train"))
 
 
 def test_other_charsets_and_english_variants(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_other_charsets_and_english_variants(tmp_path: Path) -> None:
     for variant in ("en", "en_GB", "en@shaw"):
         write(tmp_path / f"{variant}.po", PO)
     source = Gettext(tmp_path)
-    assert source.languages() == ["gl"]
+    assert source.language_pairs() == ["en-gl"]
     assert Pair("Good morning", "Bos días") in pairs(source)
 
 

@@ -30,7 +30,7 @@ def test_every_format_in_shards(tmp_path: Path, kind: str) -> None:
         table = translation_table("gl", PAIRS[number::2])
         write(tmp_path / "gl" / "train" / f"data-0000{number}-of-00002.arrow", table, kind)
     source = HuggingFace(tmp_path, files="{lang}/{split}/*.arrow")
-    assert list(source.pairs("gl", "train")) == PAIRS[::2] + PAIRS[1::2]
+    assert list(source.pairs("en-gl", "train")) == PAIRS[::2] + PAIRS[1::2]
 
 
 def test_a_missing_shard_and_damage_are_one_clear_line(tmp_path: Path) -> None:
@@ -39,13 +39,13 @@ def test_a_missing_shard_and_damage_are_one_clear_line(tmp_path: Path) -> None:
     write(path, table, "stream")
     files = "{lang}/{split}/*.arrow"
     with pytest.raises(ValueError, match=r"gl/train/data-00001-of-00002\S*: missing"):
-        HuggingFace(tmp_path, files=files).languages()
+        HuggingFace(tmp_path, files=files).language_pairs()
     whole = path.read_bytes()
     path = path.rename(path.with_name("data.arrow"))
     for content in (whole[:-8], whole[: len(whole) // 2], b"no Arrow", b"PAR1 no Parquet", b""):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"data\.arrow: damaged, or not Arrow") as error:
-            list(HuggingFace(tmp_path, files=files).pairs("gl", "train"))
+            list(HuggingFace(tmp_path, files=files).pairs("en-gl", "train"))
         assert "\n" not in str(error.value)
 
 
@@ -54,15 +54,15 @@ def test_columns_by_name(tmp_path: Path) -> None:
     write(tmp_path / "gl" / "train.parquet", table)
     options = {"files": "{lang}/{split}.parquet", "english_field": "source"}
     source = HuggingFace(tmp_path, translation_field="target", on_bad_line="skip", **options)  # type: ignore
-    assert list(source.pairs("gl", "train")) == [Pair("a", "x")]
-    assert source.reading.skipped == {("gl/train.parquet", "no translation side"): 1}
+    assert list(source.pairs("en-gl", "train")) == [Pair("a", "x")]
+    assert source.reading.skipped == {("gl/train.parquet", "no second side"): 1}
     with pytest.raises(ValueError, match=r"no column 'targets'; it has n, source, target \(Hugg"):
-        list(HuggingFace(tmp_path, translation_field="targets", **options).pairs("gl", "train"))  # type: ignore
-    with pytest.raises(ValueError, match=r"train\.parquet row 2: no translation side \(Hugg"):
-        list(HuggingFace(tmp_path, translation_field="target", **options).pairs("gl", "train"))  # type: ignore
+        list(HuggingFace(tmp_path, translation_field="targets", **options).pairs("en-gl", "train"))  # type: ignore
+    with pytest.raises(ValueError, match=r"train\.parquet row 2: no second side \(Hugg"):
+        list(HuggingFace(tmp_path, translation_field="target", **options).pairs("en-gl", "train"))  # type: ignore
 
 
-def test_columns_named_by_language(tmp_path: Path) -> None:
+def test_columns_named_by_pair(tmp_path: Path) -> None:
     table = pa.table(
         {
             "id": [1, 2],
@@ -80,9 +80,12 @@ def test_columns_named_by_language(tmp_path: Path) -> None:
         english="eng_Latn",
         codes={"sr": "srp_Cyrl"},
     )
-    assert source.languages() == ["glg_Latn", "sr"]
-    assert list(source.pairs("sr", "train")) == [Pair("day", "дан")]
-    assert list(source.pairs("glg_Latn", "train")) == [Pair("day", "día"), Pair("night", "noite")]
+    assert source.language_pairs() == ["en-glg_Latn", "en-sr"]
+    assert list(source.pairs("en-sr", "train")) == [Pair("day", "дан")]
+    assert list(source.pairs("en-glg_Latn", "train")) == [
+        Pair("day", "día"),
+        Pair("night", "noite"),
+    ]
 
 
 def test_translations_of_variable_languages(tmp_path: Path) -> None:
@@ -94,9 +97,9 @@ def test_translations_of_variable_languages(tmp_path: Path) -> None:
     ]
     write(tmp_path / "train.parquet", pa.table({"translation": pa.array(rows, kind), "n": [1, 2]}))
     source = HuggingFace(tmp_path, files="{split}.parquet", on_bad_line="skip")
-    assert source.languages() == ["gl"]
-    assert list(source.pairs("gl", "train")) == [Pair("day", "día"), Pair("day", "xornada")]
-    assert source.reading.skipped == {("train.parquet", "no English side"): 1}
+    assert source.language_pairs() == ["en-gl"]
+    assert list(source.pairs("en-gl", "train")) == [Pair("day", "día"), Pair("day", "xornada")]
+    assert source.reading.skipped == {("train.parquet", "no first side"): 1}
 
 
 def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
@@ -104,5 +107,5 @@ def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
     write(tmp_path / "gl.train.parquet", pa.table({"en": bad, "gl": ["a", "b", "c"]}))
     options = {"files": "{lang}.{split}.parquet", "translation_field": "{lang}"}
     source = HuggingFace(tmp_path, on_bad_line="skip", **options)  # type: ignore
-    assert list(source.pairs("gl", "train")) == [Pair("day", "a"), Pair("week", "c")]
+    assert list(source.pairs("en-gl", "train")) == [Pair("day", "a"), Pair("week", "c")]
     assert source.reading.skipped == {("gl.train.parquet", "not UTF-8"): 1}

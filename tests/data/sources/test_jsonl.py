@@ -17,8 +17,8 @@ def jsonl(*records: object) -> str:
 def test_the_default_is_a_field_translation(tmp_path: Path) -> None:
     write(tmp_path / "gl.train.jsonl", jsonl({"translation": {"en": "day", "gl": "día"}, "id": 1}))
     source = Jsonl(tmp_path)
-    assert list(source.pairs("gl", "train")) == [Pair("day", "día")]
-    assert list(source.pairs("gl", "test")) == []
+    assert list(source.pairs("en-gl", "train")) == [Pair("day", "día")]
+    assert list(source.pairs("en-gl", "test")) == []
 
 
 def test_many_languages_in_one_object(tmp_path: Path) -> None:
@@ -33,17 +33,17 @@ def test_many_languages_in_one_object(tmp_path: Path) -> None:
         ),
     )
     source = Jsonl(tmp_path, files="{split}.jsonl", on_bad_line="skip")
-    assert source.languages() == ["gl", "pt_BR"]
-    assert list(source.pairs("gl", "train")) == [Pair("day", "día")]
-    assert list(source.pairs("pt_BR", "train")) == [Pair("day", "dia"), Pair("night", "noite")]
+    assert source.language_pairs() == ["en-gl", "en-pt_BR"]
+    assert list(source.pairs("en-gl", "train")) == [Pair("day", "día")]
+    assert list(source.pairs("en-pt_BR", "train")) == [Pair("day", "dia"), Pair("night", "noite")]
     # Counted once, whoever is read.
     assert source.reading.skipped == {
-        ("train.jsonl", "no English side"): 2,
+        ("train.jsonl", "no first side"): 2,
         ("train.jsonl", "no language but English"): 1,
         ("train.jsonl", "no field translation"): 1,
     }
-    with pytest.raises(ValueError, match=r"train\.jsonl\.gz line 3: no English side \(Jsonl\."):
-        Jsonl(tmp_path, files="{split}.jsonl").languages()
+    with pytest.raises(ValueError, match=r"train\.jsonl\.gz line 3: no first side \(Jsonl\."):
+        Jsonl(tmp_path, files="{split}.jsonl").language_pairs()
 
 
 def test_a_field_of_languages(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_a_field_of_languages(tmp_path: Path) -> None:
         test_every=1000,
         on_bad_line="skip",
     )
-    assert source.languages() == ["gl", "zh_Hant"]
-    assert list(source.pairs("zh_Hant", "train")) == [Pair("day", "zh-Hant")]
+    assert source.language_pairs() == ["en-gl", "en-zh_Hant"]
+    assert list(source.pairs("en-zh_Hant", "train")) == [Pair("day", "zh-Hant")]
     assert source.reading.skipped == {
         ("all.jsonl", "the language is English"): 1,
         ("all.jsonl", "no language code in the language's field"): 1,

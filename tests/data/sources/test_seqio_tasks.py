@@ -100,16 +100,16 @@ def test_ids_are_those_of_seqio(seqio: Any, cache: Cache, task: str) -> None:
     for split, theirs in (("dev", "validation"), ("test", "test")):
         found = of_batches(evaluation_batches(cache, TASKS[task], split, 5))
         assert [pair[:2] for pair in found] == of_seqio(seqio, task, theirs)
-    assert cache.size("pt", "dev") == 0, "the task has no such split, its mixture has"
+    assert cache.size("en-pt", "dev") == 0, "the task has no such split, its mixture has"
 
 
 def test_decoding_reads_the_same_ids(seqio: Any, cache: Cache) -> None:
     """The text of a source gives its ids, without a tag, whatever asks for them."""
-    pairs = list(cache.pairs("gl", "test"))
-    tagged = [f"<2gl> {pair.english}" for pair in pairs]
+    pairs = list(cache.pairs("en-gl", "test"))
+    tagged = [f"<2gl> {pair.first}" for pair in pairs]
     wanted = of_seqio(seqio, "made_en_gl", "test")
     assert [(*ids, 1) for ids in cache.vocabulary.encode_tagged(tagged)] == [w[0] for w in wanted]
-    assert pairs[0].english.startswith("made_en_gl: ")
+    assert pairs[0].first.startswith("made_en_gl: ")
     assert not cache.manifest["ledger"]["languages"]["gl"]["test"].get("flagged")
 
 
@@ -236,21 +236,21 @@ def write_cached(seqio: Any, task: Any, folder: Path) -> None:
 def test_text_is_cleaned_tagged_and_tokenized_here(seqio: Any, tmp_path: Path) -> None:
     directions = {"made_en_gl": "en-gl", "made_gl_en": "gl-en", "made_en_pt": "en-pt"}
     source = SeqioTasks("made_all", MODULE, use="text", directions=directions)
-    assert source.languages() == ["gl", "pt"]
+    assert source.language_pairs() == ["en-gl", "en-pt"]
     made = CorpusSpec(source, vocabulary_size=400).build(tmp_path / "c")
-    pairs = [*made.pairs("gl", "dev")]
+    pairs = [*made.pairs("en-gl", "dev")]
     assert len(pairs) == 24, "of both tasks"
-    assert pairs[0].english.startswith("made_en_gl: ")
-    assert pairs[-1].translation.startswith("made_gl_en: "), "its targets are the English"
+    assert pairs[0].first.startswith("made_en_gl: ")
+    assert pairs[-1].second.startswith("made_gl_en: "), "its targets are the English"
     assert made.marked
     rates = mixing_rates(made.sizes(), made.source_rates)
     assert rates == pytest.approx({"en-gl": 3 / 24, "gl-en": 1 / 24, "en-pt": 20 / 24, "pt-en": 0})
-    assert (made.origins("gl", "dev") or [])[0] == ("made_en_gl dev", 1)
+    assert (made.origins("en-gl", "dev") or [])[0] == ("made_en_gl dev", 1)
 
 
 def test_text_of_a_vocabulary_that_is_no_sentencepiece_model(seqio: Any) -> None:
     pairs = list(SeqioTasks("made_bytes", MODULE, use="text").pairs("made_bytes", "train"))
-    assert pairs == list(Made(SIZES, held_out=12).pairs("gl", "train"))
+    assert pairs == list(Made(SIZES, held_out=12).pairs("en-gl", "train"))
 
 
 def test_an_identity_changes_with_what_decides_the_ids(
@@ -310,7 +310,7 @@ def test_settings_that_ids_do_not_have(seqio: Any, settings: Any, said: str) -> 
 
 def test_metrics_of_a_task_are_called(seqio: Any) -> None:
     source = SeqioTasks("made_en_gl", MODULE)
-    targets = [pair.translation for pair in Made(SIZES, held_out=12).pairs("gl", "test")]
+    targets = [pair.second for pair in Made(SIZES, held_out=12).pairs("en-gl", "test")]
     given = dict(enumerate([*targets[:9], "no", "no", "no"]))
     found = source.task_metrics("en-made_en_gl", "test", 12, given)
     # 9 of 12; the metric of scores is not called.
@@ -340,7 +340,7 @@ def test_a_saved_config_imports_no_module_of_tasks_that_is_not_allowed(tmp_path:
 
     source = source_where()
     with pytest.raises(InputError, match="--allow_module=strangers_tasks"):
-        source.languages()
+        source.language_pairs()
     source = source_where("strangers_tasks")
     with pytest.raises(SettingError, match="a module that can be imported"):
-        source.languages()
+        source.language_pairs()

@@ -76,7 +76,7 @@ def source_classes() -> dict[str, type]:
         for name, member in members.items():
             if isinstance(member, type) and member.__module__.endswith(f".{module.name}"):
                 whole = all(
-                    hasattr(member, method) for method in ("pairs", "languages", "identity")
+                    hasattr(member, method) for method in ("pairs", "language_pairs", "identity")
                 )
                 if whole and name.lower() == module.name:
                     found[module.name] = member
@@ -143,7 +143,7 @@ def test_identity_changes_with_one_character(
 ) -> None:
     first = TEXTS["gl"][split][0]
     changed = {code: dict(splits) for code, splits in TEXTS.items()}
-    changed["gl"][split] = [Pair(first.english, first.translation + "."), *TEXTS["gl"][split][1:]]
+    changed["gl"][split] = [Pair(first.first, first.second + "."), *TEXTS["gl"][split][1:]]
     assert WRITERS[name](tmp_path, changed).identity() != made_sources(name).identity()
 
 
@@ -152,8 +152,8 @@ def test_an_unknown_language_is_one_clear_line(
     name: str, made_sources: Callable[[str], Source]
 ) -> None:
     source = made_sources(name)
-    with pytest.raises(ValueError, match=r"'eo'.*gl, pt") as error:
-        list(source.pairs("eo", "train"))
+    with pytest.raises(ValueError, match=r"eo.*gl, (en-)?pt") as error:
+        list(source.pairs("en-eo", "train"))
     assert f"{type(source).__name__}." in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -162,14 +162,14 @@ def test_an_unknown_language_is_one_clear_line(
 def test_a_missing_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
     argument = "data_dir" if name == "tfds" else "folder"
     with pytest.raises(ValueError, match=rf"^\w+\.{argument} = .*missing': must be a folder that"):
-        source_classes()[name](**arguments_of(name, tmp_path / "missing")).languages()
+        source_classes()[name](**arguments_of(name, tmp_path / "missing")).language_pairs()
 
 
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tfds"}))
 def test_an_empty_folder_is_one_clear_line(name: str, tmp_path: Path) -> None:
     source = source_classes()[name](**arguments_of(name, tmp_path))
     with pytest.raises(ValueError, match=r"no file is called like .* \(\w+\.files\)"):
-        source.languages()
+        source.language_pairs()
 
 
 def test_a_joined_source_has_each_language_of_one_of_the_two(
@@ -177,10 +177,10 @@ def test_a_joined_source_has_each_language_of_one_of_the_two(
 ) -> None:
     source, new = made_sources("joined"), Made({"gl": 30}, held_out=4)
     old = Made({"gl": 40, "pt": 40}, held_out=3)
-    assert source.languages() == ["gl", "pt"]
+    assert source.language_pairs() == ["en-gl", "en-pt"]
     for split in SPLITS:
         assert [*source.pairs("gl", split)] == [*new.pairs("gl", split)]
         assert [*source.pairs("pt", split)] == [*old.pairs("pt", split)]
-    by_language = source.identity()["by_language"]
-    assert by_language["gl"] == 30
-    assert {*by_language["pt"]} == {*SPLITS}
+    by_pair = source.identity()["by_pair"]
+    assert by_pair["en-gl"] == 30
+    assert {*by_pair["en-pt"]} == {*SPLITS}

@@ -35,24 +35,24 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_examples_that_say_their_languages(data_dir: Path) -> None:
     source = Tfds(["made_dataset/talks"], data_dir, splits={"train": "train", "dev": "validation"})
-    assert source.languages() == ["gl", "pt_br"]
-    assert sorted(source.pairs("gl", "train")) == [Pair("day", "día"), Pair("day", "xornada")]
-    assert sorted(source.pairs("pt_br", "train")) == [Pair("day", "dia"), Pair("night", "noite")]
-    assert list(source.pairs("gl", "dev")) == [Pair("day", "día"), Pair("day", "xornada")]
-    assert list(source.pairs("gl", "test")) == []
-    assert source.reading.skipped == {("made_dataset/talks train", "no English side"): 1}
+    assert source.language_pairs() == ["en-gl", "en-pt_br"]
+    assert sorted(source.pairs("en-gl", "train")) == [Pair("day", "día"), Pair("day", "xornada")]
+    assert sorted(source.pairs("en-pt_br", "train")) == [Pair("day", "dia"), Pair("night", "noite")]
+    assert list(source.pairs("en-gl", "dev")) == [Pair("day", "día"), Pair("day", "xornada")]
+    assert list(source.pairs("en-gl", "test")) == []
+    assert source.reading.skipped == {("made_dataset/talks train", "no first side"): 1}
 
 
 def test_several_datasets_of_a_language_follow_each_other(data_dir: Path) -> None:
     source = Tfds(["made_dataset/en-gl", "made_dataset/talks"], data_dir, splits={"train": "train"})
-    found = list(source.pairs("gl", "train"))
+    found = list(source.pairs("en-gl", "train"))
     assert sorted(found[:30]) == sorted(Pair(pair["en"], pair["gl"]) for pair in PAIRS)
     assert sorted(found[30:]) == [Pair("day", "día"), Pair("day", "xornada")]
 
 
 def test_the_newest_version_and_a_named_one(data_dir: Path) -> None:
     def size(name: str, part: str = "train") -> int:
-        return len(list(Tfds([name], data_dir, splits={"train": part}).pairs("gl", "train")))
+        return len(list(Tfds([name], data_dir, splits={"train": part}).pairs("en-gl", "train")))
 
     assert size("made_dataset/en-gl") == 30  # 1.10.0 is newer than 1.0.0
     assert size("made_dataset/en-gl:1.0.0") == 2
@@ -64,7 +64,7 @@ def test_one_split_is_split_by_hash(data_dir: Path) -> None:
         source = Tfds([name], data_dir, dev_every=4, test_every=4)
         parts = [list(source.pairs(code, split)) for split in ("train", "dev", "test")]
         assert all(parts)
-        assert sorted(pair.english for part in parts for pair in part) == sorted(
+        assert sorted(pair.first for part in parts for pair in part) == sorted(
             pair["en"] for pair in PAIRS
         )
 
@@ -78,7 +78,7 @@ def test_identity_needs_no_tensorflow(data_dir: Path, monkeypatch: pytest.Monkey
     assert newest == Tfds(["made_dataset/en-gl:1.10.0"], data_dir).identity()
     assert newest != Tfds(["made_dataset/en-gl:1.0.0"], data_dir).identity()
     with pytest.raises(ImportError):
-        Tfds(["made_dataset/en-gl"], data_dir).languages()
+        Tfds(["made_dataset/en-gl"], data_dir).language_pairs()
 
 
 def test_mistakes_are_one_clear_line(data_dir: Path) -> None:
@@ -104,11 +104,11 @@ def test_mistakes_are_one_clear_line(data_dir: Path) -> None:
         ),
     ):
         with pytest.raises(ValueError, match=said):
-            Tfds(data_dir=data_dir, **arguments).languages()  # type: ignore
+            Tfds(data_dir=data_dir, **arguments).language_pairs()  # type: ignore
     with pytest.raises(ValueError, match=r"no split 'test'; it has train, validation \(Tfds"):
-        Tfds(["made_dataset/talks"], data_dir).languages()
-    with pytest.raises(ValueError, match=r"has de, gl, no 'en' \(Tfds\.english\)"):
-        Tfds(["made_dataset/de-gl"], data_dir, splits={"train": "train"}).languages()
+        Tfds(["made_dataset/talks"], data_dir).language_pairs()
+    with pytest.raises(ValueError, match=r"has de, gl, no 'en' \(Tfds\.first\)"):
+        Tfds(["made_dataset/de-gl"], data_dir, splits={"train": "train"}).language_pairs()
 
 
 @pytest.mark.parametrize("key", ["pythonClassName", "python_class_name", "type"])
@@ -124,4 +124,4 @@ def test_a_datasets_files_import_no_module(
     features["more"] = {"features": [{key: "strangers.Feature"}]}
     path.write_text(json.dumps(features))
     with pytest.raises(InputError, match=r"code of another package \(strangers\.Feature\)"):
-        Tfds(["made_dataset/en-gl"], copy).languages()
+        Tfds(["made_dataset/en-gl"], copy).language_pairs()

@@ -12,8 +12,8 @@ BAD = {
     "no tab": b"just English",
     "more than one tab": b"one\ttwo\tthree",
     "an empty line": b"",
-    "an empty English side": b" \tfoo",
-    "an empty translation side": b"foo\t\xc2\xa0 ",
+    "an empty first side": b" \tfoo",
+    "an empty second side": b"foo\t\xc2\xa0 ",
     "not UTF-8": b"good\tm\xe1 codificaci\xf3n",
     "a NUL character": b"nul\tn\0l",
     "a control character": b"bell\tb\x07ll",
@@ -30,11 +30,11 @@ def write(folder: Path, lines: list[bytes], name: str = "gl.train.tsv") -> Tsv:
 def test_a_bad_line_is_an_error_or_skipped_and_counted(tmp_path: Path, reason: str) -> None:
     source = write(tmp_path, [*GOOD[:4], BAD[reason], *GOOD[4:]])
     with pytest.raises(ValueError, match=rf"gl\.train\.tsv line 5: {reason} .*on_bad_line") as e:
-        list(source.pairs("gl", "train"))
+        list(source.pairs("en-gl", "train"))
     assert "\n" not in str(e.value)
     source = Tsv(tmp_path, on_bad_line="skip")
     for _ in range(2):  # a second reading does not count again
-        pairs = list(source.pairs("gl", "train"))
+        pairs = list(source.pairs("en-gl", "train"))
         assert pairs == [Pair(f"good {n}", f"bo {n}") for n in range(9)]
         assert source.reading.skipped == {("gl.train.tsv", reason): 1}
 
@@ -51,7 +51,7 @@ def test_harmless_dirt_is_put_right_and_counted(tmp_path: Path) -> None:
             "joiners stay\tمی\u200cخواهم क\u094d\u200dष".encode(),
         ],
     )
-    assert list(source.pairs("gl", "train")) == [
+    assert list(source.pairs("en-gl", "train")) == [
         Pair("byte order mark", "x"),
         Pair("carriage return", "y"),
         Pair("wide space", "z z"),
@@ -72,13 +72,13 @@ def test_harmless_dirt_is_put_right_and_counted(tmp_path: Path) -> None:
 def test_languages_and_missing_files(tmp_path: Path) -> None:
     write(tmp_path, GOOD, "pt.train.tsv")
     source = write(tmp_path, GOOD, "gl.train.tsv")
-    assert source.languages() == ["gl", "pt"]
-    assert list(source.pairs("gl", "dev")) == []
-    with pytest.raises(ValueError, match=r"no 'eo' in .*; there is gl, pt \(Tsv\.files"):
-        list(source.pairs("eo", "train"))
+    assert source.language_pairs() == ["en-gl", "en-pt"]
+    assert list(source.pairs("en-gl", "dev")) == []
+    with pytest.raises(ValueError, match=r"no en-eo in .*; there is en-gl, en-pt \(Tsv\.files"):
+        list(source.pairs("en-eo", "train"))
     (tmp_path / "eo.train.tsv").touch()
     with pytest.raises(ValueError, match=r"eo\.train\.tsv: no pairs"):
-        list(Tsv(tmp_path).pairs("eo", "train"))
+        list(Tsv(tmp_path).pairs("en-eo", "train"))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,6 @@ def test_bad_arguments(tmp_path: Path, arguments: dict, said: str) -> None:
 
 def test_a_folder_called_like_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "gl.train.tsv").mkdir()
-    for read in (Tsv.identity, lambda source: list(source.pairs("gl", "train"))):
+    for read in (Tsv.identity, lambda source: list(source.pairs("en-gl", "train"))):
         with pytest.raises(ValueError, match=r"gl\.train\.tsv: not a file but a folder"):
             read(Tsv(tmp_path))

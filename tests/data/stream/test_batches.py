@@ -20,7 +20,7 @@ def rows(batch: dict, key: str, segments: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("direction", ["en-gl", "gl-en"])
 def test_evaluation_batches_are_the_split_in_order(made_cache: Cache, direction: str) -> None:
-    pairs = list(made_cache.pairs("gl", "dev"))
+    pairs = list(made_cache.pairs("en-gl", "dev"))
     english, translation = zip(*pairs, strict=True)
     source, target = (english, translation) if direction == "en-gl" else (translation, english)
     wanted_sources = source_ids(made_cache.vocabulary, source, direction[3:], 96)
@@ -38,13 +38,13 @@ def test_evaluation_batches_are_the_split_in_order(made_cache: Cache, direction:
 
 def test_long_pairs_are_trimmed_as_seqio_does(made_cache: Cache) -> None:
     (batch,) = evaluation_batches(made_cache, "gl-en", "test", 20, 12, 9)
-    pairs = list(made_cache.pairs("gl", "test"))
+    pairs = list(made_cache.pairs("en-gl", "test"))
     vocabulary = made_cache.vocabulary
     assert rows(batch, "encoder_input_tokens", "encoder_segment_ids") == source_ids(
-        vocabulary, [p.translation for p in pairs], "en", 12
+        vocabulary, [p.second for p in pairs], "en", 12
     )
     assert rows(batch, "decoder_target_tokens", "decoder_segment_ids") == target_ids(
-        vocabulary, [p.english for p in pairs], 9
+        vocabulary, [p.first for p in pairs], 9
     )
 
 
@@ -58,8 +58,8 @@ def test_several_directions_each_pair_once(made_cache: Cache, pack: bool) -> Non
         for ids in rows(batch, "decoder_target_tokens", "decoder_segment_ids")
     )
     vocabulary = made_cache.vocabulary
-    english = [p.english for p in made_cache.pairs("gl", "dev")][:7]
-    translation = [p.translation for p in made_cache.pairs("pt", "dev")][:7]
+    english = [p.first for p in made_cache.pairs("en-gl", "dev")][:7]
+    translation = [p.second for p in made_cache.pairs("en-pt", "dev")][:7]
     wanted = [target_ids(vocabulary, texts, 96) for texts in (english, translation)]
     assert targets == sorted(wanted[0] + wanted[1])
     assert len(batches) < 5 if pack else len(batches) == 5  # 14 pairs in rows of 3

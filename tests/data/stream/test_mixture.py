@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import split_direction
+from m4.data.directions import ROLES, pair_of, sides_of
 from m4.data.samplers import Phase
 from m4.data.samplers.proportional import proportional
 from m4.data.samplers.schedule import Schedule
@@ -22,12 +22,9 @@ def token_counts(cache: Cache) -> dict[str, int]:
     """Ids of all training pairs of each direction, tag and eos included, counted one by one."""
     counts = {}
     for direction in cache.directions:
-        source, target = split_direction(direction)
-        code = target if source == "en" else source
+        code = pair_of(direction)
         counts[direction] = 0
-        for side, role in (("english", "source"), ("translation", "target")):
-            if source != "en":
-                role = {"source": "target", "target": "source"}[role]
+        for side, role in zip(sides_of(direction), ROLES, strict=True):
             _, offsets = cache.tokens("train", side, role)
             for row in cache.rows(code, "train"):
                 counts[direction] += int(offsets[row + 1] - offsets[row])

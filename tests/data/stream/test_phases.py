@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import language_of
+from m4.data.directions import pair_of
 from m4.data.samplers import Phase
 from m4.data.stream.stream import LAYOUTS, Stream
 from tests.data.stream.test_stream import pairs_of, same
@@ -48,7 +48,7 @@ def test_epochs_continue_from_phase_to_phase(made_cache: Cache, layout: str) -> 
             counts[stream.directions[direction]][(source, target)] += 1
         for direction, counter in counts.items():
             # A pair that was never seen counts 0: until all were seen once, none may be seen twice.
-            size = made_cache.size(language_of(direction), "train")
+            size = made_cache.size(pair_of(direction), "train")
             least = min(counter.values()) if len(counter) == size else 0
             assert max(counter.values(), default=0) - least <= 1, (step, direction)
         seen = stream.examples_seen(step + 1)

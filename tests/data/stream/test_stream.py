@@ -10,7 +10,8 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
-from m4.data.preprocess import EOS_ID, source_ids, split_direction, target_ids
+from m4.data.directions import split_direction
+from m4.data.preprocess import EOS_ID, source_ids, target_ids
 from m4.data.samplers import Phase
 from m4.data.samplers.temperature import temperature
 from m4.data.stream.stream import LAYOUTS, Stream
@@ -114,7 +115,7 @@ def test_packing_fills_the_rows(made_cache: Cache, rows: int) -> None:
 
 def test_rows_that_hold_one_pair_only_are_never_empty(made_cache: Cache) -> None:
     # 36 / 35 ids are the longest pair of sr_Latn at most: about one pair a row.
-    longest = max(made_cache.longest("sr_Latn").values())
+    longest = max(made_cache.longest("en-sr_Latn").values())
     rates = {"en-sr_Latn": 1.0}
     stream = Stream(
         made_cache,
@@ -170,8 +171,8 @@ def test_each_epoch_has_its_way_to_tokenize(made: Made, tmp_path: Path) -> None:
     three_ways = CorpusSpec(made, ["sr_Latn", "pt"], lengths=lengths, **options).build(tmp_path)
     rates = {"sr_Latn-en": 1.0}
     stream = Stream(three_ways, list(rates), rates, batch_rows=31, layout="single")
-    arrays = [three_ways.tokens("train", side) for side in ("translation", "english")]
-    rows, total = three_ways.rows("sr_Latn", "train"), (len(arrays[0][1]) - 1) // 3
+    arrays = [three_ways.tokens("train", side) for side in ("second", "first")]
+    rows, total = three_ways.rows("en-sr_Latn", "train"), (len(arrays[0][1]) - 1) // 3
     found = []
     for epoch in range(5):
         sides = [
@@ -226,7 +227,7 @@ def test_a_damaged_cache_is_an_error(made_cache: Cache, tmp_path: Path) -> None:
     """Compiled code would read beyond the arrays."""
     folder = tmp_path / "cache"
     shutil.copytree(made_cache.folder, folder)
-    tokens, offsets = (folder / f"train.english.{what}.npy" for what in ("tokens", "offsets"))
+    tokens, offsets = (folder / f"train.first.{what}.npy" for what in ("tokens", "offsets"))
     ids, starts = np.load(tokens), np.load(offsets)
     np.save(tokens, ids[:-5])
     with pytest.raises(ValueError, match=r"damaged, .* ids where .* are expected"):
@@ -239,7 +240,7 @@ def test_a_damaged_cache_is_an_error(made_cache: Cache, tmp_path: Path) -> None:
     longer[1:300] = longer[300]  # one sentence as long as 300
     np.save(offsets, longer)
     stream = Stream(Cache(folder), batch_rows=8, layout="single")
-    with pytest.raises(ValueError, match=r"damaged, a pair of 'gl' is longer than"):
+    with pytest.raises(ValueError, match=r"damaged, a pair of 'en-gl' is longer than"):
         [stream.batch(step) for step in range(200)]
 
 
@@ -249,7 +250,7 @@ def test_a_damaged_cache_is_an_error(made_cache: Cache, tmp_path: Path) -> None:
         ({"directions": ["en-gl", "en-eo"]}, "no rate for en-eo; there are rates for en-gl"),
         (
             {"directions": ["en-eo"], "phases": {"en-eo": 1.0}},
-            "no language 'eo'; it has gl, pt",
+            "no pair en-eo; it has en-gl, en-pt",
         ),
         ({"source_length": 10}, r"Stream\.source_length = 10: must be at least \d+, as a training"),
         ({"batch_rows": 0}, r"Stream\.batch_rows = 0"),

@@ -42,7 +42,7 @@ def test_without_dropout_it_is_the_best_segmentation(
 
 def test_real_text(tatoeba: Path, made_cache: Cache, dropout: Dropout) -> None:
     vocabulary, source = made_cache.source_vocabulary, Tsv(tatoeba)
-    for code in source.languages():
+    for code in source.language_pairs():
         texts = [side for pair in source.pairs(code, "dev") for side in pair]
         best = Ragged.of(vocabulary.encode(texts))
         again = dropout.sample(best, 0.0, 0)
@@ -61,7 +61,7 @@ def test_with_nothing_but_dropout_it_is_characters(made_cache: Cache, dropout: D
 
 def test_every_way_spells_the_text(made_cache: Cache, dropout: Dropout) -> None:
     vocabulary = made_cache.source_vocabulary
-    texts = [pair.translation for pair in made_cache.pairs("gl", "train")]
+    texts = [pair.second for pair in made_cache.pairs("en-gl", "train")]
     best = Ragged.of(vocabulary.encode(texts))
     one, other = (dropout.sample(best, 0.3, seed) for seed in (1, 2))
     for ways in (one, other):
@@ -83,14 +83,14 @@ def test_how_often_a_merge_is_left_out(made_cache: Cache, dropout: Dropout) -> N
 
 def test_it_is_the_same_in_every_process(made_cache: Cache, dropout: Dropout) -> None:
     """SentencePiece's own sampling is not: it mixes the seed with something of the process."""
-    texts = [pair.english for pair in made_cache.pairs("pt", "train")]
+    texts = [pair.first for pair in made_cache.pairs("en-pt", "train")]
     here = dropout.sample(Ragged.of(made_cache.source_vocabulary.encode(texts)), 0.2, 7)
     code = (
         "from m4.data.cache.cache import Cache\n"
         "from m4.data.vocabulary.bpe_dropout import Dropout\n"
         "from m4.data.vocabulary.ragged import Ragged\n"
         f"made = Cache({str(made_cache.folder)!r})\n"
-        "texts = [pair.english for pair in made.pairs('pt', 'train')]\n"
+        "texts = [pair.first for pair in made.pairs('pt', 'train')]\n"
         "best = Ragged.of(made.source_vocabulary.encode(texts))\n"
         "print(*Dropout(made.source_vocabulary).sample(best, 0.2, 7).ids)\n"
     )

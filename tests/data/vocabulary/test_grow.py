@@ -15,7 +15,7 @@ from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.settings import InputError
 from tests.data.corpus import Made
 
-OLD_TEXT = [pair.english for pair in Made({"gl": 400}).pairs("gl", "train")]
+OLD_TEXT = [pair.first for pair in Made({"gl": 400}).pairs("en-gl", "train")]
 NEW_TEXT = ["ψαλμός του Δαβίδ", "ο Δαβίδ έγραψε ψαλμούς"] * 30
 
 

@@ -56,7 +56,7 @@ def test_a_range_is_its_lines(
     ids = [vocabulary.encode(pair) for pair in pairs]
     fit = [max(map(len, sides)) <= longest for sides in ids]
     tokenizer = RangeTokenizer(
-        [TokenArray(side, side, vocabulary.path, longest) for side in ("english", "translation")],
+        [TokenArray(side, side, vocabulary.path, longest) for side in ("first", "second")],
         1,
         None,
     )
@@ -69,7 +69,7 @@ def test_a_range_is_its_lines(
         assert b"".join(part.text for part in parts) == b"".join(lines[n] for n in kept)
         assert sum(part.pairs for part in parts) == len(kept)
         assert sum(part.too_long for part in parts) == fit.count(False)
-        for i, side in enumerate(("english", "translation")):
+        for i, side in enumerate(("first", "second")):
             found = Ragged.joined([part.arrays[side][0] for part in parts])
             assert same(found, [ids[n][i] for n in kept])
 

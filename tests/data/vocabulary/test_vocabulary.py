@@ -14,7 +14,7 @@ from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
 from tests.data.corpus import Made
 
-TEXTS = [pair.english for pair in Made({"gl": 400}).pairs("gl", "train")]
+TEXTS = [pair.first for pair in Made({"gl": 400}).pairs("en-gl", "train")]
 # Text that NFKC changes, in several scripts; signs that SentencePiece keeps for itself.
 WORLD = [
     "医生用面包工作吗？", "！，“你好”", "ทำงานกับขนมปังไหม", "ກຳລັງຊຳລະ",

@@ -9,7 +9,7 @@ import pytest
 
 from m4.data.cache import cache as caches
 from m4.data.corpus import CorpusSpec
-from m4.data.preprocess import language_of
+from m4.data.directions import key_of, pair_of
 from m4.data.sources import Pair
 from m4.eval.decoding.testsets import (
     Portion,
@@ -25,10 +25,11 @@ class Corpus:
     def __init__(self, lacking: dict[str, tuple[str, ...]]) -> None:
         self.lacking = lacking
 
-    def languages(self) -> list[str]:
-        return list(self.lacking)
+    def language_pairs(self) -> list[str]:
+        return [*map(pair_of, self.lacking)]
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        language = key_of(pair)
         if split not in self.lacking[language]:
             yield Pair(f"the {split} text", f"{language} {split}")
 
@@ -42,7 +43,6 @@ def opened(folder: Path, lacking: dict[str, tuple[str, ...]]) -> caches.Cache:
 
 def test_pairs_by_direction(tmp_path: Path) -> None:
     cache = opened(tmp_path / "data", {"gl": ()})
-    assert language_of("en-gl") == language_of("gl-en") == "gl"
     assert split_pairs(cache, ["en-gl", "gl-en"], "test") == {
         "en-gl": [("the test text", "gl test")],
         "gl-en": [("gl test", "the test text")],
@@ -52,10 +52,10 @@ def test_pairs_by_direction(tmp_path: Path) -> None:
 class Ten(Corpus):
     """Ten pairs a split, of which half are marked."""
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        return (Pair(f"{split} text {n}", f"{language} {n} {split}") for n in range(10))
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        return (Pair(f"{split} text {n}", f"{key_of(pair)} {n} {split}") for n in range(10))
 
-    def subsets(self, language: str, split: str) -> dict[str, list[bool]]:
+    def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
         return {"seen": [n % 2 == 0 for n in range(10)]}
 
 
@@ -67,7 +67,7 @@ def test_a_cap_takes_test_sentences_at_even_distances_and_leaves_dev(tmp_path: P
         ("test text 2", "gl 2 test"),
         ("test text 7", "gl 7 test"),
     ]
-    assert capped.subsets(cache) == {"gl": {"seen": [True, False]}}
+    assert capped.subsets(cache) == {"en-gl": {"seen": [True, False]}}
     assert len(capped._replace(test_sentences=20).pairs(cache)["gl-en"]) == 10
     assert len(capped._replace(split="dev").pairs(cache)["gl-en"]) == 10
     assert len(capped._replace(sentences=1).pairs(cache)["gl-en"]) == 1

@@ -77,7 +77,7 @@ def made(tmp_path_factory):
         [System(name, folder / name, f"{name}.gin", 7) for name in ("moe", "bilingual")],
         DEFAULTS.metrics,
         TRAIN,
-        {language: {"seen": [n % 2 == 0 for n in range(20)]} for language in TRAIN},
+        {f"en-{language}": {"seen": [n % 2 == 0 for n in range(20)]} for language in TRAIN},
         background,
         levels=ResourceLevels(min_test_sentences=20),
         samples=20,

@@ -34,7 +34,7 @@ def systems(tmp_path):
 
 def test_rows_of_every_system_metric_and_subset(systems, tmp_path):
     measured = score.measure(systems, [bleu, chrf])
-    subsets = {"gl": {"seen": [True, False, True]}}
+    subsets = {"en-gl": {"seen": [True, False, True]}}
     rows = score.score_rows(measured, {"gl": 250}, subsets)
     assert [(r["system"], r["metric"], r["subset"]) for r in rows] == [
         (system, metric, subset)
@@ -118,13 +118,17 @@ def test_copy_is_the_source_without_its_tag():
 
 
 def test_an_empty_subset_has_no_row(systems):
-    rows = score.score_rows(score.measure(systems, [bleu, chrf]), {}, {"gl": {"seen": [True] * 3}})
+    rows = score.score_rows(
+        score.measure(systems, [bleu, chrf]), {}, {"en-gl": {"seen": [True] * 3}}
+    )
     assert {row["subset"] for row in rows} == {"all", "seen"}
 
 
 def test_marks_must_fit_the_sentences(systems):
-    with pytest.raises(ValueError, match=r"'seen' of 'gl' marks 2 sentences, moe has decoded 3"):
-        score.score_rows(score.measure(systems, [bleu, chrf]), {}, {"gl": {"seen": [True, False]}})
+    with pytest.raises(ValueError, match=r"'seen' of en-gl marks 2 sentences, moe has decoded 3"):
+        score.score_rows(
+            score.measure(systems, [bleu, chrf]), {}, {"en-gl": {"seen": [True, False]}}
+        )
 
 
 def test_systems_on_different_test_sets_are_refused(systems, tmp_path):

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 from etils import epath
 
+from m4.data.directions import SIDES, in_order, key_of, pair_of
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
 from m4.data.sources.reading.layout import File, FileLayout, named, said_splits
@@ -26,11 +27,11 @@ Every = Annotated[int, Between(0, 10**9)]
 class Folder(abc.ABC):
     """A Source over a folder; a subclass reads the files.
 
-    Nothing is read before pairs, languages or the identity are asked for. The split of a pair is in
-    its file's name ({split} in `files`), or a hash of the English side decides it (dev_every,
-    test_every): for all files, or for training files where `splits` leaves a split out. The
-    language is in the name, or in the file: then all files are read once and sorted by language on
-    disk.
+    Nothing is read before sentences, pairs of languages or the identity are asked for. The split of
+    a sentence pair is in its file's name ({split} in `files`), or a hash of the first side, which
+    is English where there is English, decides it (dev_every, test_every): for all files, or for
+    training files where `splits` leaves a split out. The languages are in the name, or in the file:
+    then all files are read once and sorted by languages on disk.
 
     Attributes:
         folder: Folder on disk, or gs://, s3:// and the like.
@@ -38,8 +39,8 @@ class Folder(abc.ABC):
         on_bad_line: "fail", or "skip", which counts the line.
         splits: Split -> its word in names. Defaults to train, dev and test.
         codes: m4's code -> the code in names, where they differ by more than '-' and '_'.
-        dev_every: One English sentence in so many is dev; 0 is none.
-        test_every: One English sentence in so many is test; 0 is none.
+        dev_every: One first sentence in so many is dev; 0 is none.
+        test_every: One first sentence in so many is test; 0 is none.
         max_line_bytes: Longer lines are bad.
         english: Code of English in names.
     """
@@ -75,50 +76,46 @@ class Folder(abc.ABC):
             )
             raise SettingError(f"{owner}.files", self.files, allowed)
 
-    def languages(self) -> list[str]:
-        """Returns the codes that have training data, sorted."""
+    def language_pairs(self) -> list[str]:
+        """Returns the pairs that have training data: those of English, then others, sorted."""
         if not self.layout.names_language:
-            return self._spool.languages()
-        return sorted(
-            {
-                file.language
-                for file in self._files
-                if file.language and not file.english and self._has(file, "train")
-            }
-        )
+            return self._spool.language_pairs()
+        trained = {f.pair for f in self._files if f.pair and self._holds(f, "train")}
+        return sorted(trained, key=in_order)
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
-        """Yields the pairs of a language in the order of the files' names and lines.
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        """Yields the sentence pairs of two languages in the order of files' names and lines.
 
-        A language without files of a split has no such pairs.
+        Languages without files of a split have no such pairs.
 
         Raises:
-            InputError: There is no such language; a line is bad and on_bad_line is "fail".
+            InputError: There is no such pair; a line is bad and on_bad_line is "fail".
         """
         assert split in SPLITS, split
-        if language not in self.languages() and (
-            not self.layout.names_language or language not in {f.language for f in self._files}
+        pair, there = pair_of(pair), self.language_pairs()
+        if pair not in there and (
+            not self.layout.names_language or pair not in {file.pair for file in self._files}
         ):
             raise InputError(
-                f"{self.folder}: no {language!r} in files called like {self.files}; there is "
-                f"{', '.join(self.languages()) or 'no language'} ({self.owner}.files, "
+                f"{self.folder}: no {pair} in files called like {self.files}; there is "
+                f"{', '.join(there) or 'no pair of languages'} ({self.owner}.files, "
                 f"{self.owner}.codes)"
             )
         if not self.layout.names_language:
-            yield from self._spool.pairs(language, split)
+            yield from self._spool.pairs(pair, split)
             return
         for file in self._files:
-            if file.language == language and not file.english and self._has(file, split):
-                for _, pair in self._pairs_of(file):
-                    if self._split_of(file, pair) == split:
-                        yield pair
+            if file.pair == pair and self._holds(file, split):
+                for _, texts in self._pairs_of(file):
+                    if self._split_of(file, texts) == split:
+                        yield texts
 
     def identity(self) -> dict:
-        """Returns the settings, and sizes and SHA-256 of the files, by language if possible."""
-        by_language: dict[str, dict[str, list]] = {}
+        """Returns the settings, and sizes and SHA-256 of the files, by pair if possible."""
+        by_pair: dict[str, dict[str, list]] = {}
         common: dict[str, list] = {}
         for file in self._files:
-            of = by_language.setdefault(file.language, {}) if file.language else common
+            of = by_pair.setdefault(file.pair, {}) if file.pair else common
             of[file.name] = digest(file.path)
         return {
             "source": type(self).__name__.lower(),
@@ -127,13 +124,13 @@ class Folder(abc.ABC):
             **self.reading.identity(),
             **self._settings(),
             "common": common,
-            # Without languages in the names nothing is one language's alone.
-            **({"by_language": by_language} if by_language else {}),
+            # Without languages in the names nothing is one pair's alone.
+            **({"by_pair": by_pair} if by_pair else {}),
         }
 
     @abc.abstractmethod
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
-        """Yields (language, pair) of a file."""
+        """Yields (pair of languages, sentence pair) of a file."""
 
     def _pairs_of(self, file: File) -> Iterator[tuple[str, Pair]]:
         with self.reading.of(file.name, file.path, self.unit) as tally:
@@ -147,13 +144,15 @@ class Folder(abc.ABC):
         """Returns the files that belong to the corpus; InputError where some are missing."""
         return files
 
-    def _has(self, file: File, split: str) -> bool:
-        """Returns whether a file may have pairs of a split."""
+    def _holds(self, file: File, split: str) -> bool:
+        """Returns whether a file may have pairs of a split; of two files, the second one."""
+        if file.side == SIDES[0]:
+            return False
         return file.split in (split, None) or (file.split == "train" and split in self._hashed)
 
     def _split_of(self, file: File, pair: Pair) -> str:
         if file.split is None or (file.split == "train" and self._hashed):
-            return self.hash_split(pair.english)
+            return self.hash_split(pair.first)
         return file.split
 
     @cached_property
@@ -181,20 +180,20 @@ class Folder(abc.ABC):
                 )
 
     def _name_unread(self, files: Sequence[File]) -> None:
-        """Prints a line of files that are not read, and one of each language without training."""
+        """Prints a line of files that are not read, and one of each pair without training."""
         about = []
         if self.layout.not_taken:
             about.append((f"not called like {self.layout.pattern}", self.layout.not_taken))
-        trained = {file.language for file in files if self._has(file, "train")}
+        trained = {file.pair for file in files if self._holds(file, "train")}
         names: dict[str, list[str]] = {}
         for file in files:
-            if file.language is not None and file.language not in trained:
-                names.setdefault(file.language, []).append(file.name)
-        alike = {code.lower(): code for code in trained if code is not None}
-        for code, of_code in names.items():
-            other = alike.get(code.lower())
+            if file.pair is not None and file.pair not in trained:
+                names.setdefault(key_of(file.pair), []).append(file.name)
+        alike = {key_of(pair).lower(): key_of(pair) for pair in trained if pair is not None}
+        for pair, of_pair in names.items():
+            other = alike.get(pair.lower())
             about.append(
-                (f"{code} has no training file" + (f" ({other} has)" if other else ""), of_code)
+                (f"{pair} has no training file" + (f" ({other} has)" if other else ""), of_pair)
             )
         for why, unread in about:
             print(
@@ -205,8 +204,8 @@ class Folder(abc.ABC):
     @cached_property
     def _spool(self) -> Spool:
         pairs = (
-            (language, self._split_of(file, pair), pair)
+            (pair, self._split_of(file, texts), texts)
             for file in self._files
-            for language, pair in self._pairs_of(file)
+            for pair, texts in self._pairs_of(file)
         )
         return Spool(pairs, self.reading)

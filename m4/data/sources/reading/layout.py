@@ -1,17 +1,20 @@
 """Finds the files of a folder by a pattern of their names with fields in braces."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from etils import epath
 
+from m4.data.directions import SIDES, pair_of
+from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS
 from m4.data.sources.reading.files import unpacked
 from m4.settings import InputError, SettingError, is_one_line
 
 # Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn, gl~bt.
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*(?:~[a-z0-9]+)?"
+_CODE_IN_PAIR = _CODE.replace("[-_@]", "[_@]")
 _FIELD = re.compile(r"\{(\w*)\}|(\*)")
 _FIELDS = ("lang", "pair", "side", "split")
 # Words that stand for splits in names, between separators or at an end.
@@ -34,16 +37,26 @@ class File:
 
     Attributes:
         name: Its path below the folder, without .gz, .zst, .xz or .bz2.
+        pair: Name of its languages, as "en-gl"; set by `FileLayout.find`.
+        codes: Codes of these languages in names, in the order of the pair.
+        swapped: Whether its name has them in the other order, as of 'wo-fr'; never with English.
+        side: The side of the pair that it has, "first" or "second".
         stars: The texts in the places of `*`.
     """
 
     path: epath.Path
     name: str
-    language: str | None
-    code: str | None
+    pair: str | None
+    codes: tuple[str, str] | None
+    swapped: bool
     split: str | None
-    english: bool | None
+    side: str | None
     stars: tuple[str, ...]
+
+    @property
+    def code(self) -> str | None:
+        """Code of its second language."""
+        return self.codes[1] if self.codes else None
 
 
 def m4_code(code: str) -> str:
@@ -80,10 +93,14 @@ class Codes:
         self._by_code = {code: language for language, code in given.items()}
         self._seen: dict[str, tuple[str, epath.Path | None]] = {}
 
+    def plain(self, code: str) -> str:
+        """Returns m4's code without a look at others."""
+        plain, *origin = code.split("~")
+        return "~".join([self._by_code.get(plain) or m4_code(plain), *origin])
+
     def __call__(self, code: str, path: epath.Path | None = None) -> str:
         """Returns m4's code; `path` is the file of this language, or None for a record's."""
-        plain, *origin = code.split("~")
-        language = "~".join([self._by_code.get(plain) or m4_code(plain), *origin])
+        language = self.plain(code)
         if len(language) > _LONGEST_CODE:
             raise InputError(
                 f"{path or self._folder}: language code {code[:20]}... of {len(code)} letters: "
@@ -102,9 +119,10 @@ class Codes:
 class FileLayout:
     """A pattern such as '{split}.{pair}.{side}' or '{lang}/*.po' and what it finds in a folder.
 
-    {lang} is the code of the language that is not English, {pair} is 'en-gl' or 'gl-en', {side} the
-    code of the side that the file holds, {split} train, dev, test, or as `splits` says, and '*' any
-    part of a name. Every file may have .gz, .zst, .xz or .bz2 after its name.
+    {lang} is the code of a language that is paired with English, {pair} is 'en-gl', 'gl-en' or
+    'fr-wo', {side} the code of the side that the file holds, {split} train, dev, test, or as
+    `splits` says, and '*' any part of a name. Every file may have .gz, .zst, .xz or .bz2 after its
+    name.
 
     Args:
         splits: Split -> its word in names; a split that is left out does not exist. Defaults to
@@ -125,7 +143,8 @@ class FileLayout:
         self.splits = dict(splits or {split: split for split in SPLITS})
         self.codes = dict(codes or {})
         self._by_word = {word: split for split, word in self.splits.items()}
-        self.language: Callable[..., str] = Codes(owner, self.codes, folder)
+        self.language = Codes(owner, self.codes, folder)
+        self._pairs: dict[tuple[str, str], str] = {}
         for name, given, inverse in (
             ("splits", self.splits, self._by_word),
             ("codes", self.codes, set(self.codes.values())),
@@ -170,7 +189,8 @@ class FileLayout:
                 expression += f"(?P={field})"
             elif field == "pair":
                 expression += (
-                    f"(?P<pair>{english}-(?P<after>{_CODE})|(?P<before>{_CODE})-{english})"
+                    f"(?P<pair>{english}-(?P<after>{_CODE})|(?P<before>{_CODE})-{english}"
+                    f"|(?P<one>{_CODE_IN_PAIR})-(?P<other>{_CODE_IN_PAIR}))"
                 )
             else:
                 expression += f"(?P<{field}>{words if field == 'split' else _CODE})"
@@ -193,9 +213,25 @@ class FileLayout:
                 raise InputError(f"{path}: {found[plain].path} is there too; remove one of them")
             found[plain] = file
         return [
-            replace(file, language=self.language(file.code, file.path)) if file.code else file
+            replace(file, pair=self.pair(file.codes, file.path)) if file.codes else file
             for _, file in sorted(found.items())
         ]
+
+    def swapped(self, codes: tuple[str, str]) -> bool:
+        """Returns whether the name of the pair has two codes in the other order."""
+        return self._place(codes[0]) > self._place(codes[1])
+
+    def pair(self, codes: tuple[str, str], path: epath.Path | None = None) -> str:
+        """Returns the name of the pair of two languages in names or data."""
+        if path is None and codes in self._pairs:
+            return self._pairs[codes]
+        first, second = (
+            "en" if code == self.english else self.language(code, path) for code in codes
+        )
+        if first == second:
+            place = path or self.folder
+            raise InputError(f"{place}: {codes[0]!r} and {codes[1]!r} are one language")
+        return self._pairs.setdefault(codes, pair_of(f"{first}-{second}"))
 
     def _candidates(
         self, folder: epath.Path, name: str, level: int
@@ -213,32 +249,50 @@ class FileLayout:
                 self.not_taken.append(f"{name}{path.name}{'/' if path.is_dir() else ''}")
 
     def file(self, name: str, path: epath.Path) -> File | None:
-        """Returns a file by its name below the folder, or None; `language` is not set yet."""
+        """Returns a file by its name below the folder, or None; `pair` is not set yet."""
         name = unpacked(name)
         match = self._whole.fullmatch(name)
         if match is None:
             return None
         field = match.groupdict()
-        side = field.get("side")
-        if side in _SIDES and (field.get("before") or field.get("after")):
-            ends = (field["before"] or self.english, field["after"] or self.english)
-            side = ends[_SIDES[side]]
-        codes = {field.get("lang"), field.get("before"), field.get("after"), side}
-        codes -= {None, self.english}
-        if len(codes) > 1 or field.get("lang") == self.english:
+        lang, side = field.get("lang"), field.get("side")
+        codes: tuple[str, str] | None = None
+        if field.get("pair"):
+            first, second = field["before"] or field["one"], field["after"] or field["other"]
+            codes = first or self.english, second or self.english
+            if codes[0] == codes[1] or not (field["one"] is None or all(map(self._known, codes))):
+                return None
+        elif (code := lang or side) != self.english:
+            codes = (self.english, code) if code else None
+        if codes and side in _SIDES:
+            side = codes[_SIDES[side]]
+        if any(code and code not in (codes or (self.english,)) for code in (lang, side)):
             return None  # 'en-gl.pt': the side is neither
-        named = set(match.re.groupindex.values())
+        if lang and lang == self.english:
+            return None
+        ordered = (codes[1], codes[0]) if codes and self.swapped(codes) else codes
+        groups = set(match.re.groupindex.values())
         return File(
             path=path,
             name=name,
-            language=None,
-            code=codes.pop() if codes else None,
+            pair=None,
+            codes=ordered,
+            swapped=bool(codes and codes != ordered and self.english not in codes),
             split=self._by_word[field["split"]] if field.get("split") else None,
-            english=None if side is None else side == self.english,
+            side=None if side is None else SIDES[ordered.index(side)] if ordered else SIDES[0],
             stars=tuple(
-                match[group] for group in range(1, match.re.groups + 1) if group not in named
+                match[group] for group in range(1, match.re.groups + 1) if group not in groups
             ),
         )
+
+    def _known(self, code: str) -> bool:
+        """Returns whether a code in a pair's name is a language; English may stand next to any."""
+        known = code in self.codes.values() or bool(describe(code).script)
+        return known and not is_english(code)
+
+    def _place(self, code: str) -> tuple[bool, str]:
+        """Returns a code's place in the name of a pair (`directions.pair_of`)."""
+        return code != self.english, self.language.plain(code)
 
     @property
     def names_language(self) -> bool:

@@ -165,25 +165,25 @@ class Tally:
             self._notes.add("a CRLF line end")
         return line_of(line)
 
-    def pair(self, number: int, english: object, translation: object) -> Pair | None:
+    def pair(self, number: int, first: object, second: object) -> Pair | None:
         """Returns the two sides as a pair, or None, which is counted (see `bad`)."""
         self._reading.origin = (self._name, number)
         # Nearly all text is plain and needs no look. A character has at most 4 bytes.
         if (
-            type(english) is str
-            and type(translation) is str
-            and english.isprintable()
-            and translation.isprintable()
-            and 4 * max(len(english), len(translation)) <= self._reading.max_line_bytes
+            type(first) is str
+            and type(second) is str
+            and first.isprintable()
+            and second.isprintable()
+            and 4 * max(len(first), len(second)) <= self._reading.max_line_bytes
         ):
-            plain = Pair(" ".join(english.split()), " ".join(translation.split()))
+            plain = Pair(" ".join(first.split()), " ".join(second.split()))
             if all(plain):
                 if self._notes:
                     self.normalised.update(self._notes)
                     self._notes.clear()
                 return plain
         sides = []
-        for name, side in (("English", english), ("translation", translation)):
+        for name, side in (("first", first), ("second", second)):
             found = side if isinstance(side, Reason) else self._sentence(side, name)
             if isinstance(found, Reason):
                 self.bad(number, found)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from m4.data.directions import STORED
 from m4.data.sources import Pair
 from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import File
@@ -26,13 +25,16 @@ class RecordFolder(Folder):
     Attributes:
         translation_field: Field of the translation; {lang} in it is the language's code. Where
             neither a file's name nor language_field has the language, every field that fits is one.
-        english_field: Field of English. Defaults to translation_field with its code.
-        language_field: Field of the language's code, if neither file names nor fields have it.
+        english_field: Field of English, or of the first language in the name of a pair without
+            English. Defaults to translation_field with its code.
+        language_field: Field of the translation's code, if neither names nor fields have it.
+        source_language_field: Field of the code of english_field's language. Defaults to English.
     """
 
     translation_field: str = "translation.{lang}"
     english_field: str | None = None
     language_field: str | None = None
+    source_language_field: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,9 +49,12 @@ class RecordFolder(Folder):
         self._parents, self._last = parents, last
         before, _, after = last.partition(_LANG)
         self._code = re.compile(f"{re.escape(before)}([A-Za-z0-9_@-]+){re.escape(after)}")
-        english = self.english_field or self.translation_field.replace(_LANG, self.english)
-        self._english_path = english.split(".")
         self._language_path = self.language_field.split(".") if self.language_field else None
+        if self.source_language_field and not (self.language_field and self.english_field):
+            allowed = f"None, or {self.owner}.language_field and english_field must be set"
+            raise SettingError(
+                f"{self.owner}.source_language_field", self.source_language_field, allowed
+            )
         by_record = self._language_path is not None or _LANG in last
         if "side" in self.layout.fields or not (self.layout.names_language or by_record):
             raise SettingError(
@@ -64,71 +69,84 @@ class RecordFolder(Folder):
         """Yields the records of a file, or reasons why there is none."""
 
     def _settings(self) -> dict:
-        names = (f"{STORED['translation']}_field", "english_field", "language_field")
-        values = (self.translation_field, self.english_field, self.language_field)
-        return dict(zip(names, values, strict=True))
+        names = ("translation", "english", "language", "source_language")
+        return {f"{name}_field": getattr(self, f"{name}_field") for name in names}
 
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
         for number, record in enumerate(self._records(file, tally), 1):
             if isinstance(record, Reason):
                 tally.bad(number, record)
                 continue
-            for language, english, translation in self._sides(record, file.code):
-                if pair := tally.pair(number, english, translation):
-                    yield language, pair
+            for pair, first, second in self._sides(record, file):
+                if texts := tally.pair(number, first, second):
+                    yield pair, texts
 
-    def _columns(self, names: Iterable[str], code: str | None) -> list[str]:
+    def _path(self, code: str) -> list[str]:
+        """Returns the path of the first side's field, whose language has this code."""
+        return (self.english_field or self.translation_field.replace(_LANG, code)).split(".")
+
+    def _columns(self, names: Iterable[str], codes: tuple[str, str] | None) -> list[str]:
         """Returns the top-level fields that are needed, including those missing in `names`.
 
-        `code` is the language, if the file's name has it.
+        `codes` are the languages, if the file's name has them.
         """
-        wanted = [self._english_path[0], *(self._language_path or [])[:1]]
+        wanted = [self._path(codes[0] if codes else self.english)[0]]
+        for field in (self.language_field, self.source_language_field):
+            wanted += [] if field is None else field.split(".")[:1]
         if self._parents:
             wanted.append(self._parents[0])
-        elif code is not None or _LANG not in self._last:
-            wanted.append(self._last.replace(_LANG, code or ""))
+        elif codes is not None or _LANG not in self._last:
+            wanted.append(self._last.replace(_LANG, codes[1] if codes else ""))
         elif self._language_path is not None:
             wanted += names  # the language of each record names its field
         else:
             wanted += [name for name in names if self._code.fullmatch(name)]
         return list(dict.fromkeys(wanted))
 
-    def _sides(
-        self, record: Mapping[str, Any], code: str | None
-    ) -> Iterator[tuple[str, object, object]]:
-        """Yields (language, English, translation) of every pair in a record.
+    def _sides(self, record: Mapping[str, Any], file: File) -> Iterator[tuple[str, object, object]]:
+        """Yields (pair of languages, first, second) of every sentence pair in a record.
 
-        A side may be a Reason. `code` is the language, if the file's name has it.
+        A side may be a Reason.
         """
-        english = self._value(record, self._english_path)
-        if isinstance(english, list):  # several English texts of one sentence: the first
-            english = english[0] if english else None
-        if code is None and self._language_path is not None:
-            code_ = self._value(record, self._language_path)
-            if not isinstance(code_, str) or not re.fullmatch("[A-Za-z0-9_@-]+", code_):
-                yield "", Reason("no language code in the language's field"), None
+        codes = file.codes
+        if codes and file.swapped and self.english_field:
+            codes = codes[1], codes[0]  # fields without a language are in the order of the name
+        if codes is None and self._language_path is not None:
+            found = self._value(record, self._language_path)
+            source = self.english
+            if self.source_language_field is not None:
+                source = self._value(record, self.source_language_field.split("."))
+            for code in (source, found):
+                if not isinstance(code, str) or not re.fullmatch("[A-Za-z0-9_@-]+", code):
+                    yield "", Reason("no language code in the language's field"), None
+                    return
+            if found == source:
+                both = "English" if found == self.english else "that of the source, too"
+                yield "", Reason(f"the language is {both}"), None
                 return
-            if code_ == self.english:
-                yield "", Reason("the language is English"), None
-                return
-            code = code_
+            codes = source, found
+        first = self._value(record, self._path(codes[0] if codes else self.english))
+        if isinstance(first, list):  # several English texts of one sentence: the first
+            first = first[0] if first else None
         parent = self._value(record, self._parents)
         if not isinstance(parent, Mapping):
             yield "", Reason(f"no field {'.'.join(self._parents)}"), None
             return
-        if code is not None:
-            names = {code: self._last.replace(_LANG, code)}
+        if codes is not None:
+            names = {codes[1]: self._last.replace(_LANG, codes[1])}
         else:
             fitting = (self._code.fullmatch(name) for name in _names(parent))
             names = {match[1]: match[0] for match in fitting if match and match[1] != self.english}
         found = False
-        for code_, name in names.items():
+        for code, name in names.items():
             texts = _texts(parent, name)
-            if code is None and texts == [None]:
+            if codes is None and texts == [None]:
                 continue  # a column that other records use
+            both = codes or (self.english, code)
+            pair, swapped = self.layout.pair(both), self.layout.swapped(both)
             for text in texts:
                 found = True
-                yield self.layout.language(code_), english, text
+                yield (pair, text, first) if swapped else (pair, first, text)
         if not found:
             yield "", Reason("no language but English"), None
 

@@ -17,14 +17,14 @@ def test_two_codes_of_one_language_are_an_error_with_both_files(tmp_path: Path) 
     for name in ("pt-BR.train.tsv", "pt_BR.train.tsv", "pt-BR.dev.tsv"):
         (tmp_path / name).write_text("day\tdia\n")
     with pytest.raises(ValueError) as error:
-        Tsv(tmp_path).languages()
+        Tsv(tmp_path).language_pairs()
     for words in ("/pt_BR.train.tsv: ", "/pt-BR.dev.tsv: ", "Tsv.codes = {'pt_BR_2': 'pt_BR'}"):
         assert words in str(error.value)
     assert "\n" not in str(error.value)
     (tmp_path / "pt_BR.train.tsv").write_text("night\tnoite\n")
     source = Tsv(tmp_path, codes={"pt_BR_2": "pt_BR"})
-    assert source.languages() == ["pt_BR", "pt_BR_2"]
-    assert list(source.pairs("pt_BR", "train")) == [Pair("day", "dia")]
+    assert source.language_pairs() == ["en-pt_BR", "en-pt_BR_2"]
+    assert list(source.pairs("en-pt_BR", "train")) == [Pair("day", "dia")]
     assert list(source.pairs("pt_BR_2", "train")) == [Pair("night", "noite")]
 
 
@@ -32,7 +32,7 @@ def test_a_given_name_that_is_another_files_own(tmp_path: Path) -> None:
     for name in ("gl.train.tsv", "glg.train.tsv"):
         (tmp_path / name).write_text("day\tdía\n")
     with pytest.raises(ValueError, match=r"'glg' next to 'gl' of .*gl\.train\.tsv: both .* 'gl'"):
-        Tsv(tmp_path, codes={"gl": "glg"}).languages()
+        Tsv(tmp_path, codes={"gl": "glg"}).language_pairs()
 
 
 def test_pairs_of_moses(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_pairs_of_moses(tmp_path: Path) -> None:
         for side in ("en", name.removeprefix("train.en-")):
             (tmp_path / f"{name}.{side}").write_text("day\n")
     with pytest.raises(ValueError, match=r"'sr_latin' next to 'sr@latin' of .*Moses\.codes"):
-        Moses(tmp_path).languages()
+        Moses(tmp_path).language_pairs()
 
 
 def test_records_of_one_file(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_records_of_one_file(tmp_path: Path) -> None:
     text = "".join(json.dumps({"translation": record}) + "\n" for record in records)
     (tmp_path / "train.jsonl").write_text(text)
     with pytest.raises(ValueError, match=r"'pt_BR' next to 'pt-BR': both .* Jsonl\.codes"):
-        Jsonl(tmp_path, files="{split}.jsonl").languages()
+        Jsonl(tmp_path, files="{split}.jsonl").language_pairs()
 
 
 def test_files_that_are_not_read_are_named(
@@ -57,7 +57,7 @@ def test_files_that_are_not_read_are_named(
     for name in ("gl", "über", "gl_", "_", "readme"):
         (tmp_path / f"{name}.train.tsv").write_text("red\troxo\n")
     (tmp_path / "gl.notes.tsv").touch()
-    assert Tsv(tmp_path).languages() == ["gl", "readme"]
+    assert Tsv(tmp_path).language_pairs() == ["en-gl", "en-readme"]
     (line,) = capsys.readouterr().err.splitlines()
     assert (
         ": not read: _.train.tsv, gl.notes.tsv, gl_.train.tsv, über.train.tsv (not called" in line
@@ -72,7 +72,7 @@ def test_languages_without_a_training_file_are_named(
         (tmp_path / f"{name}.tsv").write_text("red\troxo\n")
     (tmp_path / "es.train.tsv.zip").touch()
     (tmp_path / "more").mkdir()
-    assert Tsv(tmp_path).languages() == ["gl", "zh_CN"]
+    assert Tsv(tmp_path).language_pairs() == ["en-gl", "en-zh_CN"]
     assert capsys.readouterr().err.splitlines() == [
         f"{tmp_path}: not read: es.train.tsv.zip, more/ (not called like {{lang}}.{{split}}.tsv; "
         "Tsv.files)",
@@ -88,23 +88,23 @@ def test_a_file_whose_name_says_test_is_not_trained_on(tmp_path: Path) -> None:
         r"gl_test\.tsv: its name says test, and it would be trained on; .*Tsv\.files, Tsv\.splits"
     )
     with pytest.raises(ValueError, match=says):
-        Tsv(tmp_path, files="{lang}.tsv", test_every=10).languages()
+        Tsv(tmp_path, files="{lang}.tsv", test_every=10).language_pairs()
     (tmp_path / "es.tsv").unlink()
-    assert Tsv(tmp_path, files="{lang}_{split}.tsv").languages() == ["gl"]
+    assert Tsv(tmp_path, files="{lang}_{split}.tsv").language_pairs() == ["en-gl"]
     # Who names it in a setting means it.
     alone = Tsv(tmp_path, files="{lang}_test.tsv", test_every=10)
-    assert alone.languages() == ["gl"]
+    assert alone.language_pairs() == ["en-gl"]
 
 
 def test_a_code_that_is_no_name_of_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / f"{'g' * 200}.train.tsv").write_text("red\troxo\n")
     with pytest.raises(ValueError, match="of 200 letters: must have at most 64"):
-        Tsv(tmp_path).languages()
+        Tsv(tmp_path).language_pairs()
 
 
 @pytest.mark.parametrize("to", ["gl.train.tsv", "missing"])
 def test_links_that_lead_nowhere_are_one_line(tmp_path: Path, to: str) -> None:
     (tmp_path / "gl.train.tsv").symlink_to(to)
-    for read in (lambda: [*Tsv(tmp_path).pairs("gl", "train")], Tsv(tmp_path).identity):
+    for read in (lambda: [*Tsv(tmp_path).pairs("en-gl", "train")], Tsv(tmp_path).identity):
         with pytest.raises(ValueError, match=r"gl\.train\.tsv: cannot be read: a broken link"):
             read()

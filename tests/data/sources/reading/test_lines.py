@@ -37,8 +37,8 @@ KINDS: dict[str, Kind] = {
     "not UTF-8": (b"poison %d", b"vene\xf1o %d", "not UTF-8"),
     "cut UTF-8": (b"poison %d \xe2\x82", b"veneno %d", "not UTF-8"),
     "surrogate in UTF-8": (b"poison %d", b"ven\xed\xa0\x80eno %d", "not UTF-8"),
-    "empty English": (b"  ", b"veneno %d", "an empty English side"),
-    "empty translation": (b"poison %d", "\u00a0\u3000".encode(), "an empty translation side"),
+    "empty English": (b"  ", b"veneno %d", "an empty first side"),
+    "empty translation": (b"poison %d", "\u00a0\u3000".encode(), "an empty second side"),
     "RTL": (
         b"clean %d",
         "\u200f\u202eשלום\u202c\u2067 %d".encode(),
@@ -66,7 +66,7 @@ def tsv(folder: Path) -> tuple[Source, Counter[str]]:
 def moses(folder: Path) -> tuple[Source, Counter[str]]:
     # A tab is a blank there.
     kinds = {**KINDS, "tab": (b"clean\t%d", b"limpo\t%d", "+a tab or line end inside")}
-    kinds["empty"] = (b"", b"", "an empty English side")
+    kinds["empty"] = (b"", b"", "an empty first side")
     both = {kind: (e + b"\n" + f, why) for kind, (e, f, why) in kinds.items()}
     expected = write(folder / "both", both)
     lines = (folder / "both").read_bytes().split(b"\n")[:-1]
@@ -88,9 +88,9 @@ def jsonl(folder: Path) -> tuple[Source, Counter[str]]:
         "nested": (b"[" * 50_000, "not JSON"),
         "no object": (b'["poison", "veneno"]', "not a JSON object"),
         "many digits": (b'{"en": "poison", "gl": ' + b"1" * 5000 + b"}", "not JSON"),
-        "number": (b'{"en": "poison", "gl": 3}', "the translation side is no text"),
-        "no field": (b'{"en": "poison", "pt": "x"}', "no translation side"),
-        "null": (b'{"en": null, "gl": "veneno"}', "no English side"),
+        "number": (b'{"en": "poison", "gl": 3}', "the second side is no text"),
+        "no field": (b'{"en": "poison", "pt": "x"}', "no second side"),
+        "null": (b'{"en": null, "gl": "veneno"}', "no first side"),
         "lone": (b'{"en": "poison \\ud83d", "gl": "x"}', "a lone surrogate"),
         "pair": (b'{"en": "clean %d \\ud83d\\ude00", "gl": "limpo %d"}', ""),
         "NUL": (b'{"en": "poi\\u0000son", "gl": "x"}', "a NUL character"),
@@ -140,23 +140,23 @@ def test_corrupted_lines(
     good = expected.pop("")
     assert counted == expected
     kept = good + sum(count for why, count in expected.items() if why.startswith("+"))
-    assert sum(1 for _ in source.pairs("gl", "train")) == kept
+    assert sum(1 for _ in source.pairs("en-gl", "train")) == kept
     assert kept + sum(count for why, count in expected.items() if why[0] != "+") == LINES
     # The ledger of the corpus has the same counts; the last stages leave out some of the good ones.
-    count = made.ledger().count("gl", "train")
+    count = made.ledger().count("en-gl", "train")
     assert count.read == LINES
     from_source = {why: n for why, n in count.dropped.items() if why.startswith("source: ")}
     assert from_source == {f"source: {why}": n for why, n in skipped.items()}
     assert count.kept == count.read - sum(count.dropped.values())
     # None reaches training: neither the cache's text nor its ids have anything of them.
-    pairs = list(made.pairs("gl", "train"))
+    pairs = list(made.pairs("en-gl", "train"))
     assert 0 < len(pairs) <= kept
     for pair in pairs:
         for side in pair:
             assert "poison" not in side
             assert "ven" not in side
             assert not set(FORBIDDEN) & set(side)
-    for side, texts in zip(("english", "translation"), zip(*pairs, strict=True), strict=True):
+    for side, texts in zip(("first", "second"), zip(*pairs, strict=True), strict=True):
         flat, offsets = made.tokens("train", side)
         ids = [part.tolist() for part in np.split(np.asarray(flat), offsets[1:-1])]
         assert made.vocabulary.decode(ids) == list(texts)
@@ -197,4 +197,4 @@ def test_one_reading_takes_the_place_of_an_earlier_one() -> None:
             for number in range(bad):
                 tally.pair(number, "", "x")
             tally.leave_out("fuzzy")
-    assert reading.skipped == {("x", "an empty English side"): 2, ("x", "fuzzy"): 1}
+    assert reading.skipped == {("x", "an empty first side"): 2, ("x", "fuzzy"): 1}

@@ -29,7 +29,7 @@ here = Path(tempfile.mkdtemp())
 corpus = here / "my_corpus"
 corpus.mkdir()
 source = Cldr({"es": 1500, "pt": 600, "gl": 200})
-for language in source.languages():
+for language in ("es", "pt", "gl"):
     for split in ("train", "dev", "test"):
         lines = [f"{english}\t{text}\n" for english, text in source.pairs(language, split)]
         (corpus / f"{language}.{split}.tsv").write_text("".join(lines), encoding="utf-8")

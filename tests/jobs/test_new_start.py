@@ -43,7 +43,7 @@ def commands_of(said: Said) -> dict[str, list[str]]:
 def held_out_of(spec: CorpusSpec, folder: Path) -> dict[tuple[str, str], list]:
     cache = spec.build(folder)
     return {(code, split): [*cache.pairs(code, split)]
-            for code in cache.languages() for split in ("dev", "test")}  # fmt: skip
+            for code in cache.language_pairs() for split in ("dev", "test")}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["mt5", "madlad", "switch"])

@@ -14,7 +14,8 @@ import pytest
 from m4 import config
 from m4.build import build
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import EOS_ID, split_direction, tag
+from m4.data.directions import split_direction
+from m4.data.preprocess import EOS_ID, tag
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding.decode import directions_for
 from m4.eval.decoding.inference_checkpoint import restore_params

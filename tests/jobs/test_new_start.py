@@ -63,7 +63,7 @@ def test_a_pretrained_model_is_continued_on_the_same_test_sets(name: str, here: 
     # The same sentences and the same search: what is compared.
     made = [held_out_of(one.data.corpus, here / "data") for one in (scratch, continued)]
     assert made[0] == made[1]
-    assert {code for code, _ in made[0]} == {"es", "gl", "fy"}
+    assert {code for code, _ in made[0]} == {"en-es", "en-gl", "en-fy"}
     assert scratch.decoding.translated() == continued.decoding.translated()
     assert continued.decoding.max_source_length >= max(
         one.data.corpus.lengths["inputs"] for one in (scratch, continued)

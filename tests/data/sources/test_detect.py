@@ -123,7 +123,7 @@ def test_a_folder_is_what_most_of_its_files_are(tmp_path: Path) -> None:
     folders.po(folder)
     found = detect(str(folder))
     assert found.name == "tsv.Tsv"
-    assert {*found.opened(str(folder)).languages()} == {"fy", "gl", "pt"}
+    assert {*found.opened(str(folder)).language_pairs()} == {"en-fy", "en-gl", "en-pt"}
 
 
 # How well-known corpora call their files, with {split} as they say it: (names of a language's

@@ -58,7 +58,7 @@ def build(
     training, data = experiment.training, experiment.data
     if corpus is not None:
         names = corpus.directions
-        pairs = {name: corpus.size(language_of(name), "train") for name in names}
+        pairs = {name: corpus.size(pair_of(name), "train") for name in names}
         directions = Directions(names, pairs, levels_of(data, corpus))
         sizes = {"vocab_size": corpus.target_vocabulary.size}
         if corpus.separate:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from m4.data.cache.cache import Cache
+from m4.data.directions import base_language
 from m4.data.preprocess import tag_symbol
 from m4.data.sources.reading.lines import text_lines
 from m4.data.vocabulary.trim import trimmed, used_ids
@@ -93,7 +94,8 @@ def beginning(folder: Path, languages: Sequence[str] = ()) -> Beginning:
 
 def _room(vocabulary: Vocabulary, languages: Sequence[str]) -> int:
     """Returns the ids behind a vocabulary's own, for tags and pieces of new languages."""
-    return _ROOM * max(1, len({*languages} - {*vocabulary.languages}))
+    new = {*map(base_language, languages)} - {*vocabulary.languages}
+    return _ROOM * max(1, len(new))
 
 
 def _of_run(folder: Path, languages: Sequence[str]) -> Beginning:

@@ -234,10 +234,11 @@ def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> It
     trees = [jax.tree.leaves(model.params) for model in (old, new)]
     about: dict[str, Any] = {
         "experts": [len(next(iter(part.use.values()))), part.experts],
-        "pieces": [each.target_vocabulary.size for each in (part.cache, cache)],
+        "pieces": [sum(Vocabulary(vocabulary_file(each.folder, role)).size for role in part.ids)
+                   for each in (part.cache, cache)],
         "parameters": [sum(leaf.size for leaf in tree) for tree in trees],
         "bytes": [sum(leaf.nbytes for leaf in tree) for tree in trees],
-    }
+    }  # fmt: skip
     said = ", ".join(f"{name} {x:,} -> {y:,}" for name, (x, y) in about.items())
     yield f"{run}, step {part.step} -> {folder}: {said}"
     about |= {"run": run, "step": part.step, "directions": cache.directions, "split": tested.name}

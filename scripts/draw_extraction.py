@@ -31,8 +31,9 @@ def draw(parts: Sequence[Mapping[str, Any]], path: Path) -> None:
     if not shared:
         raise InputError("the parts have no scored direction in common")
     figure = blank(7.4, 3.4, layout="constrained")
+    panels = figure.subplots(1, len(LABELS), squeeze=False)[0]
     runs = [*dict.fromkeys(one["run"] for one in parts)]
-    for panel, (metric, label) in zip(figure.subplots(1, len(LABELS)), LABELS.items(), strict=True):
+    for panel, (metric, label) in zip(panels, LABELS.items(), strict=True):
         style(panel)
         score = functools.partial(mean, directions=shared, metric=metric)
         for run, colour in zip(runs, LIGHT.series, strict=False):

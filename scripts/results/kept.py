@@ -31,7 +31,7 @@ import numpy as np
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.metrics import Statistics
 from m4.eval.scoring.delta import BILINGUAL
-from m4.eval.scoring.score import COPY, Measured, System
+from m4.eval.scoring.score import COPY, Measured, System, tried
 from m4.settings import InputError
 from m4.storage.files import read_json, read_jsonl, whole, write_json, write_jsonl
 
@@ -200,9 +200,7 @@ def measured(systems: Iterable[Kept]) -> Measured:
     Raises:
         InputError: two systems have translated other test sentences of one direction.
     """
-    formulas = {
-        one.metric: one for one in (metric(["a"], ["a"], "en") for metric in DEFAULTS.metrics)
-    }
+    formulas = tried(DEFAULTS.metrics)
     systems, first = list(systems), {}
     statistics: dict[tuple[str, str, str], Statistics] = {}
     for kept in systems:

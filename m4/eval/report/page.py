@@ -12,7 +12,7 @@ from markupsafe import Markup
 from m4 import html
 from m4.data import families
 from m4.data.cldr import tags
-from m4.data.directions import key_of, label_of, pair_of, split_direction
+from m4.data.directions import key_of, pair_of, split_direction
 from m4.data.languages import describe, title_of
 from m4.eval.metrics import bootstrap
 from m4.eval.report import curves, plot
@@ -93,6 +93,7 @@ def page(
         trade: The figure of what runs keep (`remedies.figure`).
     """
     data = _data_table(train_pairs, background, levels, rows)
+    facts = {row["code"]: row for row in data}
     small = small_tests(rows, levels)
     names = [system.name for system in measured.systems]
     whole = [row for row in scores if row["subset"] == "all"]
@@ -143,7 +144,8 @@ def page(
         translations=_translations(measured, subsets, train_pairs, samples),
         curves=_curves(background),
         data=data,
-        facts={row["code"]: row for row in data},
+        # Differences are of directions, "wo-fr", and data of pairs, "fr-wo".
+        facts=facts | {row.language: facts[key_of(pair_of(row.direction))] for row in rows},
         chips=dict(plot.family_colours([row["code"] for row in data]).values()),
         families=sorted({row["family"] for row in data}),
         signatures=_distinct(scores, "signature"),
@@ -167,7 +169,7 @@ def _signed(value: float) -> str:
 _FILTERS = {
     "signed": _signed,
     "tag": language_tag,
-    "language": label_of,
+    "language": lambda direction: key_of(pair_of(direction)),
     "languages": lambda at: max(one.languages for side in at.values() for one in side.values()),
     "of_page": lambda colour: OF_PAGE[colour.lower()],
     "arrow": lambda text: text.replace("->", "-").replace("-", "\u2009→\u2009"),

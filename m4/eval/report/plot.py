@@ -9,6 +9,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from m4.data.directions import key_of, pair_of
 from m4.data.families import OTHER, shown
 from m4.eval.report.figures import FEW, LIGHT, Sheet, halfway, legend, save
 from m4.eval.scoring.delta import METRIC_NAMES, Delta, hollow_means, small_tests
@@ -92,7 +93,7 @@ def figure(
         for i, language in enumerate(languages):
             for panel in sheet.panels:
                 area = panel.axvspan(i - 0.5, i + 0.5, facecolor="none", zorder=10)
-                area.set_gid(f"language:{language}")
+                area.set_gid(f"language:{key_of(pair_of(language))}")
     return sheet.figure
 
 

@@ -218,3 +218,24 @@ def test_the_matrix_of_directions_without_english():
         "moe": {"en": {"fr": (30.0, 100)}, "fr": {"wo": (10.0, 0)}, "wo": {"fr": (20.0, 50)}}
     }
     assert page.matrix(rows[:1]) == {}
+
+
+def test_pairs_without_english_are_a_matrix(tmp_path):
+    """From French into Wolof and back, and English into French: 3 sources, 2 targets."""
+    for system, keep in {"moe": 8, "other": 5}.items():
+        for direction in ("fr-wo", "wo-fr", "en-fr"):
+            rows = [{"source": "x", "reference": t, "hypothesis": " ".join(t.split()[:keep])}
+                    for t in TEXTS]  # fmt: skip
+            write_jsonl(tmp_path / system / f"test.{direction}.jsonl", rows)
+    systems = [System(name, tmp_path / name) for name in ("moe", "other")]
+    pairs = {"fr-wo": 100, "fr": 200}
+    written = write_results(
+        tmp_path / "out", systems, DEFAULTS.metrics, pairs, baseline="other", samples=1
+    )
+    text = written.html.read_text(encoding="utf-8")
+    part = text.partition('<section id="matrix">')[2].partition("</section>")[0]
+    assert part.count('<table class="heat">') == 2
+    # All of it is right, or five words of eight: the best and the worst of all scores.
+    assert part.count('style="--heat: 50%" title="fr → wo">100.0<') == 1
+    assert part.count('style="--heat: 0%" title="fr → wo"') == 1
+    assert '<a href="#matrix">' in text

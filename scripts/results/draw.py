@@ -15,7 +15,7 @@ from m4.eval.scoring.delta import BILINGUAL, plain
 from m4.eval.scoring.score import score_rows
 from m4.settings import InputError
 from m4.storage.files import write_jsonl, write_text
-from scripts.results import curves, kept, page, summary
+from scripts.results import curves, kept, page, starts, summary
 from scripts.results.found import Compared, read
 
 
@@ -35,7 +35,10 @@ def draw(folder: Path) -> list[Path]:
     if found.curves:
         written += curves.draw(found.curves, folder)
     first = found.compared[0] if found.compared else None
-    if first is not None and first.baseline == BILINGUAL:
+    if found.starts:
+        write_jsonl(folder / "starts.jsonl", map(dataclasses.asdict, found.starts))
+        written += [folder / "starts.jsonl", *starts.draw(found.asked, found.starts, folder)]
+    elif first is not None and first.baseline == BILINGUAL:
         drawn = report.draw(first.rows, first.means, folder, found.levels)
         for path in drawn:
             if path.suffix == ".pdf":

@@ -11,7 +11,7 @@ from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, f
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import COPY
 from m4.storage.files import read_json, read_jsonl
-from scripts.results import curves, kept
+from scripts.results import curves, kept, starts
 from scripts.results.kept import Asked, Kept
 
 METRICS = ("bleu", "chrf")
@@ -45,6 +45,7 @@ class Found:
     about: dict[str, dict[str, Any]]
     baselines: list[dict[str, Any]]
     curves: list[curves.Curve]
+    starts: list[starts.Row]
 
     def of(self, name: str) -> Kept | None:
         return next((one for one in self.systems if one.name == name), None)
@@ -67,7 +68,8 @@ def read(folder: Path, again: bool = True) -> Found:
     rates = folder / "rates.jsonl"
     counted = read_jsonl(rates) if rates.is_file() else []
     lines, baselines = curves.read(folder), kept.baselines(folder)
-    return Found(asked, levels, sizes, systems, compared, counted, about, baselines, lines)
+    rows = starts.rows(asked, compared) if asked.starts and again else starts.read(folder)
+    return Found(asked, levels, sizes, systems, compared, counted, about, baselines, lines, rows)
 
 
 def computed(
@@ -77,7 +79,7 @@ def computed(
     names = [one.name for one in systems]
     found = [
         compare(asked, systems, sizes, levels, baseline, metric)
-        for baseline in (BILINGUAL, *asked.runs)
+        for baseline in (starts.baselines(asked) if asked.starts else (BILINGUAL, *asked.runs))
         for metric in METRICS
         if baseline in names
     ]

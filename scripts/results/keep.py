@@ -52,8 +52,7 @@ def keep(asked: Asked, base: Path) -> list[str]:
     sizes = kept.languages(folder)
     for run in asked.runs.values():
         if (manifest := base / run / "vocabulary" / "manifest.json").is_file():
-            sizes = train_pairs(Cache(manifest.parent))
-            break
+            sizes |= train_pairs(Cache(manifest.parent))
     if not sizes:
         raise InputError(f"{base}: none of {', '.join(asked.runs.values())} has begun to train")
     kept.write_languages(folder, sizes)

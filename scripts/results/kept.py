@@ -63,6 +63,8 @@ class Asked:
         notes: Paragraphs for the end of the page.
         curves: `losses` whose cost is shown, the `step` of the comparison, and the `folder` with
             rows of `scripts.seeds`. Without a folder the curves are those of the runs.
+        starts: `old`, the run that others continue; `seeds`, start -> its runs; the file of `cost`;
+            what was said `before` the runs.
     """
 
     folder: Path
@@ -80,6 +82,7 @@ class Asked:
     runs: Mapping[str, str]
     notes: str = ""
     curves: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    starts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

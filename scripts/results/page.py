@@ -15,7 +15,7 @@ from m4.eval.scoring.delta import (
 from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.rates import RATES, notes, shown, summary
 from m4.eval.scoring.score import COPY
-from scripts.results import curves
+from scripts.results import curves, starts
 from scripts.results.found import Compared, Found
 from scripts.results.tables import signed, table
 
@@ -38,13 +38,15 @@ def text(found: Found) -> str:
     if first := "folder" in asked.curves:
         parts += losses
     bilingual = [one for one in found.compared if one.baseline == BILINGUAL]
-    if bilingual:
+    if found.starts:
+        parts += starts.sections(asked.folder, asked, found.starts, found.sizes)
+    elif bilingual:
         parts += [
             "![Differences from the bilingual models by language, the largest first]"
             "(delta_bleu.svg)",
             "A line is the mean of a sliding window of languages." + _left_out(found, bilingual[0]),
         ]
-    for one in found.compared:
+    for one in () if found.starts else found.compared:
         parts += [f"## Δ{METRIC_NAMES[one.metric]} against {one.baseline}", _means(found, one)]
     parts += [] if first else losses
     if found.rates:
@@ -56,6 +58,8 @@ def text(found: Found) -> str:
 
 def here(found: Found) -> str:
     """The mean differences of all languages, and what curves say, in a sentence each."""
+    if found.starts:
+        return starts.here(found.starts)
     losses = curves.here(found.curves, found.asked.curves) if found.curves else ""
     said = [
         f"{mean.system} {difference(mean)}" + (f" over {mean.languages} languages" if not n else "")
@@ -94,8 +98,9 @@ def state(found: Found) -> str:
         return f"{trained[0]}." if trained else "Nothing is trained yet."
     have = found.of(BILINGUAL)
     count = len(have.directions) if have else 0
-    many = f"{count} of {len(found.sizes)} bilingual models"
-    parts = [*trained, many if count == len(found.sizes) else f"{many} so far"]
+    needed = count if found.starts else len(found.sizes)  # old languages have none there
+    many = f"{count} of {needed} bilingual models"
+    parts = [*trained, many if count == needed else f"{many} so far"]
     for name in found.asked.runs:
         about, one = found.about.get(name), found.of(name)
         if about is None:

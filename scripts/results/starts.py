@@ -168,7 +168,7 @@ def _cost(folder: Path, asked: Asked) -> str:
     lines = []
     old = {"the model of the old languages": [asked.starts["old"]]}
     for start, runs in (old | dict(asked.starts["seeds"])).items():
-        runs = [run for run in runs if (of(folder, run) / "metrics.jsonl").is_file()]
+        runs = [run for run in runs if f"{run}:train" in spent]
         steps, tokens = [], []
         for run in runs:
             kept = read_jsonl(of(folder, run) / "metrics.jsonl")

@@ -212,6 +212,10 @@ class FileLayout:
             if (plain := file.name) in found:
                 raise InputError(f"{path}: {found[plain].path} is there too; remove one of them")
             found[plain] = file
+        # What made a file may stand beside it (`m4 decode --format=tsv`).
+        self.not_taken = [
+            name for name in self.not_taken if name.removesuffix(".json") not in found
+        ]
         return [
             replace(file, pair=self.pair(file.codes, file.path)) if file.codes else file
             for _, file in sorted(found.items())

@@ -22,7 +22,7 @@ def run(*arguments: str, **environment: str) -> str:
     said = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=3600,
         env={**os.environ, "PYTHONPATH": f"{PACKAGES}:{ROOT}", "NO_MKDOCS_2_WARNING": "1",
-             **environment},
+             "JAX_NUM_CPU_DEVICES": "1", **environment},
     )  # fmt: skip
     assert said.returncode == 0, said.stdout + said.stderr
     return said.stdout

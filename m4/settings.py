@@ -101,6 +101,12 @@ def check_name(name: str) -> None:
         raise InputError(f"{name!r}: a name has no line breaks or other control characters")
 
 
+def counted(count: float, noun: str) -> str:
+    """Returns a number of things: "1 line", "2,011 lines"."""
+    shown = f"{count:,.0f}"
+    return f"{shown} {noun}{'s' * (shown != '1')}"
+
+
 def pasted(*words: object) -> str:
     """Returns a command of m4 as a shell reads it, whatever names are in its words.
 

@@ -22,7 +22,7 @@ from etils import epath
 from m4.data.sources.reading import files
 from m4.data.sources.reading.lines import text_lines
 from m4.parallel import distributed
-from m4.settings import InputError
+from m4.settings import InputError, counted
 from m4.storage.files import parsed, whole
 from m4.storage.records import count, named, record, text
 
@@ -279,7 +279,7 @@ class Output:
                         file.write(json.loads(row)["line"].encode() + b"\n")
         self._partial.unlink(missing_ok=True)
         self.done = True
-        print(f"{self.path}: {self.whole:,} lines")
+        print(f"{self.path}: {counted(self.whole, 'line')}")
 
 
 def outputs_of(

@@ -23,7 +23,7 @@ from m4.data.inspection.cleaning_report import english_variants, write_report
 from m4.experiment import Experiment
 from m4.parallel import distributed
 from m4.progress import ProgressBar
-from m4.settings import InputError, SavedText
+from m4.settings import InputError, SavedText, counted
 from m4.storage.checkpoints import latest_step
 from m4.storage.files import check_output, confined, remove, whole
 from m4.storage.local_copy import copy_of
@@ -221,7 +221,8 @@ def opened_or_built(experiment: Experiment) -> Cache:
         def built(cache: Cache) -> None:
             names = cache.language_pairs()
             pairs = sum(cache.size(name, "train") for name in names)
-            text = f"{pairs:,} training pairs in {len(names)} pairs of languages"
+            of = f"{counted(len(names), 'pair')} of languages"
+            text = f"{counted(pairs, 'training pair')} in {of}"
             bars[0].update(100, text)
             stack.close()
             ledger = cache.ledger()

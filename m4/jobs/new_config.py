@@ -26,7 +26,7 @@ from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.jobs import continued_config, streams
 from m4.parallel.platform.hardware import available_cpus
 from m4.progress import ProgressBar
-from m4.settings import InputError, check_name, pasted
+from m4.settings import InputError, check_name, counted, pasted
 
 _TEMPLATE = Path(__file__).with_name("new.gin.template")
 # Repeating text up to four times is nearly as good as new text (Muennighoff et al. 2023).
@@ -109,9 +109,9 @@ def write_config(
     if minutes is None:
         minutes = max(1, ask.ask(IntPrompt, "minutes of training", _MINUTES))
     values, *expected = _choose(train, lengths, pieces, minutes, cores)
-    text = (
-        "about {:.0f} minutes of training and {:.0f} of bilingual baselines on {} CPU cores"
-    ).format(*expected, cores)
+    training, baselines = (counted(one, "minute") for one in expected)
+    text = f"about {training} of training and {baselines} of bilingual baselines"
+    text += f" on {counted(cores, 'CPU core')}"
     head = [f"pairs of languages: {len(names)}; training pairs: {pairs:,}", text]
     most = max(corpus.sizes[pair]["test"] for pair in names)
     values |= {"beams": 4, "test_sentences": 1000 if most > 1000 else None}

@@ -55,18 +55,21 @@ def test_flags_may_have_hyphens_and_settings_are_bindings() -> None:
     assert parse(["data", "preview"]).command == "data preview"
 
 
-@pytest.mark.parametrize("command", ["eval", "decode", "score", "baselines", "train", "average"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "eval", "decode", "score", "baselines", "train", "average", "demo", "plan", "data preview",
+        "data prepare", "data vocabulary", "data cleaning_report", "data batch --step=1",
+    ],
+)  # fmt: skip
 def test_a_run_is_the_first_argument(command: str) -> None:
-    for words in (
-        [command, "runs/a"],
-        [command, "--model_dir=runs/a"],
-        [command, "--debug", "runs/a"],
-    ):
-        assert parse(words).model_dir == "runs/a"
-    both = m4(command, "runs/a", "--model_dir=runs/b").mistake
+    words = command.split()
+    for more in (["runs/a"], ["--model_dir=runs/a"], ["--debug", "runs/a"]):
+        assert parse([*words, *more]).model_dir == "runs/a"
+    both = m4(*words, "runs/a", "--model_dir=runs/b").mistake
     assert "runs/b: runs/a is the run already; give one of them" in both
     with pytest.raises(SystemExit):
-        parse([command, "runs/a", "--debug", "runs/b"])
+        parse([*words, "runs/a", "--debug", "runs/b"])
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from m4.jobs.bilingual.baselines import Finished
 from m4.jobs.corpus import open_corpus
 from m4.model.transformer import Transformer
 from m4.parallel.platform.hardware import available_cpus
-from m4.settings import SavedText, SettingError
+from m4.settings import InputError, SavedText, SettingError
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.files import read_json, read_jsonl
 from m4.train.average import averaged
@@ -286,6 +286,9 @@ def test_a_folder_that_a_saved_config_names_is_read_and_never_written(trained, a
     with pytest.raises(SettingError, match="a saved config names no folder to write to"):
         baselines.baselines(dataclasses.replace(saved, baselines=empty))
     assert asked == []
+    unwritable = dataclasses.replace(levels, folder="/proc/x")
+    with pytest.raises(InputError, match=r"^Baselines\.folder = /proc/x: cannot be written"):
+        baselines.baselines(dataclasses.replace(saved, baselines=unwritable))
 
 
 def test_other_languages_of_the_corpus_do_not_matter(trained, tmp_path, asked) -> None:

@@ -133,7 +133,7 @@ BAD: dict[Callable[[Path], None], str] = {
     without_english: "corpus: de_fr: the text of en is not English; other pairs are named by",
     other_fields: "gl.train.jsonl line 1: expected an object",
     two_test_sets: "'gl.devtest.tsv': its name says devtest, and it would not be read; call all",
-    other_encoding: r"gl.train.tsv: no pairs in it; 1 lines skipped: not UTF-8 .line 1.",
+    other_encoding: r"gl.train.tsv: no pairs in it; 1 line skipped: not UTF-8 .line 1.",
 }
 
 

@@ -29,6 +29,7 @@ from m4.model.transformer import abstract_variables
 from m4.parallel import distributed
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError, SavedText, SettingError
+from m4.storage.files import check_output
 from m4.train.training import BY_DIRECTION
 
 # Raise when a change of code changes what a baseline becomes.
@@ -75,6 +76,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
             "(--gin.experiment.Baselines.folder=...)",
         )
     if missing:
+        check_output(missing[0].folder, f"Baselines.folder = {folder}")
         cores = len(available_cpus())
         workers = workers_for(jax.default_backend(), cores, distributed.is_distributed())
         train_all(missing, workers)

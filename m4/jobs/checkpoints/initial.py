@@ -18,7 +18,7 @@ from m4.jobs.checkpoints.source_t5x import SourceT5x, is_t5x
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
-from m4.settings import SettingError
+from m4.settings import SettingError, counted
 from m4.storage import run_folder
 from m4.storage.local_copy import fetched
 from m4.storage.steps import latest_step, whole_step
@@ -147,8 +147,7 @@ class Beginning:
             example = next(leaf.path for leaf in self._leaves if leaf.rule == rule)
             found.append(f"  {rule}: {count} ({example}{', ...' if count > 1 else ''})")
         for path, pieces in self.about["new_pieces"].items():
-            s = "s" * (pieces != 1)
-            found.append(f"  {path}: {pieces:,} new piece{s} ({self._rules.new_pieces})")
+            found.append(f"  {path}: {counted(pieces, 'new piece')} ({self._rules.new_pieces})")
         for name, (before, now) in self.about["changes"].items():
             found.append(f"  {name}: {before} -> {now}")
         if left := self.about["left"]:

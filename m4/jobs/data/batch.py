@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from m4.data.stream.stream import Stream
     from m4.experiment import Experiment
 
-EXAMPLE = "m4 data batch --model_dir=runs/demo --step=100"
+EXAMPLE = "m4 data batch runs/demo --step=100"
 _COLUMNS = ("row", "direction", "source_pieces", "target_pieces", "file", "line")
 _COLUMNS += ("first", "second")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
+    command.add_run(parser)
     command.add_config(parser)
     parser.add_argument("--step", type=int, required=True, help="the step of training, from 1")
 

@@ -4,12 +4,14 @@ import argparse
 import contextlib
 
 from m4.jobs import command
+from m4.settings import counted
 
 EXAMPLE = "m4 data prepare --gin_file=gin_configs/demo.gin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
+    command.add_run(parser)
     command.add_config(parser)
 
 
@@ -28,7 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
         names = cache.language_pairs()
         pairs = sum(cache.size(name, "train") for name in names)
         print(
-            f"{place_of(experiment)}: {pairs:,} training pairs in {len(names)} pairs of languages, "
+            f"{place_of(experiment)}: {counted(pairs, 'training pair')} in "
+            f"{counted(len(names), 'pair')} of languages, "
             f"corpus {cache.fingerprint}"
         )
     return 0

@@ -29,7 +29,7 @@ from m4.jobs.decoding.ready_model import trained
 from m4.jobs.decoding.testsets import trained_step
 from m4.parallel import distributed
 from m4.progress import ProgressBar
-from m4.settings import InputError
+from m4.settings import InputError, counted
 from m4.storage.files import write_json
 
 # A window of lines is this many batches: sorted by length they fill batches well, and a job that is
@@ -239,8 +239,9 @@ def _translate(translator: Translator, outputs: Sequence[Output], form: str, whe
 def _said(counts: Mapping[str, int], translator: Translator) -> Iterator[str]:
     """Yields what the end says of all lines, also of those that an earlier job translated."""
     yield (
-        f"{counts['lines']:,} lines, {counts['blank']:,} blank, {counts['split']:,} too long for "
-        f"max_source_length = {translator.decoding.max_source_length} and translated in chunks"
+        f"{counted(counts['lines'], 'line')}, {counts['blank']:,} blank, "
+        f"{counts['split']:,} too long for max_source_length = "
+        f"{translator.decoding.max_source_length} and translated in chunks"
     )
     for name, said in (
         ("cut", "sentences were too long even so, and cut at a space or a character"),

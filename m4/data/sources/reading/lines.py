@@ -18,7 +18,7 @@ from etils import epath
 
 from m4.data.sources import Pair
 from m4.data.sources.reading.files import lines, packing
-from m4.settings import InputError
+from m4.settings import InputError, counted
 
 # Part of a source's identity: raise it when other lines are left out or put right.
 READING = 2
@@ -221,7 +221,7 @@ class Tally:
         if not self.skipped:
             return "no pairs in it"
         lines, reason = max((lines, reason) for reason, lines in self.skipped.items())
-        return f"no pairs in it; {lines} lines skipped: {reason}{self.where(reason)}"
+        return f"no pairs in it; {counted(lines, 'line')} skipped: {reason}{self.where(reason)}"
 
     def _sentence(self, text: object, side: str) -> str | Reason:
         if text is None:

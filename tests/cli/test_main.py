@@ -78,7 +78,7 @@ def trained_from(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     assert said.status == 0, said.err
     # Counted and reported.
     assert "1 of 121 training pairs left out: source: no tab: 1\n" in said.out
-    assert "120 training pairs in 2 languages" in said.out
+    assert "120 training pairs in 2 pairs of languages" in said.out
     # A checkpoint knows what it was trained on.
     checkpoints = Checkpoints(folder / "model" / "checkpoints", read_only=True)
     note = checkpoints.note(1)

@@ -198,7 +198,7 @@ def test_run_in_a_bucket(address: str, emulator: Emulator, machine: Machine) -> 
     arguments = [f"--gin_file={TINY}", keep, "--gin.experiment.Training.checkpoint_period=1"]
     result = m4("train", *arguments, f"--model_dir={address}", "--gin.TRAIN_STEPS=3")
     assert result.status == 0, result.err
-    assert "training pairs in 3 languages" in result.out
+    assert "training pairs in 3 pairs of languages" in result.out
     assert f"{address}; next: m4 eval --model_dir={address}" in result.out
     assert len(emulator.failed) == 2
     assert checkpoints(emulator, address) == {2, 3}

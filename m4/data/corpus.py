@@ -55,7 +55,7 @@ class CorpusSpec:
         languages: pairs of languages ("fr-wo"), or languages that are paired with English ("gl");
             None: all of the source's that the mixture has directions of.
         mixture: the directions: to_english, from_english, english_centric, or direct, all there
-            are.
+            are; or a list of them.
         lengths: {"inputs": ..., "targets": ...}: longer training pairs are dropped and counted (in
             pieces, with tag and eos).
         vocabulary_size: pieces; of the sources' vocabulary where target_vocabulary_size is given.
@@ -109,6 +109,7 @@ class CorpusSpec:
         """Returns everything but the text that decides the ids, as JSON."""
         separate = self.target_vocabulary_size is not None
         given, pairs = self._given_ids(), self.language_pairs()
+        mixture = self.mixture if isinstance(self.mixture, str) else [*self.mixture]
         return {
             "language_pairs": pairs,
             "vocabulary_size": self.vocabulary_size,
@@ -118,7 +119,7 @@ class CorpusSpec:
             "target_length": self.lengths["targets"],
             "target_vocabulary_size": self.target_vocabulary_size,
             # None where they decide nothing: a cache is opened whatever they are.
-            "mixture": self.mixture if separate or given or self.normalization != "nfc" else None,
+            "mixture": mixture if separate or given or self.normalization != "nfc" else None,
             "normalization": self.normalization,
             "segmentations": self.segmentations,
             "sampling_alpha": float(self.sampling_alpha) if self.segmentations > 1 else None,
@@ -168,6 +169,11 @@ class CorpusSpec:
         """
         asked = self.languages is not None
         pairs = _pairs_of(self.languages or self.opened_source.language_pairs())
+        if not isinstance(self.mixture, str):
+            for direction in self.mixture:
+                if "-" not in direction or pair_of(direction) not in pairs:
+                    allowed = f"directions of the pairs {', '.join(pairs[:20])}"
+                    raise SettingError("CorpusSpec.mixture", direction, allowed)
         used = set(map(pair_of, directions_of(self.mixture, pairs)))
         unused = [pair for pair in pairs if pair not in used]
         if len(unused) == len(pairs) or (asked and unused):
@@ -302,7 +308,9 @@ def bilingual(
     return CorpusSpec(
         source=parent,
         languages=[pair],
-        mixture=parent.mixture,
+        mixture=parent.mixture
+        if isinstance(parent.mixture, str)
+        else directions_of(parent.mixture, [pair_of(pair)]),
         lengths=lengths or {"inputs": parent.source_length, "targets": parent.target_length},
         vocabulary_size=vocabulary_size,
         vocabulary_temperature=1.0,

@@ -25,7 +25,8 @@ _CHOSEN = {
 MIXTURES = tuple(_CHOSEN)
 # Kinds of directions, which are averaged apart.
 TO_ENGLISH, FROM_ENGLISH, WITHOUT_ENGLISH = "xx->en", "en->xx", "xx->yy"
-Mixture = Annotated[str, OneOf(MIXTURES)]
+# Or the directions themselves.
+Mixture = Annotated[str, OneOf(MIXTURES)] | Sequence[str]
 
 
 def is_code(code: str) -> bool:
@@ -110,8 +111,10 @@ def languages_of(pairs: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(code for pair in pairs for code in split_direction(pair)))
 
 
-def directions_of(mixture: str, pairs: Sequence[str]) -> list[str]:
-    """Returns a mixture's directions: 'direct', ['en-gl'] -> ['en-gl', 'gl-en']."""
+def directions_of(mixture: Mixture, pairs: Sequence[str]) -> list[str]:
+    """Returns a mixture's directions of these pairs: 'direct', ['en-gl'] -> ['en-gl', 'gl-en']."""
+    if not isinstance(mixture, str):
+        return [direction for direction in mixture if pair_of(direction) in pairs]
     both = ((one, *split_direction(one)) for one in [*pairs, *map(reverse, pairs)])
     return [
         direction

@@ -29,6 +29,7 @@ from typing import Any
 from m4.data.cache.cache import Cache
 from m4.data.directions import (
     MIXTURES,
+    Mixture,
     directions_of,
     is_synthetic,
     pair_of,
@@ -71,6 +72,8 @@ with _quiet_stderr():
 
     tf.config.set_visible_devices([], "GPU")  # they are JAX's
 
+# Name of the mixture of a list of directions.
+LISTED = "listed"
 # Names of splits in T5X's run files.
 _ALIASES = {"validation": "dev"}
 # direction -> functions that seqio's Evaluator calls: (targets, predictions) -> {name: score}
@@ -185,9 +188,14 @@ def register_cache(
             f"seqio tasks {prefix}.* are registered for another corpus: give another prefix or "
             f"call tasks.unregister({prefix!r}) first"
         )
-    mixtures = MIXTURES if cache.has_all_directions else (cache.mixture,)
+    own = cache.mixture if isinstance(cache.mixture, str) else LISTED
+    mixtures: dict[str, Mixture] = {own: cache.mixture}
+    if cache.has_all_directions:
+        mixtures |= {name: name for name in MIXTURES}
     unit = {
-        d: unit for name in mixtures for d, unit in mixing.units(cache, sample_by, name).items()
+        d: unit
+        for mixture in mixtures.values()
+        for d, unit in mixing.units(cache, sample_by, mixture).items()
     }
     vocabularies = cache.source_vocabulary, cache.target_vocabulary
     features: dict[str, Any] = {
@@ -196,7 +204,9 @@ def register_cache(
     }
     form = cache.source_vocabulary.normalization
     directions = {
-        name: found for name in mixtures if (found := directions_of(name, cache.language_pairs()))
+        name: found
+        for name, mixture in mixtures.items()
+        if (found := directions_of(mixture, cache.language_pairs()))
     }
     _REGISTERED[prefix] = meaning
     sources = {pair: PairSource(cache, pair) for pair in cache.language_pairs()}
@@ -221,7 +231,7 @@ def register_cache(
 def unregister(prefix: str = "m4") -> None:
     """Removes the tasks and mixtures of a prefix from seqio's registries."""
     meaning = _REGISTERED.pop(prefix, {"pairs": []})
-    for name in MIXTURES:
+    for name in (*MIXTURES, LISTED):
         seqio.MixtureRegistry.remove(f"{prefix}.{name}")
     for pair in meaning["pairs"]:
         for direction in (pair, reverse(pair)):

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 
 from m4.data import directions
+from m4.data.corpus import CorpusSpec
 from m4.data.directions import directions_of, key_of, label_of, pair_of, side_of, sides_of
+from m4.data.preprocess import source_ids, target_ids
+from m4.data.sources.moses import Moses
+from m4.data.sources.tsv import Tsv
+from m4.data.stream.batches import evaluation_batches
+from m4.data.stream.stream import Stream
+from m4.settings import SettingError
+from tests.data.corpus import Made
 
 PAIRS = ["en-gl", "en-pt", "fr-wo"]
 
@@ -40,6 +51,61 @@ def test_mixtures() -> None:
     assert directions_of("from_english", PAIRS) == ["en-gl", "en-pt"]
     assert directions_of("english_centric", PAIRS) == ["en-gl", "en-pt", "gl-en", "pt-en"]
     assert directions_of("direct", PAIRS) == [*PAIRS, "gl-en", "pt-en", "wo-fr"]
+    assert directions_of(["wo-fr", "en-gl", "en-eo"], PAIRS) == ["wo-fr", "en-gl"]
     assert directions.languages_of(PAIRS) == ["en", "gl", "pt", "fr", "wo"]
     assert directions.sides_with("source", ["gl-en", "wo-fr"]) == ["second"]
     assert directions.sides_with("target", ["gl-en", "fr-wo"]) == ["first", "second"]
+
+
+def test_a_corpus_with_pairs_without_english(tmp_path: Path) -> None:
+    """Each side has its language's tag and ids; a list of directions decides what is drawn."""
+    made = Made({"gl": 60, "fr-wo": 40, "gl-wo": 20})
+    spec = CorpusSpec(made, vocabulary_size=500, lengths={"inputs": 96, "targets": 96})
+    cache = spec.build(tmp_path)
+    assert cache.language_pairs() == ["en-gl", "fr-wo", "gl-wo"]
+    assert cache.languages() == cache.source_vocabulary.languages == ["en", "gl", "fr", "wo"]
+    assert cache.directions == ["en-gl", "fr-wo", "gl-wo", "gl-en", "wo-fr", "wo-gl"]
+    assert [*cache.pairs("wo-fr", "test")] == [*made.pairs("fr-wo", "test")]
+    for direction in cache.directions:
+        pair, (source, target) = directions.pair_of(direction), sides_of(direction)
+        texts = [*cache.pairs(pair, "dev")]
+        (batch,) = evaluation_batches(cache, direction, "dev", len(texts))
+        ids = source_ids(
+            cache.vocabulary, [getattr(one, source) for one in texts],
+            directions.split_direction(direction)[1], 96,
+        )  # fmt: skip
+        rows = zip(batch["encoder_input_tokens"], ids, strict=True)
+        assert all(row[: len(wanted)].tolist() == wanted for row, wanted in rows)
+        wanted = target_ids(cache.vocabulary, [getattr(one, target) for one in texts], 96)
+        rows = zip(batch["decoder_target_tokens"], wanted, strict=True)
+        assert all(row[: len(one)].tolist() == one for row, one in rows)
+    chosen = ["wo-fr", "en-gl", "wo-gl"]
+    listed = dataclasses.replace(spec, mixture=chosen).build(tmp_path)
+    assert (listed.fingerprint, listed.directions) == (cache.fingerprint, chosen)
+    assert Stream(listed, batch_rows=8).directions == chosen
+    for changed, said in (
+        ({"mixture": ["wo-en"]}, "mixture = 'wo-en': must be directions of the pairs en-gl, fr-wo"),
+        ({"mixture": "to_english", "languages": ["fr-wo"]}, "must be a mixture with directions of"),
+        ({"languages": ["fr-wo", "wo-fr"]}, "must be at least one code, each once"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            dataclasses.replace(spec, **changed).build(tmp_path)
+
+
+def test_files_named_by_pairs_without_english(tmp_path: Path) -> None:
+    """Columns and Moses' files are in the order of the name, the pair in that of the codes."""
+    (tmp_path / "wo-fr.train.tsv").write_text("xale bi\tl'enfant\n", "utf-8")
+    (tmp_path / "fr-wo.dev.tsv").write_text("le pain\tmburu mi\n", "utf-8")
+    (tmp_path / "en-wo.train.tsv").write_text("the child\txale bi\n", "utf-8")
+    source = Tsv(tmp_path, files="{pair}.{split}.tsv")
+    assert source.language_pairs() == ["en-wo", "fr-wo"]
+    assert [*source.pairs("fr-wo", "train")] == [("l'enfant", "xale bi")]
+    assert [*source.pairs("wo-fr", "dev")] == [("le pain", "mburu mi")]
+    for side, text in (("wo", "xale bi\n"), ("fr", "l'enfant\n")):
+        (tmp_path / f"train.wo-fr.{side}").write_text(text, "utf-8")
+    assert [*Moses(tmp_path).pairs("fr-wo", "train")] == [("l'enfant", "xale bi")]
+    (tmp_path / "train.wo-fr.fr").write_text("l'enfant\nle pain\n", "utf-8")
+    with pytest.raises(ValueError, match=r"fr has 2 lines and \S*train\.wo-fr\.wo 1: "):
+        [*Moses(tmp_path).pairs("fr-wo", "train")]
+    with pytest.raises(ValueError, match=r"no es-qu in .*; there is en-wo, fr-wo"):
+        [*source.pairs("qu-es", "train")]

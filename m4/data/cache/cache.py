@@ -57,6 +57,11 @@ def _pairs(value: Any, where: str) -> None:
     named(_COUNTS)(value, where)
 
 
+def _mixture(value: Any, where: str) -> None:
+    """Kind of a mixture's name, a list of directions, or None."""
+    (listed(text) if isinstance(value, list) else optional(text))(value, where)
+
+
 _COUNT = record(
     {
         "pairs": count,
@@ -71,7 +76,7 @@ _COUNTS = record(dict.fromkeys(SPLITS, _COUNT))
 _IDENTITY = {
     **dict.fromkeys(("source_length", "target_length", "segmentations"), count),
     "vocabulary_sentences": count,
-    "mixture": optional(text),
+    "mixture": _mixture,
     "target_vocabulary_size": optional(count),
     "source": records.anything,
 }
@@ -98,7 +103,7 @@ def _damaged(folder: Path, said: str) -> Damaged:
 class Cache:
     """A ready cache, opened for reading. Also a Source: pairs(), subsets(), identity()."""
 
-    def __init__(self, folder: str | os.PathLike[str], mixture: str | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], mixture: Mixture | None = None) -> None:
         """Opens a corpus.
 
         Args:
@@ -131,7 +136,8 @@ class Cache:
         with undamaged(path, f"remove {self.folder}, and the corpus is built again"):
             _MANIFEST(self.manifest, "")
         made_for = self.manifest["identity"]["mixture"]
-        self.mixture: str = mixture or made_for or "direct"
+        chosen: Mixture = mixture or made_for or "direct"
+        self.mixture: Mixture = chosen if isinstance(chosen, str) else [*chosen]
         check_value("Cache.mixture", self.mixture, Mixture)
         if not self.has_all_directions and self.mixture != made_for:
             raise InputError(

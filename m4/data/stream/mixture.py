@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import directions_of
+from m4.data.directions import Mixture, directions_of
 from m4.data.samplers import Phase, Sampler, normalized, plan
 from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
@@ -27,7 +27,7 @@ def pair_tokens(cache: Cache, direction: str) -> float:
     return sum(cache.mean_pieces(direction, "train")) + sum(cache.extra_ids)
 
 
-def units(cache: Cache, sample_by: str, mixture: str | None = None) -> dict[str, float]:
+def units(cache: Cache, sample_by: str, mixture: Mixture | None = None) -> dict[str, float]:
     """Returns the size of a mean pair of each direction, in the sampler's unit.
 
     Args:

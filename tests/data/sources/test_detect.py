@@ -144,6 +144,9 @@ NAMES: dict[str, tuple[str, str, str, str]] = {
     "pairs in folders": ("{lang}-en/corpus-{split}.{side}", "en", "gl fy", "train tune eval"),
     "behind a name": ("web.{lang}.{split}.tsv", "en", "gl fy", "train val devtest"),
     "slashes": ("en-{lang}/{split}.tsv", "en", "gl fy", "train validation test"),
+    "whole words": ("{split}.{lang}.tsv", "en", "gl fy", "training development testing"),
+    "sets": ("{lang}.{split}.tsv", "en", "gl fy", "trainset devset testset"),
+    "held out": ("{lang}.{split}.tsv", "en", "gl fy", "train tuning heldout"),
     "packed": ("{lang}-{split}.tsv.xz", "en", "gl fy", "train dev test"),
     "json": ("{split}-{lang}.jsonl", "en", "gl fy", "train valid test"),
 }  # fmt: skip

@@ -19,9 +19,14 @@ _FIELD = re.compile(r"\{(\w*)\}|(\*)")
 _FIELDS = ("lang", "pair", "side", "split")
 # Words that stand for splits in names, between separators or at an end.
 SPLIT_WORDS = {
-    "train": re.compile(r"train(ing)?", re.IGNORECASE),
-    "dev": re.compile(r"(news|newsdiscuss)?dev\d*|valid(ation)?|val|tune", re.IGNORECASE),
-    "test": re.compile(r"((news|newsdiscuss|dev)?test|tst)\d*|eval", re.IGNORECASE),
+    "train": re.compile(r"train(ing|set)?", re.IGNORECASE),
+    "dev": re.compile(
+        r"(news|newsdiscuss)?dev(elopment|set)?\d*|valid(ation|set)?|val|tun(e|ing)", re.IGNORECASE
+    ),
+    "test": re.compile(
+        r"((news|newsdiscuss|dev)?test(ing|set)?|tst)\d*|eval(uation)?|blind|heldout|holdout",
+        re.IGNORECASE,
+    ),
 }
 _BETWEEN = re.compile(r"[./_-]")
 # Sides of a {pair} that are called by their place in it, as in the Tatoeba Challenge.

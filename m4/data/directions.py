@@ -4,7 +4,8 @@ A pair has two directions: "gl-en" is the one against its name. In names English
 other languages in the order of their codes: "en-gl", "fr-wo".
 
 A code may say where text comes from: "gl~lexicon" is more Galician, which samplers draw apart, for
-training alone. "gl~bt" is Galician that a model wrote: only a source, with a mark in front of it.
+training alone. "gl~bt" is Galician that a model wrote, as "en~bt" is such English: only a source,
+with a mark in front of it.
 """
 
 import re
@@ -119,7 +120,8 @@ def directions_of(mixture: Mixture, pairs: Sequence[str]) -> list[str]:
     return [
         direction
         for direction, source, target in both
-        if _CHOSEN[mixture](source, target) and not is_synthetic(target)
+        if _CHOSEN[mixture](base_language(source), base_language(target))
+        and not is_synthetic(target)
     ]
 
 

@@ -93,7 +93,7 @@ def title_of(key: str) -> str:
 
 def is_english(code: str) -> bool:
     """Returns whether a code is English or a variant of it: 'en', 'eng', 'en_GB'."""
-    tag = tags.parse(code)
+    tag = tags.parse(base_language(code))
     return tag is not None and tag.language == "en"
 
 

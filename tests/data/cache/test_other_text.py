@@ -112,3 +112,23 @@ def test_without_other_text_nothing_is_changed(folder: Path, tmp_path: Path) -> 
     cache = spec.build(tmp_path / "data")
     assert not any("bt>" in piece for piece in cache.source_vocabulary.pieces)
     assert cache.directions == ["en-gl", "en-pt", "gl-en", "pt-en"]
+
+
+@pytest.mark.parametrize("mixture", ["english_centric", "from_english", "direct"])
+def test_english_of_a_model_is_a_source(mixture: str, tmp_path: Path) -> None:
+    made = Made({"gl": 60, "br": 60})
+    for code in ("gl", "br"):
+        write(tmp_path / f"en-{code}.train.tsv", [*made.pairs(f"en-{code}", "train")])
+    # Names of files have the model's English first, whatever the pair is called.
+    write(tmp_path / "en~bt-br.train.tsv", [*made.pairs("en-br", "train")][:PAIRS])
+    source = Tsv(tmp_path, files="{pair}.{split}.tsv")
+    assert source.language_pairs() == ["en-br", "en-gl", "br-en~bt"]
+    cache = CorpusSpec(source, vocabulary_size=500, mixture=mixture).build(tmp_path / "data")
+    assert "en~bt-br" in cache.directions
+    assert "br-en~bt" not in cache.directions
+    mark = cache.source_vocabulary.synthetic_id
+    marked = [
+        np.count_nonzero(cache.tokens("train", side)[0] == mark) for side in ("first", "second")
+    ]
+    assert marked == [0, PAIRS]  # the second side of "br-en~bt" is English
+    assert next(cache.pairs("br-en~bt", "train")).second.isascii()

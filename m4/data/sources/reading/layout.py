@@ -295,9 +295,12 @@ class FileLayout:
         )
 
     def _known(self, code: str) -> bool:
-        """Returns whether a code in a pair's name is a language; English may stand next to any."""
+        """Returns whether a code in a pair's name is a language; English may stand next to any.
+
+        A variant of English is none, but a model's English ("en~bt") is a text of its own.
+        """
         known = code in self.codes.values() or bool(describe(code).script)
-        return known and not is_english(code)
+        return known and ("~" in code or not is_english(code))
 
     def _place(self, code: str) -> tuple[bool, str]:
         """Returns a code's place in the name of a pair (`directions.pair_of`)."""

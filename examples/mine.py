@@ -23,15 +23,15 @@ class Numbers:
     def __init__(self) -> None:
         self.words = {"gl": "número", "es": "cifra"}
 
-    def languages(self) -> list[str]:
-        """Returns the codes of its languages, without English."""
-        return [*self.words]
+    def language_pairs(self) -> list[str]:
+        """Returns the names of its pairs of languages."""
+        return [f"en-{code}" for code in self.words]
 
-    def pairs(self, language: str, split: str) -> Iterator[Pair]:
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         """Yields the pairs of a split, in the same order every time."""
         first, last = {"train": (0, 120), "dev": (120, 128), "test": (128, 140)}[split]
         for number in range(first, last):
-            yield Pair(f"number {number}", f"{self.words[language]} {number}")
+            yield Pair(f"number {number}", f"{self.words[pair.removeprefix('en-')]} {number}")
 
     def identity(self) -> dict:
         """Returns all that decides the text: it is the corpus's key."""

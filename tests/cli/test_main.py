@@ -188,7 +188,7 @@ def test_a_language_without_data(tmp_path: Path) -> None:
     text = tsv_folder(tmp_path / "text")
     asked = "--gin.corpus.CorpusSpec.languages=['gl', 'eo']"
     mistake = train(tmp_path / "model", *from_tsv(text), asked).mistake
-    assert "no 'eo' in files called like" in mistake
+    assert "no en-eo in files called like" in mistake
     assert "gl, pt" in mistake
     (text / "eo.train.tsv").touch()
     mistake = train(tmp_path / "model", *from_tsv(text), asked).mistake

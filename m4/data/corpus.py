@@ -164,6 +164,8 @@ class CorpusSpec:
     def language_pairs(self) -> list[str]:
         """Returns the pairs of languages: those asked for, or all that the mixture is of.
 
+        Those of English come first.
+
         Raises:
             SettingError: The mixture has no directions of a pair that is asked for, or of any.
         """
@@ -179,7 +181,8 @@ class CorpusSpec:
         if len(unused) == len(pairs) or (asked and unused):
             allowed = f"a mixture with directions of {', '.join(unused[:5])}, as 'direct'"
             raise SettingError("CorpusSpec.mixture", self.mixture, allowed)
-        return [pair for pair in pairs if pair in used]
+        # English first: what their cleaning finds counts for the others (`Overlap`).
+        return sorted((pair for pair in pairs if pair in used), key=lambda p: p[:3] != "en-")
 
     def directions(self, languages: Sequence[str] = ()) -> list[str]:
         """Returns the mixture's directions, of the spec's languages or of these."""

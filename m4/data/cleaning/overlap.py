@@ -19,6 +19,8 @@ from m4.data.sources.reading.lines import MAX_LINE_BYTES, plain, text_lines
 from m4.settings import InputError, OneOf, SettingError, checked
 
 HELD_OUT = ("test", "dev")
+# The other sides of training pairs that were dropped: translations of held-out sentences.
+TRANSLATED = "a translation of a test set"
 
 
 @checked
@@ -29,7 +31,8 @@ class Overlap(CleaningStage):
     Sentences are compared normalised (`Normalise`), without case, width and spacing, and in their
     own language, whatever the other side's: a model that has seen a test sentence's English next to
     French has seen what it must produce from Galician. The corpus's own dev and test sets always
-    count.
+    count. In pairs without English, whose turn comes after those with it, so does the other side of
+    each pair that was dropped: French of a test sentence's English is its translation.
 
     Attributes:
         sides: "first", "second" or both.
@@ -79,6 +82,9 @@ class Overlap(CleaningStage):
                 found = registered.compare(pair, split, chunk, self.sides)
                 if split in HELD_OUT:
                     registered.add(split, pair, chunk)
+                elif found.drop:
+                    gone = np.any([*found.drop.values()], axis=0)
+                    registered.add(TRANSLATED, pair, chunk.take(gone))
                 return found
 
             return look
@@ -110,6 +116,8 @@ class _Registered:
             if side not in sides:
                 continue
             for name in names:
+                if name == TRANSLATED and pair.startswith("en-"):
+                    continue
                 seen = self._seen.get((name, base_language(code)))
                 if seen is not None and name != split:
                     drop[f"{side} side in {name}"] = seen.contains(chunk.normal_digests(side))

@@ -1,9 +1,17 @@
 """Temperature sampling: p proportional to n^(1/T)."""
 
+from collections.abc import Callable
 from typing import Annotated
 
+from m4.data.directions import pair_of, split_direction
 from m4.data.samplers import check_sizes, normalized
-from m4.settings import Between, checked
+from m4.settings import Between, OneOf, checked
+
+_OF: dict[str, Callable[[str], str]] = {
+    "direction": lambda direction: direction,
+    "target": lambda direction: split_direction(direction)[1],
+    "pair": pair_of,
+}
 
 
 @checked
@@ -12,16 +20,27 @@ def temperature(
     temperature: Annotated[float, Between(1, 1e6)] = 5.0,
     scale: Annotated[float, Between(0, 1e9, above=True)] = 1.0,
     maximum: Annotated[float | None, Between(0, 1e15, above=True)] = None,
+    by: Annotated[str, OneOf(tuple(_OF))] = "direction",
 ) -> dict[str, float]:
     """Returns rates min(n * scale, maximum) ** (1 / temperature), divided by their sum.
 
     The order (scale, then cap, then root) and the numbers are those of
     seqio.mixing_rate_num_examples. temperature 1 is proportional, a high one nearly uniform.
     Source: Arivazhagan et al. 2019, "Massively Multilingual NMT in the Wild", section 4.2.
+
+    Args:
+        by: What is drawn by these rates: a direction, a target language or a pair of languages; the
+            directions of one share its rate by their sizes.
     """
     check_sizes(sizes)
+    totals: dict[str, int] = {}
+    for name, size in sizes.items():
+        totals[_OF[by](name)] = totals.get(_OF[by](name), 0) + size
     capped = {
         n: size * scale if maximum is None else min(size * scale, maximum)
-        for n, size in sizes.items()
+        for n, size in totals.items()
     }
-    return normalized({name: size ** (1.0 / temperature) for name, size in capped.items()})
+    rates = normalized({name: size ** (1.0 / temperature) for name, size in capped.items()})
+    if by == "direction":
+        return rates
+    return {name: rates[_OF[by](name)] * n / totals[_OF[by](name)] for name, n in sizes.items()}

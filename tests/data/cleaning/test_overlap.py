@@ -150,3 +150,22 @@ def test_cleaning_sees_what_make_langid_installs(
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     assert installed()
+
+
+def test_translations_of_test_sentences_leave_pairs_without_english(tmp_path: Path) -> None:
+    """A test sentence's French, known from en-fr's training text, is overlap in fr-wo."""
+    source = Listed(
+        {
+            ("gl", "test"): [("A test", "Unha proba")],
+            ("fr", "train"): [("A test", "Un essai"), ("Bread", "Du pain")],
+            ("fr-wo", "train"): [("Un essai", "x"), ("Du pain", "mburu"), ("Autre", "y")],
+            ("gl-wo", "train"): [("Unha proba", "z"), ("Pan", "mburu")],
+        }
+    )
+    kept, ledger = run([Overlap()], source, tmp_path)
+    assert kept["fr", "train"] == [("Bread", "Du pain")]
+    assert kept["fr-wo", "train"] == [("Du pain", "mburu"), ("Autre", "y")]
+    assert kept["gl-wo", "train"] == [("Pan", "mburu")]
+    assert ledger.count("fr-wo", "train").dropped == {
+        "overlap: first side in a translation of a test set": 1
+    }

@@ -283,3 +283,18 @@ def test_a_loss_that_is_no_number_ends_learning() -> None:
     with pytest.raises(ValueError, match="no finite reward for en-b; training has diverged"):
         learned.update(state, dev(a=1.0, b=math.nan))
     assert improvement({}, dev(a=1.0)) == {}
+
+
+def test_temperature_by_target_and_by_pair() -> None:
+    """Sizes 9 and 1 into en and fr: at T=2 their roots, 3 : 1, and inside a target by size."""
+    sizes = {"gl-en": 6, "pt-en": 3, "gl-fr": 1}
+    rates = temperature(sizes, 2.0, by="target")
+    assert rates == pytest.approx({"gl-en": 0.75 * 6 / 9, "pt-en": 0.75 * 3 / 9, "gl-fr": 0.25})
+    # Pairs of 8 and 2 sentences: at T=1 as they are; at T=3 their cube roots, 2 : 2^(1/3).
+    both = {"en-gl": 4, "gl-en": 4, "fr-wo": 1, "wo-fr": 1}
+    assert temperature(both, 1.0, by="pair") == pytest.approx(proportional(both))
+    share = 2 / (2 + 2 ** (1 / 3))
+    by_pair = temperature(both, 3.0, by="pair")
+    assert [by_pair[name] for name in ("en-gl", "fr-wo")] == pytest.approx(
+        [share / 2, (1 - share) / 2]
+    )

@@ -95,7 +95,7 @@ def test_samplers_gin_has_a_line_for_every_sampler() -> None:
     for line, _, function in lines:
         made = experiment_of(FOLDER / "samplers.gin", f"experiment.Data.sampler = {line}")
         source: Any = made.data.corpus.opened_source
-        sizes = {f"en-{code}": source.sizes[code] for code in source.language_pairs()}
+        sizes = {f"en-{code}": size for code, size in source.sizes.items()}
         sampler, training = made.data.sampler, made.training
         drawn = {"drawn": 7.5e4} if takes(sampler, "drawn") else {}
         rates = sampler(sizes, **drawn)

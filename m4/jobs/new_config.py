@@ -114,6 +114,10 @@ def write_config(
     text += f" on {counted(cores, 'CPU core')}"
     head = [f"pairs of languages: {len(names)}; training pairs: {pairs:,}", text]
     most = max(corpus.sizes[pair]["test"] for pair in names)
+    centric = all(pair.startswith("en-") for pair in names)
+    values |= {
+        "shares": "{'en-*': 0.6}  # many languages to write, into English one" if centric else "{}"
+    }
     values |= {"beams": 4, "test_sentences": 1000 if most > 1000 else None}
     length, decoding = values["length"], {}
     if begun is not None:

@@ -278,7 +278,7 @@ def _table(
     sides: list[str],
     levels: ResourceLevels,
 ) -> Table:
-    rows = [row for row in rows if row.system == system]
+    rows = [row for row in rows if row.system == system and row.side in sides]
     means = [mean for mean in means if mean.system == system and mean.side in sides]
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
     small, related = small_tests(rows, levels), any(row.closely_related for row in rows)

@@ -24,7 +24,15 @@ PAIRS, OLD_TEST, OLD_DEV = 500, 50, 20  # training pairs of the new, sentences o
 STEPS, SEEDS = 2000, (0, 1, 2)
 SIZE = {"WIDTH": 64, "HEADS": 2, "MLP_WIDTH": 384}
 GROWN = 17000  # pieces of the sources' vocabulary
-REPLAY = {"replay_0": 0.0, "replay_30": 0.3}
+# System -> its changes of CONTINUED. Slow: the layers learn at a tenth of the embeddings' rate.
+_LONG = ("TRAIN_STEPS=1500", "experiment.Training.dev_period=150")
+_SLOW = ("experiment.Training.parameter_rates={'encoder': 0.1, 'decoder': 0.1}",)
+REPLAY = {
+    "replay_0": ("KEEP_SHARE=0.0",),
+    "replay_30": ("KEEP_SHARE=0.3",),
+    "replay_90": ("KEEP_SHARE=0.9", *_LONG),
+    "slow_30": ("KEEP_SHARE=0.3", *_SLOW),
+}
 
 
 def main() -> int:
@@ -99,13 +107,13 @@ def commands(out: Path, languages: list[str]) -> Iterator[tuple[str, list[str]]]
                 if {*read_json(path)["languages"]} == {*NEW})  # fmt: skip
     for seed in SEEDS:
         seeded = f"--gin.experiment.Training.seed={seed}"
-        for system, share in REPLAY.items():
+        for system, changes in REPLAY.items():
             more = [
                 f"--gin_file={CONTINUED}",
                 f"--gin.START='{out / 'start'}@{STEPS}'",
                 f"--gin.VOCABULARY='{five}'",
                 f"--gin.OLD={old}",
-                f"--gin.KEEP_SHARE={share}",
+                *(f"--gin.{change}" for change in changes),
                 seeded,
             ]
             yield m4("train", f"{system}_{seed}", languages, *more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.sharding import _grid, mesh_split, partial_tile, replicate, shard, split, tile
-from tests.documents.blocks import ROOT, blocks_of
+from tests.documents.blocks import ROOT
 
 SCATTERED = [3, 1, 2, 0, 7, 6, 5, 4]  # not a grid with its axes exchanged
 
@@ -204,11 +205,15 @@ def test_mesh_of_jax() -> None:
     assert_parts(y, array(4, 8), np.arange(8).reshape(2, 4), [0, 1])
 
 
-def test_the_example_of_the_documentation() -> None:
-    page = blocks_of(ROOT / "docs" / "parallelism.md")
-    (block,) = [block for block in page if "def feed_forward(" in block.text]
-    names: dict[str, Any] = {}
-    exec(compile(block.text, str(block), "exec"), names)
+def test_the_layer_of_the_notebook() -> None:
+    page = ROOT / "docs" / "notebooks" / "plan.py"
+    (layer,) = [
+        part for part in ast.parse(page.read_text(encoding="utf-8")).body
+        if isinstance(part, ast.FunctionDef) and part.name == "feed_forward"
+    ]  # fmt: skip
+    names: dict[str, Any] = {"jax": jax, "jnp": jnp, "mesh_split": mesh_split}
+    names["mesh"] = np.arange(8).reshape(4, 2)
+    exec(compile(ast.unparse(layer), str(page), "exec"), names)
     x_BLM, in_MF, out_FM = array(4, 2, 4) / 32, array(4, 8) / 32, array(8, 4) / 32
     y_BLM = names["feed_forward"](x_BLM, in_MF, out_FM)
     np.testing.assert_allclose(y_BLM, jnp.maximum(x_BLM @ in_MF, 0) @ out_FM, rtol=1e-6)

@@ -157,7 +157,7 @@ class Experiment:
                 allowed = f"named by letters, digits and _, not {', '.join(SPLITS)}"
                 raise SettingError("Experiment.testsets", self.testsets, allowed)
             if not (hasattr(testset, "segments") or hasattr(testset, "pairs")):
-                allowed = f"test sets, with brackets: {{'{name}': @testsets.Aligned()}}"
+                allowed = f"test sets, with brackets: {{'{name}': @aligned.Aligned()}}"
                 raise SettingError("Experiment.testsets", self.testsets, allowed)
         own, shared = self.model_dir.rstrip("/"), self.data.data_dir
         if shared is not None and f"{shared.rstrip('/')}/".startswith(f"{own}/"):

@@ -1,7 +1,7 @@
 """Test sets of their own: sentences with references, in files apart from any corpus.
 
-Published layouts are settings of `Aligned` or `Table` (gin_configs/testsets). Any source of
-sentence pairs is a test set, too: by its test split.
+Published layouts are settings of `sources.aligned.Aligned` or `Table` (gin_configs/testsets). Any
+source of sentence pairs is a test set, too: by its test split.
 """
 
 import json
@@ -23,10 +23,9 @@ from m4.data.sources.reading.layout import m4_code
 from m4.data.sources.reading.lines import text_lines
 from m4.settings import InputError, SettingError, checked
 
-_MOST_BYTES = 1 << 26  # of a line, which may be a document
-# Codes of languages in names of files; in a pair '-' stands between them.
-_CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*"
-_ONE = _CODE.replace("[-_@]", "[_@]")
+MOST_BYTES = 1 << 26  # of a line, which may be a document
+# Code of a language in the name of a pair.
+_ONE = r"[A-Za-z0-9]+(?:[_@][A-Za-z0-9]+)*"
 
 
 class Segment(NamedTuple):
@@ -52,67 +51,6 @@ class Segments(Protocol):
     def segments(self, direction: str) -> list[Segment]:
         """Returns the segments of a direction, in order."""
         ...
-
-
-@checked
-@dataclass(eq=False)
-class Aligned:
-    """A folder with a file for each language, line n of each the translation of line n of others.
-
-    Several files of a language are several references; the first one by name is what is translated.
-    All files may be compressed. All directions between its languages are there.
-
-    Attributes:
-        folder: on disk, or gs://, s3:// and the like.
-        files: pattern of names with {lang}, the code of a language; '*' is any part of a name.
-        documents: file with the document of each line, or None.
-        codes: m4's code -> the code in names, where m4 does not know which it is.
-    """
-
-    folder: str | os.PathLike[str]
-    files: str = "{lang}"
-    documents: str | None = None
-    codes: Mapping[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        if "{lang}" not in self.files:
-            raise SettingError("Aligned.files", self.files, "a pattern with {lang}")
-
-    def directions(self) -> list[str]:
-        """Returns the directions between all languages."""
-        codes = [*self._files]
-        return [f"{a}-{b}" for a in codes for b in codes if a != b]
-
-    def segments(self, direction: str) -> list[Segment]:
-        """Returns the lines.
-
-        Raises:
-            InputError: Two files have different numbers of lines.
-        """
-        source, target = direction.split("-")
-        paths = [self._files[source][0], *self._files[target]]
-        documents = folder_at(self.folder, "Aligned.folder") / (self.documents or "")
-        paths += [documents] if self.documents else []
-        columns = [[*text_lines(path, _MOST_BYTES)] for path in paths]
-        for path, column in zip(paths, columns, strict=True):
-            if len(column) != len(columns[0]):
-                raise InputError(
-                    f"{paths[0]} has {len(columns[0])} lines, {path} {len(column)}: line n of one "
-                    "must be the translation of line n of the other"
-                )
-        count = len(self._files[target])
-        return [
-            Segment(row[0], row[1 : 1 + count], row[-1] if self.documents else None)
-            for row in zip(*columns, strict=True)
-        ]
-
-    @cached_property
-    def _files(self) -> dict[str, list[epath.Path]]:
-        """Returns the files of each language, by name."""
-        found: dict[str, list[epath.Path]] = {}
-        for match, path in _find("Aligned", self.folder, self.files):
-            found.setdefault(m4_code(match["lang"]), []).append(path)
-        return found
 
 
 @checked
@@ -180,7 +118,7 @@ class Table:
         """Yields (number, fields) of each line."""
         as_json = unpacked(path.name).endswith((".jsonl", ".json"))
         header = self.header
-        for number, line in enumerate(text_lines(path, _MOST_BYTES), 1):
+        for number, line in enumerate(text_lines(path, MOST_BYTES), 1):
             if as_json:
                 try:
                     row = json.loads(line)
@@ -248,9 +186,8 @@ def _find(
 ) -> list[tuple[re.Match, epath.Path]]:
     """Returns the files that a pattern fits, sorted by name, each with its match."""
     expression = ""
-    for part in re.split(r"(\{lang\}|\{pair\}|\*)", pattern):
+    for part in re.split(r"(\{pair\}|\*)", pattern):
         fields = {
-            "{lang}": f"(?P<lang>{_CODE})",
             "{pair}": f"(?P<first>{_ONE})-(?P<second>{_ONE})",
             "*": "[^/]*",
         }
@@ -288,6 +225,8 @@ def directions_for(name: str, testset: Segments | Source, trained: Iterable[str]
     codes = languages_of(own)
     by_setting: Mapping[str, str] = getattr(testset, "codes", None) or {}
     given = {ours: m4_code(theirs) for ours, theirs in by_setting.items()}
+    if hasattr(testset, "language_pairs"):  # a source gives these languages their names itself
+        given = {ours: theirs for ours, theirs in given.items() if theirs in codes}
     same: dict[str, str] = {}
     for language in languages_of(trained):
         if language in given:

@@ -10,6 +10,7 @@ import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -18,11 +19,13 @@ from etils import epath
 
 from m4.data.directions import key_of
 from m4.data.sources import SPLITS, Pair, Source
+from m4.data.sources.aligned import Aligned
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.huggingface import HuggingFace
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
 from m4.data.sources.tfds import Tfds
+from m4.data.sources.tmx import Tmx
 from m4.data.sources.tsv import Tsv
 
 # Language -> split -> pairs.
@@ -71,6 +74,32 @@ def moses(folder: Path, texts: Texts) -> Source:
         write(folder / f"{stem}.en.zst", "".join(f"{e}\n" for e, _ in pairs))
         write(folder / f"{stem}.{code}", "".join(f"{f}\n" for _, f in pairs))
     return Moses(folder)
+
+
+def aligned(folder: Path, texts: Texts) -> Source:
+    for code, split, pairs in parts(texts):
+        for side, lines in zip(("en", code), zip(*pairs, strict=True), strict=True):
+            write(folder / split / f"{code}.{side}.xz", "".join(f"{line}\n" for line in lines))
+    return Aligned(**arguments_of("aligned", folder))
+
+
+def tmx(folder: Path, texts: Texts) -> Source:
+    for code, split, pairs in parts(texts):
+        write(folder / f"en-{code}.{split}.tmx.gz", tmx_of("en", code, pairs))
+    return Tmx(folder)
+
+
+def tmx_of(first: str, second: str, pairs: list[Pair]) -> str:
+    """Returns a file as OPUS publishes it; a pair has four lines, from the sixth one on."""
+    units = (
+        f'    <tu>\n      <tuv xml:lang="{first}"><seg>{escape(a)}</seg></tuv>\n'
+        f'      <tuv xml:lang="{second}"><seg>{escape(b)}</seg></tuv>\n    </tu>\n'
+        for a, b in pairs
+    )
+    head = (
+        f'<?xml version="1.0" encoding="UTF-8" ?>\n<tmx version="1.4">\n<header srclang="{first}"'
+    )
+    return f'{head}\n  datatype="PlainText" />\n  <body>\n{"".join(units)}  </body>\n</tmx>\n'
 
 
 def jsonl(folder: Path, texts: Texts) -> Source:
@@ -182,6 +211,8 @@ def _builder() -> Callable[..., Any]:
 WRITERS: dict[str, Callable[[Path, Texts], Source]] = {
     "tsv": tsv,
     "moses": moses,
+    "aligned": aligned,
+    "tmx": tmx,
     "jsonl": jsonl,
     "huggingface": huggingface,
     "gettext": gettext,
@@ -192,6 +223,7 @@ WRITERS: dict[str, Callable[[Path, Texts], Source]] = {
 def arguments_of(name: str, folder: epath.Path | Path) -> dict[str, Any]:
     """Returns the arguments with which a corpus is opened in another folder."""
     return {
+        "aligned": {"folder": folder, "files": "{split}/*.{lang}"},
         "jsonl": {
             "folder": folder,
             "files": "{split}.jsonl",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from m4.data.sources import Pair
-from tests.data.corpora import Texts, parts, write, write_po
+from tests.data.corpora import Texts, parts, tmx_of, write, write_po
 
 _WHO = ("she", "your brother", "that teacher", "this man", "her friend")
 _WHAT = ("would like to see", "has not found", "was looking for", "can read", "will not sell")
@@ -51,6 +51,13 @@ def train_only(folder: Path) -> Path:
 def moses(folder: Path) -> Path:
     for language, split, found in parts(texts("gl fy")):
         _sides(folder / f"{split}.en-{language}", language, found)
+    return folder
+
+
+def tmx(folder: Path) -> Path:
+    """A file a pair, as OPUS publishes them."""
+    for language in ("gl", "fy"):
+        write(folder / f"en-{language}.tmx.gz", tmx_of("en", language, pairs(language)))
     return folder
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from m4 import config
+from m4.data.sources.aligned import Aligned
 from m4.data.sources.tsv import Tsv
-from m4.data.testsets import Aligned, Segment, Table, directions_for, segments_for
+from m4.data.testsets import Segment, Table, directions_for, segments_for
 from m4.settings import InputError
 from tests.command_line import TINY
 
@@ -70,7 +71,7 @@ def test_ntrex(tmp_path: Path) -> None:
         Segment("a", ("deu 0",), "one"),
         Segment("b", ("deu 1",), "two"),
     ]
-    other = published("ntrex", tmp_path, "ntrex/testsets.Aligned.codes = {'en': 'eng-GB'}")
+    other = published("ntrex", tmp_path, "ntrex/aligned.Aligned.codes = {'en': 'eng-GB'}")
     assert found(other)["en-de"][0] == Segment("eng-GB 0", ("deu 0",), "one")
 
 
@@ -190,7 +191,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     by_name = functools.partial(Table, tmp_path, files="{pair}.jsonl")
     by_field = functools.partial(Table, tmp_path, languages="lp")
     for make, message in [
-        (lambda: Aligned(tmp_path, "{lang}"), r"eng has 2 lines, .*glg 1: line n of one"),
+        (lambda: Aligned(tmp_path, "{lang}"), r"eng has 2 lines and .*glg 1: they are not"),
         (lambda: Aligned(tmp_path, "{lang}.txt"), r"no file is called like {lang}.txt"),
         (lambda: Aligned(tmp_path, "*"), r"Aligned.files = '\*': must be a pattern with {lang}"),
         (lambda: Aligned(tmp_path / "none"), r"Aligned.folder = .*a folder that exists"),

@@ -12,6 +12,7 @@ from etils import epath
 
 from m4.data.directions import SIDES
 from m4.data.languages import describe, is_english
+from m4.data.sources.aligned import Aligned
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
@@ -19,12 +20,14 @@ from m4.data.sources.reading.files import COMPRESSED, folder_at, lines, unpacked
 from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import SPLIT_WORDS, File, FileLayout, said_splits
 from m4.data.sources.reading.lines import MAX_LINE_BYTES
+from m4.data.sources.tmx import Tmx
 from m4.data.sources.tsv import Tsv
 from m4.settings import InputError
 
 EXPECTED = (
     "expected sentence pairs, in files called like gl.train.tsv, "
-    "fr-wo.train.tsv, gl.tsv, train.en-gl.en and train.en-gl.gl, gl.train.jsonl or gl.po"
+    "fr-wo.train.tsv, gl.tsv, train.en-gl.en and train.en-gl.gl, train/fr and train/wo, "
+    "gl.train.jsonl, en-gl.tmx or gl.po"
 )
 # Where files do not tell the split, one English sentence in so many is dev, or test.
 _EVERY = {"dev": 100, "test": 50}
@@ -41,17 +44,15 @@ def _starting(start: str, names: Iterable[str]) -> list[str]:
 
 
 _PAIRS, _LANGUAGES = _with_split("{pair}"), _with_split("{lang}")
+_TABLES = (
+    *_PAIRS, *_LANGUAGES, *_starting("*.", _PAIRS + _LANGUAGES), *_starting("{pair}/*.", _PAIRS),
+    "{pair}", "{lang}",
+)  # fmt: skip
 _ANY = ("{split}/*", *_with_split("*", ".-_"))
 # Patterns of names in the order of preference: of two that fit as many files, the first one is
 # taken.
 _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
-    Tsv: tuple(
-        f"{name}.tsv"
-        for name in (
-            *_PAIRS, *_LANGUAGES, *_starting("*.", _PAIRS + _LANGUAGES),
-            *_starting("{pair}/*.", _PAIRS), "{pair}", "{lang}",
-        )
-    ),
+    Tsv: tuple(f"{name}.tsv" for name in _TABLES),
     Moses: (
         *(f"{name}.{{side}}" for name in (
             *_PAIRS, "{split}", *_starting("*.", _PAIRS), *_starting("{pair}/*.", _PAIRS),
@@ -60,6 +61,11 @@ _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
         )),
         "{split}/{side}.{split}", "{split}/{side}.txt", "{side}.{split}",
     ),
+    Aligned: (
+        *_with_split("{lang}", "./"), "{split}/{lang}.txt", "{split}/{lang}.{split}",
+        "{split}/{split}.{lang}",
+    ),
+    Tmx: tuple(f"{name}.tmx" for name in (*_TABLES, "*.{pair}")),
     Jsonl: tuple(
         f"{name}.jsonl"
         for name in (*_PAIRS, *_LANGUAGES, "{split}", *_ANY, "{pair}", "{lang}", "*")
@@ -256,14 +262,17 @@ def _fit(
     ending = pattern.rpartition(".")[2]
     if "{" not in ending and not any(f".{ending}" in name for name in names):
         return None
-    layout = FileLayout(
-        source.__name__, root, pattern, english, words if "train" in words else None
-    )
+    splits = words if "train" in words else None
+    name, one = source.__name__, source.one_language
+    layout = FileLayout(name, root, pattern, english, splits, one_language=one)
     found = (layout.file(name, path) for name, path in names.items())
     files = [file for file in found if file is not None and file.code not in _NO_SIDES]
     if not files or (source is Moses and not any(file.side == SIDES[0] for file in files)):
         return None
     if all(file.split in ("dev", "test") for file in files):
+        return None
+    languages = {file.language for file in files}
+    if one and (len(languages) < 2 or (languages & {*_ENGLISH} and english not in languages)):
         return None
     agree = sum(_agrees(file.name, file.split, words) for file in files)
     return _Fit(source, pattern, english, words, files, agree)

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from m4.data.directions import SIDES, split_direction
 from m4.data.sources import Pair
-from m4.data.sources.reading.files import lines
 from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import File
 from m4.data.sources.reading.lines import Tally
@@ -52,20 +50,5 @@ class Moses(Folder):
 
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
         first = self._first_of(file)
-        most = self.reading.max_line_bytes
-        count = [0, 0]
-        for number, sides in enumerate(
-            zip_longest(lines(first.path, most), lines(file.path, most)), 1
-        ):
-            for side, line in enumerate(sides):
-                count[side] += line is not None
-            if None in sides:
-                continue  # read on, to report both counts
-            texts = tally.pair(number, *(tally.text(line, number) for line in sides))
-            if texts:
-                yield file.pair or "", texts
-        if count[0] != count[1]:
-            raise InputError(
-                f"{first.path} has {count[0]} lines and {file.path} {count[1]}: "
-                "they are not translations of each other line by line"
-            )
+        for texts in self._zipped(first, file, tally):
+            yield file.pair or "", texts

@@ -22,6 +22,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Path], str, str, str]] = {
     "train_only": (folders.train_only, "tsv.Tsv", "{lang}.train.tsv", "fy gl pt"),
     "moses": (folders.moses, "moses.Moses", "{split}.{pair}.{side}", "fy gl"),
     "opus": (folders.opus, "moses.Moses", "{pair}/*.{side}", "fy gl"),
+    "tmx": (folders.tmx, "tmx.Tmx", "{pair}.tmx", "fy gl"),
     "json": (folders.json_by_language, "jsonl.Jsonl", "{lang}.{split}.jsonl", "fy gl"),
     "json_mixed": (folders.json_mixed, "jsonl.Jsonl", "*.jsonl", "fy gl"),
     "json_many": (folders.json_many, "jsonl.Jsonl", "{split}.jsonl", "fy gl"),
@@ -98,6 +99,32 @@ def test_json_of_pairs_without_english(tmp_path: Path) -> None:
     assert opened.language_pairs() == ["de-fr", "fr-wo"]
     assert [*opened.pairs("de-fr", "train")] == [("eins", "un"), ("zwei", "deux")]
     assert [*opened.pairs("fr-wo", "train")] == [("trois", "ñett")]
+
+
+@pytest.mark.parametrize(
+    "name", ["{split}/{lang}", "{split}.{lang}", "{split}/{lang}.txt", "{split}/{split}.{lang}"]
+)
+@pytest.mark.parametrize("english", ["", "eng_Latn"])
+def test_aligned_folders(tmp_path: Path, name: str, english: str) -> None:
+    """Any number of languages; with English in Moses' own names it is Moses, as ever."""
+    codes = ["fra_Latn", "wol_Latn", "spa_Latn", *english.split()]
+    for split, word in (("train", "train"), ("dev", "dev"), ("test", "devtest")):
+        for code in codes:
+            write(tmp_path / name.format(split=word, lang=code), f"{code} {split}\n")
+    write(tmp_path / "train" / "README", "what this is\n")
+    found = detect(str(tmp_path))
+    opened = found.opened(str(tmp_path))
+    if english and name != "{split}/{lang}":
+        assert found.name == "moses.Moses"
+        return
+    assert (found.name, found.files, found.by_hash) == ("aligned.Aligned", name, ())
+    assert found.settings.get("english", "") == english
+    # Three languages are three pairs; English makes three more, and they come first.
+    others = ["fra_Latn-spa_Latn", "fra_Latn-wol_Latn", "spa_Latn-wol_Latn"]
+    first = ["en-fra_Latn", "en-spa_Latn", "en-wol_Latn"] if english else []
+    assert opened.language_pairs() == first + others
+    pair = Pair("fra_Latn test", "wol_Latn test")
+    assert [*opened.pairs("fra_Latn-wol_Latn", "test")] == [pair]
 
 
 @pytest.mark.parametrize("train", ["", "train/{}.train", "train.{}.txt"])

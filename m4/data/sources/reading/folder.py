@@ -12,9 +12,9 @@ from etils import epath
 
 from m4.data.directions import SIDES, in_order, key_of, pair_of
 from m4.data.sources import SPLITS, Pair
-from m4.data.sources.reading.files import digest, folder_at
+from m4.data.sources.reading.files import digest, folder_at, lines
 from m4.data.sources.reading.layout import File, FileLayout, named, said_splits
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Tally
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Tally, side_by_side
 from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError
@@ -47,6 +47,7 @@ class Folder(abc.ABC):
 
     names_say_splits: ClassVar[bool] = True  # words such as test in names of files are splits
     unit: ClassVar[str] = "line"  # what is numbered in a file
+    one_language: ClassVar[bool] = False  # a file has one language; without splits it is test
 
     folder: str | os.PathLike[str]
     files: str
@@ -63,11 +64,13 @@ class Folder(abc.ABC):
         self.reading = Reading(owner, self.on_bad_line, self.max_line_bytes)
         self.hash_split = HashSplit(owner, self.dev_every, self.test_every)
         path = epath.Path(self.folder)
-        self.layout = FileLayout(owner, path, self.files, self.english, self.splits, self.codes)
+        self.layout = FileLayout(
+            owner, path, self.files, self.english, self.splits, self.codes, self.one_language
+        )
         every = {"dev": self.dev_every, "test": self.test_every}
         self._hashed = {split for split, one in every.items() if one}
         named = {*self.layout.splits} if "split" in self.layout.fields else set()
-        if named & self._hashed or not (named or self._hashed):
+        if named & self._hashed or not (named or self._hashed or self.one_language):
             allowed = (
                 "a pattern without {split} where dev_every and test_every are set, but for splits "
                 f"that {owner}.splits leaves out"
@@ -92,20 +95,19 @@ class Folder(abc.ABC):
             InputError: There is no such pair; a line is bad and on_bad_line is "fail".
         """
         assert split in SPLITS, split
-        pair, there = pair_of(pair), self.language_pairs()
-        if pair not in there and (
-            not self.layout.names_language or pair not in {file.pair for file in self._files}
-        ):
+        pair, by_name = pair_of(pair), self.layout.names_language
+        files = self._files_of(pair) if by_name else []
+        if not (files if by_name else pair in self.language_pairs()):
             raise InputError(
                 f"{self.folder}: no {pair} in files called like {self.files}; there is "
-                f"{', '.join(there) or 'no pair of languages'} ({self.owner}.files, "
+                f"{named(self.language_pairs()) or 'no pair of languages'} ({self.owner}.files, "
                 f"{self.owner}.codes)"
             )
-        if not self.layout.names_language:
+        if not by_name:
             yield from self._spool.pairs(pair, split)
             return
-        for file in self._files:
-            if file.pair == pair and self._holds(file, split):
+        for file in files:
+            if self._holds(file, split):
                 for _, texts in self._pairs_of(file):
                     if self._split_of(file, texts) == split:
                         yield texts
@@ -132,9 +134,20 @@ class Folder(abc.ABC):
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
         """Yields (pair of languages, sentence pair) of a file."""
 
+    def _files_of(self, pair: str) -> list[File]:
+        """Returns the files of two languages."""
+        return [file for file in self._files if file.pair == pair]
+
     def _pairs_of(self, file: File) -> Iterator[tuple[str, Pair]]:
         with self.reading.of(file.name, file.path, self.unit) as tally:
             yield from self._read(file, tally)
+
+    def _zipped(self, first: File, second: File, tally: Tally) -> Iterator[Pair]:
+        """Yields the sentence pairs of two files, line by line."""
+        both = {of.path: lines(of.path, self.reading.max_line_bytes) for of in (first, second)}
+        for number, sides in enumerate(side_by_side(both), 1):
+            if texts := tally.pair(number, *(tally.text(line, number) for line in sides)):
+                yield texts
 
     def _settings(self) -> dict:
         """Returns the subclass's settings that decide the text."""
@@ -148,12 +161,14 @@ class Folder(abc.ABC):
         """Returns whether a file may have pairs of a split; of two files, the second one."""
         if file.side == SIDES[0]:
             return False
+        if file.split is None and not self._hashed:
+            return split == "test"
         return file.split in (split, None) or (file.split == "train" and split in self._hashed)
 
     def _split_of(self, file: File, pair: Pair) -> str:
-        if file.split is None or (file.split == "train" and self._hashed):
+        if self._hashed and file.split in ("train", None):
             return self.hash_split(pair.first)
-        return file.split
+        return file.split or "test"
 
     @cached_property
     def _files(self) -> list[File]:

@@ -47,6 +47,7 @@ class File:
         swapped: Whether its name has them in the other order, as of 'wo-fr'; never with English.
         side: The side of the pair that it has, "first" or "second".
         stars: The texts in the places of `*`.
+        language: m4's code of its language, where a file has one language.
     """
 
     path: epath.Path
@@ -57,6 +58,7 @@ class File:
     split: str | None
     side: str | None
     stars: tuple[str, ...]
+    language: str | None = None
 
     @property
     def code(self) -> str | None:
@@ -133,6 +135,7 @@ class FileLayout:
         splits: Split -> its word in names; a split that is left out does not exist. Defaults to
             train, dev and test.
         codes: m4's code -> the code in names, where they differ by more than '-' and '_'.
+        one_language: {lang} is the language of the file's text, which may be English.
     """
 
     def __init__(
@@ -143,7 +146,9 @@ class FileLayout:
         english: str = "en",
         splits: Mapping[str, str] | None = None,
         codes: Mapping[str, str] | None = None,
+        one_language: bool = False,
     ) -> None:
+        self.one_language = one_language
         self.owner, self.folder, self.pattern, self.english = owner, folder, pattern, english
         self.splits = dict(splits or {split: split for split in SPLITS})
         self.codes = dict(codes or {})
@@ -222,7 +227,11 @@ class FileLayout:
             name for name in self.not_taken if name.removesuffix(".json") not in found
         ]
         return [
-            replace(file, pair=self.pair(file.codes, file.path)) if file.codes else file
+            replace(file, pair=self.pair(file.codes, file.path))
+            if file.codes
+            else replace(file, language=self._m4(file.language, file.path))
+            if file.language
+            else file
             for _, file in sorted(found.items())
         ]
 
@@ -234,13 +243,14 @@ class FileLayout:
         """Returns the name of the pair of two languages in names or data."""
         if path is None and codes in self._pairs:
             return self._pairs[codes]
-        first, second = (
-            "en" if code == self.english else self.language(code, path) for code in codes
-        )
+        first, second = (self._m4(code, path) for code in codes)
         if first == second:
             place = path or self.folder
             raise InputError(f"{place}: {codes[0]!r} and {codes[1]!r} are one language")
         return self._pairs.setdefault(codes, pair_of(f"{first}-{second}"))
+
+    def _m4(self, code: str, path: epath.Path | None) -> str:
+        return "en" if code == self.english else self.language(code, path)
 
     def _candidates(
         self, folder: epath.Path, name: str, level: int
@@ -271,14 +281,18 @@ class FileLayout:
             codes = first or self.english, second or self.english
             if codes[0] == codes[1] or not (field["one"] is None or all(map(self._known, codes))):
                 return None
+        elif self.one_language:
+            if lang is None or not (self._known(lang) or is_english(lang)):
+                return None  # 'train/README'
         elif (code := lang or side) != self.english:
             codes = (self.english, code) if code else None
         if codes and side in _SIDES:
             side = codes[_SIDES[side]]
-        if any(code and code not in (codes or (self.english,)) for code in (lang, side)):
-            return None  # 'en-gl.pt': the side is neither
-        if lang and lang == self.english:
-            return None
+        if not self.one_language:
+            if any(code and code not in (codes or (self.english,)) for code in (lang, side)):
+                return None  # 'en-gl.pt': the side is neither
+            if lang and lang == self.english:
+                return None
         ordered = (codes[1], codes[0]) if codes and self.swapped(codes) else codes
         groups = set(match.re.groupindex.values())
         return File(
@@ -292,6 +306,7 @@ class FileLayout:
             stars=tuple(
                 match[group] for group in range(1, match.re.groups + 1) if group not in groups
             ),
+            language=lang if self.one_language else None,
         )
 
     def _known(self, code: str) -> bool:

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import zip_longest
+from typing import TypeVar
 
 from etils import epath
 
 from m4.data.sources import Pair
 from m4.data.sources.reading.files import lines, packing
 from m4.settings import InputError, counted
+
+Line = TypeVar("Line", str, bytes)
 
 # Part of a source's identity: raise it when other lines are left out or put right.
 READING = 2
@@ -96,6 +100,27 @@ def text_lines(path: epath.Path, most_bytes: int, shown: str = "") -> Iterator[s
         if isinstance(text, Reason):
             raise InputError(f"{shown or path} line {number}: {text}")
         yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def side_by_side(files: Mapping[epath.Path, Iterable[Line]]) -> Iterator[tuple[Line, ...]]:
+    """Yields line n of every file together.
+
+    Raises:
+        InputError: The files have different numbers of lines; at their end, to name the numbers.
+    """
+    counts = [0] * len(files)
+    for row in zip_longest(*files.values()):
+        for place, line in enumerate(row):
+            counts[place] += line is not None
+        if None not in row:
+            yield row
+    first, *others = zip(files, counts, strict=True)
+    for path, count in others:
+        if count != first[1]:
+            raise InputError(
+                f"{first[0]} has {first[1]} lines and {path} {count}: "
+                "they are not translations of each other line by line"
+            )
 
 
 class Reading:

@@ -1,0 +1,96 @@
+"""Aligned folders, of text to train on and of test sets: a file a language, line by line."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+
+from m4.data.directions import directions_of, in_order, pair_of, sides_of, split_direction
+from m4.data.sources import Pair
+from m4.data.sources.reading.folder import Folder
+from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.lines import Tally, side_by_side, text_lines
+from m4.data.testsets import MOST_BYTES, Segment
+from m4.settings import SettingError, checked
+
+
+@checked
+@dataclass(eq=False)
+class Aligned(Folder):
+    """Files of any number of languages, line n of each the translation of line n of the others.
+
+    Any two languages are a pair, if their files' names differ by {lang} alone. Files of different
+    lengths are an error. Without {split}, dev_every and test_every a folder is a test set. In a
+    test set several files of a language are several references; the first by name is translated.
+
+    Attributes:
+        files: Pattern of names with {lang}, the language of a file.
+        documents: File with the document of each line of a test set. Defaults to none.
+    """
+
+    one_language = True
+
+    files: str = "{split}/{lang}"
+    documents: str | None = None
+
+    def __post_init__(self) -> None:
+        if "{lang}" not in self.files or "{pair}" in self.files or "{side}" in self.files:
+            allowed = "a pattern with {lang}, without {pair} and {side}"
+            raise SettingError("Aligned.files", self.files, allowed)
+        super().__post_init__()
+
+    def language_pairs(self) -> list[str]:
+        """Returns the pairs that have training data: those of English, then others, sorted."""
+        return self._pairs_with("train", self._groups.values())
+
+    def directions(self) -> list[str]:
+        """Returns the directions of the test set."""
+        tested = {file.language: file for file in self._files if self._holds(file, "test")}
+        groups = self._groups.values() if self._hashed else [tested]
+        return directions_of("direct", self._pairs_with("test", groups))
+
+    def segments(self, direction: str) -> list[Segment]:
+        """Returns the lines of the test set.
+
+        Raises:
+            InputError: Two files have different numbers of lines.
+        """
+        if self._hashed:  # some of the training files' pairs
+            pairs, sides = self.pairs(pair_of(direction), "test"), sides_of(direction)
+            return [Segment(getattr(p, sides[0]), (getattr(p, sides[1]),)) for p in pairs]
+        source, targets = (
+            [f.path for f in self._files if f.language == code and self._holds(f, "test")]
+            for code in split_direction(direction)
+        )
+        documents = [self.layout.folder / self.documents] if self.documents else []
+        paths = [source[0], *targets, *documents]
+        rows = side_by_side({path: text_lines(path, MOST_BYTES) for path in paths})
+        last = 1 + len(targets)
+        return [Segment(row[0], row[1:last], row[last] if documents else None) for row in rows]
+
+    def _pairs_with(self, split: str, groups: Iterable[Mapping[str | None, File]]) -> list[str]:
+        there = ([code for code, of in group.items() if self._holds(of, split)] for group in groups)
+        found = {pair_of(f"{a}-{b}") for codes in there for a, b in combinations(codes, 2)}
+        return sorted(found, key=in_order)
+
+    @cached_property
+    def _groups(self) -> dict[tuple, dict[str | None, File]]:
+        """Files that belong together, by language."""
+        found: dict[tuple, dict[str | None, File]] = {}
+        for file in self._files:
+            found.setdefault((file.split, file.stars), {})[file.language] = file
+        return found
+
+    def _files_of(self, pair: str) -> list[File]:
+        first, second = split_direction(pair)
+        return [
+            replace(group[second], pair=pair, name=f"{group[first].name} and {group[second].name}")
+            for group in self._groups.values()
+            if first in group and second in group
+        ]
+
+    def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+        assert file.pair is not None
+        first = self._groups[file.split, file.stars][split_direction(file.pair)[0]]
+        for texts in self._zipped(first, file, tally):
+            yield file.pair, texts

@@ -266,14 +266,19 @@ def segments_for(name: str, testset: Segments | Source, direction: str) -> list[
     if hasattr(testset, "segments"):
         found = testset.segments(direction)  # type: ignore[union-attr]
     else:
-        source, target = sides_of(direction)
-        pairs = testset.pairs(pair_of(direction), "test")  # type: ignore[union-attr]
-        found = [Segment(getattr(pair, source), (getattr(pair, target),)) for pair in pairs]
+        found = segments_of_pairs(testset, direction)  # type: ignore[arg-type]
     lacking = [number for number, one in enumerate(found, 1) if not one.references]
     if lacking or not found:
         which = f"of segment {lacking[0]:,} of {len(found):,}" if lacking else ""
         raise InputError(f"testset {name}: {direction} has no reference {which}".rstrip())
     return found
+
+
+def segments_of_pairs(source: Source, direction: str) -> list[Segment]:
+    """Returns a source's test pairs as segments."""
+    first, second = sides_of(direction)
+    pairs = source.pairs(pair_of(direction), "test")
+    return [Segment(getattr(pair, first), (getattr(pair, second),)) for pair in pairs]
 
 
 def _directions(testset: Segments | Source) -> list[str]:

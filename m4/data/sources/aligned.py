@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
-from m4.data.directions import directions_of, in_order, pair_of, sides_of, split_direction
+from m4.data.directions import directions_of, in_order, pair_of, split_direction
 from m4.data.sources import Pair
 from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import File
 from m4.data.sources.reading.lines import Tally, side_by_side, text_lines
-from m4.data.testsets import MOST_BYTES, Segment
+from m4.data.testsets import MOST_BYTES, Segment, segments_of_pairs
 from m4.settings import SettingError, checked
 
 
@@ -56,8 +56,7 @@ class Aligned(Folder):
             InputError: Two files have different numbers of lines.
         """
         if self._hashed:  # some of the training files' pairs
-            pairs, sides = self.pairs(pair_of(direction), "test"), sides_of(direction)
-            return [Segment(getattr(p, sides[0]), (getattr(p, sides[1]),)) for p in pairs]
+            return segments_of_pairs(self, direction)
         source, targets = (
             [f.path for f in self._files if f.language == code and self._holds(f, "test")]
             for code in split_direction(direction)

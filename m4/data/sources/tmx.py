@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 from xml.parsers import expat
 
@@ -38,8 +39,7 @@ class Tmx(Folder):
         assert file.codes is not None
         found = 0
         for number, unit in _units(file):
-            sides = (_side(unit, code) for code in file.codes)
-            if texts := tally.pair(number, *sides):
+            if texts := tally.pair(number, *(_side(unit, code) for code in file.codes)):
                 found += 1
                 yield file.pair or "", texts
         if file.split == "train" and not found:
@@ -97,7 +97,7 @@ def _units(file: File) -> Iterator[tuple[int, dict[str, str]]]:
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.CharacterDataHandler = characters
     parser.EntityDeclHandler = parser.SkippedEntityHandler = refuse  # type: ignore[assignment]
-    for piece in _with_end(chunks(file.path)):
+    for piece in chain(chunks(file.path), [b""]):
         try:
             parser.Parse(piece, not piece)
         except expat.ExpatError as error:
@@ -106,11 +106,6 @@ def _units(file: File) -> Iterator[tuple[int, dict[str, str]]]:
             raise _damaged(file, parser, str(error)) from error
         yield from found
         found.clear()
-
-
-def _with_end(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    yield from pieces
-    yield b""
 
 
 def _damaged(file: File, parser: expat.XMLParserType, why: str) -> InputError:

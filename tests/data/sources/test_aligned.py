@@ -75,6 +75,12 @@ def test_files_of_unequal_length(tmp_path: Path) -> None:
             list(Aligned(tmp_path, on_bad_line=on_bad_line).pairs("fra_Latn-wol_Latn", "train"))
 
 
+def test_two_files_of_one_language(tmp_path: Path) -> None:
+    source = Aligned(made(tmp_path, ("en", "eng_Latn", "fra_Latn")), codes={"en": "eng_Latn"})
+    with pytest.raises(InputError, match=r"language code \S* next to \S* of .*both would be 'en'"):
+        source.language_pairs()
+
+
 def test_a_config_of_ten_lines(tmp_path: Path) -> None:
     """A folder to train on and to test on."""
     mine = tmp_path / "mine.gin"

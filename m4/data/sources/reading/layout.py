@@ -153,7 +153,7 @@ class FileLayout:
         self.splits = dict(splits or {split: split for split in SPLITS})
         self.codes = dict(codes or {})
         self._by_word = {word: split for split, word in self.splits.items()}
-        self.language = Codes(owner, self.codes, folder)
+        self.language = Codes(owner, {"en": english, **self.codes}, folder)
         self._pairs: dict[tuple[str, str], str] = {}
         for name, given, inverse in (
             ("splits", self.splits, self._by_word),
@@ -229,9 +229,7 @@ class FileLayout:
         return [
             replace(file, pair=self.pair(file.codes, file.path))
             if file.codes
-            else replace(file, language=self._m4(file.language, file.path))
-            if file.language
-            else file
+            else replace(file, language=file.language and self.language(file.language, file.path))
             for _, file in sorted(found.items())
         ]
 
@@ -243,14 +241,11 @@ class FileLayout:
         """Returns the name of the pair of two languages in names or data."""
         if path is None and codes in self._pairs:
             return self._pairs[codes]
-        first, second = (self._m4(code, path) for code in codes)
+        first, second = (self.language(code, path) for code in codes)
         if first == second:
             place = path or self.folder
             raise InputError(f"{place}: {codes[0]!r} and {codes[1]!r} are one language")
         return self._pairs.setdefault(codes, pair_of(f"{first}-{second}"))
-
-    def _m4(self, code: str, path: epath.Path | None) -> str:
-        return "en" if code == self.english else self.language(code, path)
 
     def _candidates(
         self, folder: epath.Path, name: str, level: int
@@ -276,23 +271,24 @@ class FileLayout:
         field = match.groupdict()
         lang, side = field.get("lang"), field.get("side")
         codes: tuple[str, str] | None = None
+        language = None
+        if self.one_language:
+            language, lang = lang, None
+            if not language or not (self._known(language) or is_english(language)):
+                return None  # 'train/README'
         if field.get("pair"):
             first, second = field["before"] or field["one"], field["after"] or field["other"]
             codes = first or self.english, second or self.english
             if codes[0] == codes[1] or not (field["one"] is None or all(map(self._known, codes))):
                 return None
-        elif self.one_language:
-            if lang is None or not (self._known(lang) or is_english(lang)):
-                return None  # 'train/README'
         elif (code := lang or side) != self.english:
             codes = (self.english, code) if code else None
         if codes and side in _SIDES:
             side = codes[_SIDES[side]]
-        if not self.one_language:
-            if any(code and code not in (codes or (self.english,)) for code in (lang, side)):
-                return None  # 'en-gl.pt': the side is neither
-            if lang and lang == self.english:
-                return None
+        if any(code and code not in (codes or (self.english,)) for code in (lang, side)):
+            return None  # 'en-gl.pt': the side is neither
+        if lang and lang == self.english:
+            return None
         ordered = (codes[1], codes[0]) if codes and self.swapped(codes) else codes
         groups = set(match.re.groupindex.values())
         return File(
@@ -306,7 +302,7 @@ class FileLayout:
             stars=tuple(
                 match[group] for group in range(1, match.re.groups + 1) if group not in groups
             ),
-            language=lang if self.one_language else None,
+            language=language,
         )
 
     def _known(self, code: str) -> bool:

@@ -29,7 +29,7 @@ PINNED = (10, "0.2.3", "91d5805b19c324885a8086833331828dce80de2460aac0e7e6b49d4e
 CLEANED = "063969a3e54fdb6300f225f6ee758e970b0f5e0f47ce6707025183b64215090f"
 # SHA-256 of the pairs that each source reads out of its kind of files; a cache's FORMAT is theirs.
 READ: dict[str, str] = dict.fromkeys(
-    ("tsv", "moses", "jsonl", "huggingface"),
+    ("tsv", "moses", "aligned", "tmx", "jsonl", "huggingface"),
     "82561ab93a53f36c6b0acf8e0f2acac222ec7b6afaf44b962e3ed45d5e9405c4",
 ) | {
     # Its own splits; the order of TFDS's files.

@@ -61,6 +61,20 @@ def test_a_folder_becomes_a_gin_file_and_stays_as_it_is(here: Path) -> None:
     assert "mine.gin: is there, and is never written over" in again.mistake
 
 
+def test_aligned_folders_and_tmx(here: Path) -> None:
+    for code in ("fy", "gl", "pt"):
+        text = [f"{pair.second}\n" for pair in folders.pairs(code)]
+        for split, part in (("train", text[20:]), ("dev", text[:10]), ("test", text[10:20])):
+            write(here / "aligned" / split / code, "".join(part))
+    folders.tmx(here / "tmx")
+    for name, wanted in (("aligned", ["fy-gl", "fy-pt", "gl-pt"]), ("tmx", ["fy", "gl"])):
+        said = new(name, f"--out={name}.gin", "--yes")
+        assert (said.status, said.err) == (0, ""), said.err
+        spec = config.load([f"{name}.gin"]).experiment().data.corpus
+        assert spec.languages == wanted
+        assert type(spec.opened_source).__name__.lower() == name
+
+
 def test_what_people_change_first_is_a_macro(here: Path) -> None:
     folders.tsv(here / "corpus")
     assert new("corpus", "--yes").status == 0

@@ -1,6 +1,6 @@
 """Aligned folders, of text to train on and of test sets: a file a language, line by line."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -79,6 +79,10 @@ class Aligned(Folder):
         for file in self._files:
             found.setdefault((file.split, file.stars), {})[file.language] = file
         return found
+
+    def _name_unread(self, files: Sequence[File]) -> None:
+        if any(self._holds(file, "train") for file in files):  # published test sets have more
+            super()._name_unread(files)
 
     def _files_of(self, pair: str) -> list[File]:
         first, second = split_direction(pair)

@@ -51,13 +51,15 @@ def test_the_same_folder_is_a_test_set(tmp_path: Path) -> None:
     assert [Pair(one.references[0], one.source) for one in found] == [*pairs]
 
 
-def test_files_without_split(tmp_path: Path) -> None:
+def test_files_without_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are a test set, or, with dev_every and test_every, of every split."""
+    write(tmp_path / "README.md", "what this is\n")
     for code in ("fr", "wo"):
         write(tmp_path / f"news.{code}.gz", "".join(f"{code} {n}\n" for n in range(200)))
     testset = Aligned(tmp_path, "*.{lang}")
     assert (testset.language_pairs(), testset.directions()) == ([], ["fr-wo", "wo-fr"])
     assert len(testset.segments("wo-fr")) == 200
+    assert capsys.readouterr().err == ""
     source = Aligned(tmp_path, "*.{lang}", dev_every=10, test_every=5)
     sizes = [len([*source.pairs("fr-wo", split)]) for split in ("train", "dev", "test")]
     assert sum(sizes) == 200

@@ -124,8 +124,8 @@ def test_parts_of_ones_own_train_and_score(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ("yield Pair(f\"number {number}\", f\"{self.words[language]} {number}\")",
-         "yield {'en': 'a', 'gl': 'b'}", "pairs() must yield Pair(english, translation), two"),
+        ("yield Pair(f\"number {number}\", f\"{self.words[pair.removeprefix('en-')]} {number}\")",
+         "yield {'en': 'a', 'gl': 'b'}", "pairs() must yield Pair(first, second), two"),
         ("return {direction: root / sum(roots.values()) for direction, root in roots.items()}",
          "return [*roots.values()]", "must be a function that returns rates by direction, such as"),
         ("logits_GSE = tokens.score(\"router\")", "return tokens.score(\"router\")",

@@ -26,8 +26,8 @@ EXAMPLES = {
     for module in [*(name for name in COMMANDS if name != "data"),
                    *(f"data.{name}" for name in DATA_COMMANDS)]
 }  # fmt: skip
-# Needs a compiler for TPUs, a bucket, another corpus.
-NOT_HERE = {"plan", "watch", "data remove"}
+# Needs a compiler for TPUs, a bucket, another corpus, files of translations.
+NOT_HERE = {"plan", "watch", "data remove", "score_files"}
 
 
 def in_the_way(*ways: str) -> pytest.MarkDecorator:

@@ -110,7 +110,7 @@ def test_decoding_reads_the_same_ids(seqio: Any, cache: Cache) -> None:
     wanted = of_seqio(seqio, "made_en_gl", "test")
     assert [(*ids, 1) for ids in cache.vocabulary.encode_tagged(tagged)] == [w[0] for w in wanted]
     assert pairs[0].first.startswith("made_en_gl: ")
-    assert not cache.manifest["ledger"]["languages"]["gl"]["test"].get("flagged")
+    assert not cache.manifest["ledger"]["pairs"]["en-gl"]["test"].get("flagged")
 
 
 @pytest.mark.parametrize("layout", ["packed", "single"])
@@ -178,7 +178,7 @@ def test_what_is_not_cut_and_too_long_is_dropped_and_counted(seqio: Any, tmp_pat
     found = of_batches(evaluation_batches(short, "en-made_en_gl", "train", 8))
     assert [pair[:2] for pair in found] == wanted
     assert 0 < len(wanted) < 40
-    count = short.ledger().count("made_en_gl", "train")
+    count = short.ledger().count("en-gl", "train")
     assert count.dropped == {"pieces: too long": 40 - len(wanted)}
 
 

@@ -40,7 +40,7 @@ def test_examples_that_say_their_languages(data_dir: Path) -> None:
     assert sorted(source.pairs("en-pt_br", "train")) == [Pair("day", "dia"), Pair("night", "noite")]
     assert list(source.pairs("en-gl", "dev")) == [Pair("day", "día"), Pair("day", "xornada")]
     assert list(source.pairs("en-gl", "test")) == []
-    assert source.reading.skipped == {("made_dataset/talks train", "no first side"): 1}
+    assert source.reading.skipped == {("made_dataset/talks train", "no English side"): 1}
 
 
 def test_several_datasets_of_a_language_follow_each_other(data_dir: Path) -> None:
@@ -107,7 +107,7 @@ def test_mistakes_are_one_clear_line(data_dir: Path) -> None:
             Tfds(data_dir=data_dir, **arguments).language_pairs()  # type: ignore
     with pytest.raises(ValueError, match=r"no split 'test'; it has train, validation \(Tfds"):
         Tfds(["made_dataset/talks"], data_dir).language_pairs()
-    with pytest.raises(ValueError, match=r"has de, gl, no 'en' \(Tfds\.first\)"):
+    with pytest.raises(ValueError, match=r"has de, gl, no 'en' \(Tfds\.english\)"):
         Tfds(["made_dataset/de-gl"], data_dir, splits={"train": "train"}).language_pairs()
 
 

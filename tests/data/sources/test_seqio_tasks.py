@@ -178,7 +178,7 @@ def test_what_is_not_cut_and_too_long_is_dropped_and_counted(seqio: Any, tmp_pat
     found = of_batches(evaluation_batches(short, "en-made_en_gl", "train", 8))
     assert [pair[:2] for pair in found] == wanted
     assert 0 < len(wanted) < 40
-    count = short.ledger().count("en-gl", "train")
+    count = short.ledger().count("en-made_en_gl", "train")
     assert count.dropped == {"pieces: too long": 40 - len(wanted)}
 
 

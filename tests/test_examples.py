@@ -145,7 +145,7 @@ def test_what_they_return_is_checked(mine: Path, right: str, wrong: str, said: s
     "returns", [42.0, Statistics("f1", np.zeros((1, 2)), lambda sums: sums[..., 0], "f1")]
 )
 def test_a_metric_returns_statistics_of_each_sentence(returns: object) -> None:
-    def f1(*texts: object) -> Any:
+    def f1(*_: object, **__: object) -> Any:
         return returns
 
     with pytest.raises(SettingError, match=r"Decoding.metrics = .*Statistics\(name of letters"):

@@ -82,7 +82,7 @@ def test_a_corpus_grows_by_the_text_of_new_languages_alone(tmp_path: Path) -> No
     old = str(corpus({"gl": 90, "pt": 90}).folder)
     new = corpus({"gl": 90, "pt": 90, "de": 30}, vocabulary_from=old)
     alone = corpus({"de": 30}, vocabulary_from=old)
-    assert new.vocabulary.pieces == alone.vocabulary.pieces
+    assert new.source_vocabulary.pieces == alone.source_vocabulary.pieces
     assert "vocabulary_text" not in alone.manifest["identity"]
     same = corpus({"gl": 90, "pt": 95}, vocabulary_from=old)  # none is new: all text
     assert "vocabulary_text" not in same.manifest["identity"]

@@ -190,7 +190,7 @@ def draw(asked: Asked, found: Sequence[Row], folder: Path) -> list[Path]:
     """Draws starts.svg and .png: gains by language, and what is forgotten; a dot is a seed."""
     mine = [row for row in found if row.metric == "bleu"]
     starts = [start for start in asked.starts["seeds"] if any(row.start == start for row in mine)]
-    colours = dict(zip(starts, LIGHT.series, strict=False))
+    colours = dict(zip(starts, (*LIGHT.series, LIGHT.ink), strict=False))
     codes = [*dict.fromkeys(row.about for row in mine if row.languages == 1)]
     places = {"gain": len(codes) + 0.3} | {code: float(i) for i, code in enumerate(codes)}
     figure = blank(8.0, 4.2, layout="constrained")
@@ -199,7 +199,7 @@ def draw(asked: Asked, found: Sequence[Row], folder: Path) -> list[Path]:
         style(panel)
         panel.axhline(0, color=LIGHT.ink, linewidth=0.8)
     for row in mine:
-        shift = 0.22 * (starts.index(row.start) - (len(starts) - 1) / 2)
+        shift = 0.8 / len(starts) * (starts.index(row.start) - (len(starts) - 1) / 2)
         panel, x = (right, shift) if row.about == "forgotten" else (left, places[row.about] + shift)
         colour: Any = colours[row.start]
         panel.plot([x, x], [row.low, row.high], color=colour, linewidth=1.6)

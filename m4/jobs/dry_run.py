@@ -44,7 +44,7 @@ def dry_run(arguments: argparse.Namespace) -> int:
 def _sizes(experiment: Experiment, job: str) -> int:
     distributed.check_joined()
     experiment = located(experiment)
-    languages = len(experiment.data.corpus.settings()["languages"])
+    languages = len(experiment.data.corpus.language_pairs())
     console = streams.console()
     if job in _TRAINS and job != "baselines":
         console.print(_training(experiment, languages))

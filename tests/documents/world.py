@@ -20,9 +20,11 @@ CORPUS = {"es": 150, "gl": 100, "fy": 60}
 
 
 class World:
-    """gin_configs/ with tiny.gin's sizes, my_corpus/ of TSV files, a tiny mt5/, and what is made.
+    """A folder to run documents' blocks in.
 
-    A command that has run is not run again: what it printed is remembered.
+    It has gin_configs/ with tiny.gin's sizes, my_corpus/ of TSV files, a tiny mt5/, benchmarks/,
+    and what blocks make. A command that has run is not run again: what it printed is
+    remembered.
     """
 
     def __init__(self, folder: Path, notes: Path, demo: tuple[Path, Said]):
@@ -33,6 +35,7 @@ class World:
         shutil.copytree(made, folder, dirs_exist_ok=True)
         self._said["\0".join(DEMO)] = said
         write_corpus(folder / "my_corpus")
+        (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
         shutil.copytree(ROOT / "tests" / "testdata" / "hf" / "mt5", folder / "mt5")
 
     def run(self, block: Block) -> list[Said]:

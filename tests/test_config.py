@@ -339,8 +339,9 @@ def test_a_saved_config_allows_another_run_no_module(tmp_path: Path) -> None:
 def test_what_a_saved_config_may_name_does_nothing_but_compute() -> None:
     """Every function and class that carries the mark is in a room of settings; none writes."""
     rooms = (
-        "m4.experiment", "m4.data.corpus", "m4.data.sources.", "m4.data.samplers.",
-        "m4.data.cleaning.", "m4.data.stream.stream", "m4.model.", "m4.train.optimizer",
+        "m4.experiment", "m4.data.corpus", "m4.data.sources.", "m4.data.testsets",
+        "m4.data.samplers.", "m4.data.cleaning.", "m4.data.stream.stream", "m4.model.",
+        "m4.train.optimizer",
         "m4.train.schedules", "m4.train.average", "m4.train.early_stopping", "m4.train.training",
         "m4.train.initial", "m4.train.bad_steps", "m4.train.multitask.",
         "m4.eval.decoding.settings", "m4.eval.decoding.methods.", "m4.eval.metrics.",

@@ -364,6 +364,7 @@ def test_transformers_computes_the_same(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:The sentencepiece tokenizer")
 def test_ctranslate2_takes_the_folder(tmp_path: Path) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     transformers = pytest.importorskip("transformers")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What came out of a start, by one metric."""
+    """Result of a start, by one metric."""
 
     start: str
     about: str

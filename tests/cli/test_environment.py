@@ -156,7 +156,7 @@ def test_an_input_that_is_no_file_is_one_line(name: str, tmp_path: Path) -> None
     ],
 )
 def test_a_machine_that_allows_too_little_is_one_line(limit: str, said: str) -> None:
-    """Of little memory a compiler would not say so: it hangs."""
+    """With little memory a compiler would not say so: it hangs."""
     command = f"ulimit {limit}; exec {sys.executable} -m m4 watch none"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""What a model forgets: the change of directions that it keeps from the one that it begins from."""
+"""Forgetting: the change of kept directions from the model that a run begins from."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple

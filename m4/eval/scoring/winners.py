@@ -1,4 +1,4 @@
-"""Which of several systems is the best for each language, what each cost, and what follows.
+"""The best of several systems for each language, what each cost, and what follows.
 
 A system is level with the best one where the interval of the best one's lead, by paired bootstrap,
 reaches 0. Of level systems the cheapest is taken.
@@ -23,7 +23,7 @@ ALL = "all"
 
 
 class Cost(NamedTuple):
-    """What the training of a system took; None where its files do not say it."""
+    """Cost of training a system; None where its files do not say it."""
 
     hours: float | None = None  # of one device, on CPUs of one core, in training steps
     tokens: int | None = None  # of both sides that were trained on

@@ -1,4 +1,4 @@
-"""Where a training begins: at a checkpoint, or from a trained model (`m4.train.initial`)."""
+"""The start of a training: at a checkpoint, or from a trained model (`m4.train.initial`)."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What runs forget of the models that they begin from, by the translations of both."""
+"""Forgetting: runs against the models that they begin from, by the translations of both."""
 
 import sys
 from collections.abc import Mapping, Sequence

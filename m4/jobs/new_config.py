@@ -418,7 +418,7 @@ def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, l
     trial = ["demo", config, f"--model_dir={model_dir}_trial", *short, f"--gin.LANGUAGES={listed}"]
     return {
         "how often each language would be seen": ["data", "preview", config],
-        f"a trial of 40 steps on {len(some)} languages": trial,
+        f"a trial of 40 steps (languages: {len(some)})": trial,
         "the full run; the same command resumes it": ["demo", config],
     }
 

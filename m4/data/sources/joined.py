@@ -34,7 +34,7 @@ class Joined:
 
     @property
     def reading(self) -> Any:
-        """The source's; origins in the corpus are lines of its text."""
+        """Origins and bad lines of the new source; those in the corpus are of its text."""
         return self._new.reading  # type: ignore[attr-defined]
 
     def language_pairs(self) -> list[str]:

@@ -10,12 +10,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from etils import epath
 
 from m4.data.cldr import tags
-from m4.data.directions import directions_of, languages_of, pair_of, sides_of
+from m4.data.directions import (
+    directions_of,
+    languages_of,
+    pair_of,
+    sides_of,
+    split_direction,
+)
 from m4.data.languages import base_of, describe, is_english
 from m4.data.sources import Source
 from m4.data.sources.reading.files import folder_at, unpacked
@@ -41,8 +47,9 @@ class Segment(NamedTuple):
         return several | ({} if self.document is None else {"document": self.document})
 
 
+@runtime_checkable
 class Segments(Protocol):
-    """A test set."""
+    """A test set that says its segments; of other sources the test pairs are segments."""
 
     def directions(self) -> list[str]:
         """Returns its directions, in its own codes of languages: "eng_Latn-fra_Latn"."""
@@ -245,7 +252,7 @@ def directions_for(name: str, testset: Segments | Source, trained: Iterable[str]
                 break
     found = {}
     for direction in trained:
-        source, target = direction.split("-")
+        source, target = split_direction(direction)
         other = f"{same.get(source)}-{same.get(target)}"
         if other in own:
             found[direction] = other
@@ -263,10 +270,10 @@ def segments_for(name: str, testset: Segments | Source, direction: str) -> list[
     Raises:
         InputError: A segment has no reference, or there is none.
     """
-    if hasattr(testset, "segments"):
-        found = testset.segments(direction)  # type: ignore[union-attr]
+    if isinstance(testset, Segments):
+        found = testset.segments(direction)
     else:
-        found = segments_of_pairs(testset, direction)  # type: ignore[arg-type]
+        found = segments_of_pairs(testset, direction)
     lacking = [number for number, one in enumerate(found, 1) if not one.references]
     if lacking or not found:
         which = f"of segment {lacking[0]:,} of {len(found):,}" if lacking else ""
@@ -282,9 +289,9 @@ def segments_of_pairs(source: Source, direction: str) -> list[Segment]:
 
 
 def _directions(testset: Segments | Source) -> list[str]:
-    if hasattr(testset, "directions"):
-        return testset.directions()  # type: ignore[union-attr]
-    return directions_of("direct", testset.language_pairs())  # type: ignore[union-attr]
+    if isinstance(testset, Segments):
+        return testset.directions()
+    return directions_of("direct", testset.language_pairs())
 
 
 def _forms(code: str) -> tuple[str, str, str]:

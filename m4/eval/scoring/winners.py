@@ -210,7 +210,7 @@ def table(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> Tab
         if row.language == ALL:
             made.add_section()
         made.add_row(
-            name + "" if row.counts else f"{name} ○",
+            name if row.counts else f"{name} ○",
             f"{row.train_pairs:,}",
             *(f"{row.scores[system]:.1f}" for system in costs),
             UNDERTRAINED if row.undertrained else row.best,

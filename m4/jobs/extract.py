@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         tested = Portion(arguments.split or "test", sentences, directions)
         asked = (directions, arguments.keep, arguments.keep_share)
-        extract.check(experiment, *asked)
+        extract.check(experiment, arguments.keep, arguments.keep_share)
         with open_run(experiment, config) as run:
             part = extract.chosen(run.experiment, *asked, arguments.step)
             more = extract.bindings(config, part, directions, output)

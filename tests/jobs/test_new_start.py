@@ -100,7 +100,7 @@ def test_a_run_is_continued_and_what_it_knew_is_kept(first: Path, here: Path) ->
     made = config.load(["pairs_continued.gin"]).experiment()
     spec = made.data.corpus
     assert (spec.languages, made.data.keep, made.data.keep_share) == (
-        ["es", "gl", "fy", "pt"], ["pt"], 0.3)  # fmt: skip
+        ["es", "gl", "fy", "pt"], ["pt"], 0.9)  # fmt: skip
     model = made.build_model({"vocab_size": 640}, 8)
     assert (model.width, model.encoder_layers, model.moe_every) == (16, 1, 1)
     assert model.encoder_experts is not None

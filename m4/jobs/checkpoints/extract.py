@@ -19,9 +19,7 @@ from m4.data.cache.cache import Cache
 from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.corpus import CorpusSpec
 from m4.data.directions import (
-    MIXTURES,
     base_language,
-    directions_of,
     key_of,
     languages_of,
     pair_of,
@@ -68,16 +66,12 @@ class Part(NamedTuple):
     ids: Mapping[str | None, Sequence[int]]  # pieces by the role of their vocabulary
 
 
-def check(
-    experiment: Experiment, directions: Sequence[str], keep: int | None, share: float | None
-) -> None:
+def check(experiment: Experiment, keep: int | None, share: float | None) -> None:
     """Checks what is known before anything is read.
 
     Raises:
-        InputError: A dense model, or a gate that needs all experts; a number that cannot be;
-            directions that no mixture has.
+        InputError: A dense model, or a gate that needs all experts; a number that cannot be.
     """
-    mixture_of(directions)
     model, run = build(experiment, None).model, experiment.model_dir
     for layer in (model.encoder_experts, model.decoder_experts):
         if layer is None:
@@ -92,17 +86,6 @@ def check(
             raise InputError(f"--keep={keep}: must be from 1 to {layer.num_experts}, its experts")
     if share is not None and not 0 < share <= 1:
         raise InputError(f"--keep_share={share}: must be above 0 and at most 1")
-
-
-def mixture_of(directions: Sequence[str]) -> str:
-    """Returns the mixture that has these directions alone. InputError: there is none."""
-    pairs = [*dict.fromkeys(map(pair_of, directions))]
-    found = {mixture: directions_of(mixture, pairs) for mixture in MIXTURES}
-    for mixture, names in found.items():
-        if {*names} == {*directions}:
-            return mixture
-    asked, more = ",".join(directions), ",".join(found["direct"])
-    raise InputError(f"--directions={asked}: no mixture has these alone; give {more}")
 
 
 def chosen(
@@ -202,7 +185,7 @@ def bindings(config: Config, part: Part, directions: Sequence[str], output: str)
     said = {
         **{one.name: part.experts for one in every if one.parameter == "num_experts"},
         f"{corpus}.languages": [*dict.fromkeys(key_of(pair_of(each)) for each in directions)],
-        f"{corpus}.mixture": mixture_of(directions),
+        f"{corpus}.mixture": [*directions],
         f"{corpus}.vocabulary_from": output,
         f"{corpus}.vocabulary_size": sizes.get("source", sizes.get(None)),
         f"{corpus}.target_vocabulary_size": sizes.get("target"),

@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # uv of this machine, else one of our own: a private .uv leaves the system's Python alone.
 UV := $(shell command -v uv || echo .uv/bin/uv)
 MODEL_DIR ?= runs/demo
-FLAGS := $(if $(FRESH),--fresh) $(if $(COMPARE),--compare=$(COMPARE))
+FLAGS := $(if $(FRESH),--fresh)
 
 .PHONY: demo results test test-thorough chaos setup lint lock pod pod-gpu langid plan-paper docs docs-setup
 demo: setup

@@ -172,10 +172,6 @@ class Experiment:
         """MODEL_DIR, of an experiment that was opened (`m4.jobs.open_run`)."""
         return Path(self.model_dir)
 
-    def model_folder(self, dense: bool = False) -> Path:
-        """Returns the folder of a model's checkpoints and decodes."""
-        return self.folder / "compare" / "dense" if dense else self.folder
-
     def build_model(self, sizes: Mapping[str, int], directions: int, **overrides: Any) -> Any:
         """Returns the model for vocabularies of these sizes (vocab_size, source_vocab_size)."""
         multiple, corpus = self.vocabulary_multiple, self.data.corpus
@@ -185,20 +181,6 @@ class Experiment:
         sizes = {name: max(size, asked.get(name, 0)) for name, size in sizes.items()}
         rounded = {name: -(-size // multiple) * multiple for name, size in sizes.items()}
         return self.model(**rounded, directions=directions, **overrides)
-
-    def dense(self) -> "Experiment":
-        """Returns this experiment without experts."""
-        return dataclasses.replace(self, model=_Without(self.model))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Without:
-    """A model's factory without experts."""
-
-    model: Callable[..., Transformer]
-
-    def __call__(self, **arguments: Any) -> Transformer:
-        return self.model(**{**arguments, "moe": None, "decoder_moe": None})
 
 
 def partial_arguments(made: functools.partial[Any]) -> dict[str, Any]:
@@ -228,8 +210,6 @@ def _made(value: Any) -> tuple[Any, dict[str, Any]] | None:
 
     Of functions and classes defaults are plain values only.
     """
-    if isinstance(value, _Without):
-        return _made(functools.partial(value.model, moe=None, decoder_moe=None))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value), {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     target, given = value, {}

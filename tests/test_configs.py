@@ -50,8 +50,8 @@ def test_a_saved_copy_is_data(path: Path, tmp_path: Path) -> None:
 
 
 def test_its_model_and_optimizer_can_be_built(experiment: Experiment) -> None:
-    for one in (experiment, experiment.dense()):
-        variables = abstract_variables(one.model(vocab_size=32_000))
+    for without in ({}, {"moe": None, "decoder_moe": None}):
+        variables = abstract_variables(experiment.model(vocab_size=32_000, **without))
         sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(variables["params"])]
         assert sum(sizes) > 1_000_000
         optimizer = experiment.training.optimizer(experiment.training.total_steps)

@@ -241,9 +241,9 @@ def test_delta_returns_its_rows_and_prints_nothing(
 
 @pytest.fixture(scope="module")
 def longer(first: tuple[Path, str]) -> Path:
-    """The folder after two steps more, and with a dense model to compare with."""
+    """The folder after two steps more."""
     folder, _ = first
-    demo(*LONGER, "--compare=dense")
+    demo(*LONGER)
     return folder
 
 
@@ -254,25 +254,6 @@ def test_more_steps_resume_the_run(longer: Path) -> None:
     assert [row["step"] for row in read_metrics(folder) if "nll" in row] == [2, 4, 6]
     note = json.loads((folder / "decodes" / "test.en-gl.json").read_text(encoding="utf-8"))
     assert note["step"] == 6
-
-
-@pytest.mark.slow
-def test_the_dense_model_for_comparison(longer: Path) -> None:
-    folder = longer
-    assert (folder / "compare" / "dense" / "checkpoints" / "6").is_dir()
-    deltas = read_jsonl(folder / "deltas.jsonl")
-    systems = [row["system"] for row in deltas if row["metric"] == "bleu"]
-    assert systems.count("dense") == systems.count("moe") == 6
-    assert {row["system"] for row in read_jsonl(folder / "scores.jsonl")} == {
-        "moe", "dense", "bilingual", "copy"
-    }  # fmt: skip
-    assert "dense" in (folder / "report.html").read_text(encoding="utf-8")
-    # `m4 eval` alone scores what is there, and no more.
-    said = m4("eval", f"--model_dir={folder}")
-    assert said.status == 0, said.err
-    assert {row["system"] for row in read_jsonl(folder / "scores.jsonl")} == {
-        "moe", "bilingual", "copy"
-    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -123,7 +123,6 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "check every setting and all shapes, print parameters and memory, write nothing",
     },
-    "compare": {"choices": ["dense"], "help": "also use a dense model, trained for comparison"},
     "verify": {
         "choices": ["fast", "full"],
         "help": "compare checkpoints and corpus with their SHA-256 (full), or their sizes only "

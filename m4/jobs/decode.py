@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
     command.add_flags(parser, "beams")
     command.add_processes(parser)
-    command.add_flags(parser, "split", "step", "testset", "compare", "dry_run")
+    command.add_flags(parser, "split", "step", "testset", "dry_run")
     group = parser.add_argument_group("any text", "docs/decoding.md")
     group.add_argument(
         "--input",
@@ -69,7 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         decode(
             run.experiment,
-            dense=arguments.compare == "dense",
             split=command.split_of(arguments),
             step=arguments.step,
             t5x=arguments.format == "t5x",
@@ -100,8 +99,7 @@ def text_request(arguments: argparse.Namespace) -> "Request | None":
         raise InputError(f"--format={arguments.format}: not with --json, another format")
     if missing:
         raise InputError(f"{', '.join(missing)}: missing; --input, --to and --output go together")
-    given = {"--split": arguments.split, "--testset": arguments.testset}
-    for name, value in {**given, "--compare": arguments.compare}.items():
+    for name, value in (("--split", arguments.split), ("--testset", arguments.testset)):
         if value is not None:
             raise InputError(f"{name}={value}: not with --input")
     targets = [name for name in arguments.to.split(",") if name]

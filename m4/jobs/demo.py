@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
     command.add_processes(parser)
     train.add_start(parser)
-    command.add_flags(parser, "compare", "dry_run", "verify")
+    command.add_flags(parser, "dry_run", "verify")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,16 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError("one process does all of the demo; several can share `m4 train`")
         kinds = ("train", "eval", "baselines")
         with open_run(experiment, config, *kinds, fresh=arguments.fresh) as run:
-            demo(run.experiment, dense=arguments.compare == "dense")
+            demo(run.experiment)
     return 0
 
 
-def demo(experiment: "Experiment", *, dense: bool = False) -> None:
-    """Runs all steps; what is there already is kept.
-
-    Args:
-        dense: Whether to train and decode a dense model for comparison, too.
-    """
+def demo(experiment: "Experiment") -> None:
+    """Runs all steps; what is there already is kept."""
     from m4.eval.decoding.testsets import check_held_out
     from m4.jobs.bilingual.baselines import baselines, baselines_of, check_baselines
     from m4.jobs.checkpoints.initial import check_start
@@ -54,14 +50,11 @@ def demo(experiment: "Experiment", *, dense: bool = False) -> None:
 
     # What later steps need is checked before the training.
     check_baselines(baselines_of(experiment))
-    models = (False, True)[: 1 + dense]
-    starts = [check_start(experiment, dense=which) for which in models]
+    start = check_start(experiment)
     corpus = open_corpus(experiment)
     check_held_out(corpus)
     keep_vocabulary(experiment, corpus)
-    for start in starts:
-        train.train(start, corpus)
+    train.train(start, corpus)
     baselines(experiment)
-    for which in models:
-        decode(experiment, dense=which)
-    show(report(experiment, dense=dense), experiment.data.levels)
+    decode(experiment)
+    show(report(experiment), experiment.data.levels)

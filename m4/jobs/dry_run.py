@@ -37,8 +37,7 @@ def dry_run(arguments: argparse.Namespace) -> int:
         plan = pasted("plan")
         raise InputError(f"--dry_run: one process checks a config; `{plan}` compiles it for many")
     with command.experiment_of(arguments) as (experiment, _):
-        dense = getattr(arguments, "compare", None) == "dense"
-        return _sizes(experiment.dense() if dense else experiment, arguments.command)
+        return _sizes(experiment, arguments.command)
 
 
 def _sizes(experiment: Experiment, job: str) -> int:

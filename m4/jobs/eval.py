@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "beams")
     command.add_processes(parser)
     command.add_flags(parser, "split", help="sentences to use (default: test; dev with --watch)")
-    command.add_flags(parser, "step", "testset", "compare", "dry_run", "sentences")
+    command.add_flags(parser, "step", "testset", "dry_run", "sentences")
     group = parser.add_argument_group("checkpoint by checkpoint", "scores_by_step.jsonl and a plot")
     group.add_argument(
         "--watch", action="store_true", help="score each new checkpoint until training has ended"
@@ -45,7 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         evaluate(
             run.experiment,
-            dense=arguments.compare == "dense",
             split=command.split_of(arguments),
             step=arguments.step,
             sentences=command.portion_of(arguments)[0],
@@ -64,9 +63,8 @@ def follow_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name}: give --watch or --steps, too")
         return None
-    for name, value in (("--step", arguments.step), ("--compare", arguments.compare)):
-        if value is not None:
-            raise InputError(f"{name}={value}: not with --watch or --steps")
+    if arguments.step is not None:
+        raise InputError(f"--step={arguments.step}: not with --watch or --steps")
     if arguments.watch and arguments.steps:
         raise InputError(f"--steps={arguments.steps}: --watch scores all; give one of them")
     steps, seconds = None, None

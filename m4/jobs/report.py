@@ -15,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     command.add_config(parser)
     command.add_processes(parser)
-    command.add_flags(parser, "compare")
     group = parser.add_argument_group("several runs", "one page of all, from their translations")
     group.add_argument(
         "runs",
@@ -55,12 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         compare(**several)
         return 0
-    dense = arguments.compare == "dense"
     with command.opened(arguments, "eval") as run:
         from m4.jobs.decoding.report import report, show
 
         levels = run.experiment.data.levels
-        command.on_primary("report", lambda: show(report(run.experiment, dense=dense), levels))
+        command.on_primary("report", lambda: show(report(run.experiment), levels))
     return 0
 
 
@@ -84,8 +82,7 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
     if not arguments.runs:
         raise InputError("give runs and what to compare them with: RUN_A RUN_B --baseline=RUN_C")
     others = {"gin_file": arguments.gin_file, "gin": arguments.gin_bindings,
-              "model_dir": arguments.model_dir, "compare": arguments.compare,
-              "multiprocess": arguments.processes}  # fmt: skip
+              "model_dir": arguments.model_dir, "multiprocess": arguments.processes}  # fmt: skip
     for name, value in others.items():
         if value:
             raise InputError(f"--{name}: not with several runs, of which no config is read")

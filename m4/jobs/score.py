@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_run(parser)
     command.add_config(parser)
     command.add_processes(parser)
-    command.add_flags(parser, "split", "step", "compare", "dry_run")
+    command.add_flags(parser, "split", "step", "dry_run")
     group = parser.add_argument_group("files", "pairs of lines, instead of the run's test set")
     group.add_argument("--source", type=Path, metavar="FILE", help="sources, one per line")
     group.add_argument("--target", type=Path, metavar="FILE", help="their translations")
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if files:
         if not all((arguments.source, arguments.target, arguments.to)):
             raise InputError("give --source, --target and --to together")
-        for name in ("split", "step", "compare"):
+        for name in ("split", "step"):
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name}: not with --source, which the latest model scores")
         streams.utf8_output()
@@ -55,10 +55,5 @@ def run(arguments: argparse.Namespace) -> int:
             for row in score.score_files(run.experiment, *given):
                 print(json.dumps(row, ensure_ascii=False), flush=True)
             return 0
-        score.score(
-            run.experiment,
-            dense=arguments.compare == "dense",
-            split=arguments.split or "test",
-            step=arguments.step,
-        )
+        score.score(run.experiment, split=arguments.split or "test", step=arguments.step)
     return 0

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
     command.add_processes(parser)
     add_start(parser)
-    command.add_flags(parser, "compare", "dry_run", "verify")
+    command.add_flags(parser, "dry_run", "verify")
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
@@ -55,16 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         return dry_run(arguments)
     with command.opened(arguments, "train", fresh=arguments.fresh) as run:
-        check_and_train(run.experiment, dense=arguments.compare == "dense")
+        check_and_train(run.experiment)
     command.print_next(run, "eval")
     return 0
 
 
 def check_and_train(
-    experiment: Experiment,
-    *,
-    dense: bool = False,
-    log: Callable[[dict[str, Any]], None] | None = None,
+    experiment: Experiment, *, log: Callable[[dict[str, Any]], None] | None = None
 ) -> Path:
     """Checks, opens or builds the corpus, and trains; returns the model's folder.
 
@@ -72,7 +69,7 @@ def check_and_train(
     """
     from m4.jobs.checkpoints.initial import check_start
 
-    start = check_start(experiment, dense=dense)
+    start = check_start(experiment)
     return train(start, training_corpus(experiment), log)
 
 
@@ -103,8 +100,8 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
     from m4.storage.checkpoints import read_note
     from m4.train import loop
 
-    experiment, folder = start.experiment, start.folder
-    training, run = experiment.training, experiment.folder
+    experiment = start.experiment
+    training, folder = experiment.training, experiment.folder
     rule, step, ended = training.early_stopping, start.step, None
     if step is not None and step >= training.total_steps:
         ended = f"nothing to train to {training.total_steps} (TRAIN_STEPS)"
@@ -117,10 +114,9 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
     parts, begin = build(experiment, corpus), None
     if start.source is not None:
         beginning = Beginning(experiment, start.source, parts.model, corpus)
-        beginning.report(folder)
+        beginning.report()
         begin = beginning.state
-    name = "train" if folder == run else "train dense"
-    with ProgressBar(name, training.total_steps) as bar:
+    with ProgressBar("train", training.total_steps) as bar:
         trained = loop.train(
             parts.program,
             training,

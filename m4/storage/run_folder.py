@@ -64,9 +64,9 @@ Changes = Mapping[str, list[str]]
 # Jobs that write files of different kinds may work at the same time.
 KINDS = ("train", "eval", "steps", "data", "baselines")
 _KIND_OF = (
-    (r"(compare/\w+/)?decodes/([^/]*=[^/]*/)?(\d+/|scores_by_step\.)|scores_by_step\.", "steps"),
+    (r"decodes/([^/]*=[^/]*/)?(\d+/|scores_by_step\.)|scores_by_step\.", "steps"),
     (
-        r"(compare/\w+/)?decodes/|scores\.(\w+\.)?jsonl$|(deltas|rates|forgotten)\.jsonl$|delta_bleu\."
+        r"decodes/|scores\.(\w+\.)?jsonl$|(deltas|rates|forgotten)\.jsonl$|delta_bleu\."
         r"|report\.html$",
         "eval",
     ),
@@ -86,7 +86,7 @@ _WRITTEN = re.compile(
     r"run\.json|(operative_)?config\.gin|heartbeat\.json|metrics\.jsonl|report\.html"
     r"|dropped\.jsonl\.gz|(data_preview|data_report|vocabulary_report|delta_bleu)\.\w+"
     r"|(scores|deltas|rates|scores_by_step|forgotten)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
-    r"|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines|compare"
+    r"|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines"
     r"|compilation_cache"
 )
 

@@ -122,9 +122,7 @@ def test_fresh_knows_every_file_of_the_table() -> None:
     ("name", "kind"),
     [
         ("run.json", "train"),
-        ("compare/dense/metrics.jsonl", "train"),
         ("compilation_cache/eval/a-cache", "eval"),
-        ("compare/dense/decodes/test.en-gl.jsonl", "eval"),
         ("scores.jsonl", "eval"),
         ("decodes/1000/scores.dev.jsonl", "steps"),
         ("decodes/beams=1,n_best=2/scores.jsonl", "eval"),

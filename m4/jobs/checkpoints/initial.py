@@ -123,16 +123,10 @@ class Beginning:
             "kept": self._kept,
         }
 
-    def report(self, folder: Path) -> None:
-        """Prints what is taken over, and keeps it in run.json under "initial".
-
-        folder: the model's; of one without experts, for comparison, run.json keeps none where the
-        run's own is known.
-        """
-        if not distributed.is_primary():
-            return
-        print("\n".join(self._lines()))
-        if folder == self._run or _known_step(self._rules, self._run) is None:
+    def report(self) -> None:
+        """Prints what is taken over, and keeps it in run.json under "initial"."""
+        if distributed.is_primary():
+            print("\n".join(self._lines()))
             run_folder.note(self._run, initial=self.about)
 
     def _lines(self) -> list[str]:
@@ -241,29 +235,24 @@ def _known_step(rules: InitialModel, run: Path) -> int | None:
 class Start(NamedTuple):
     """A training that can begin."""
 
-    # The experiment; of the dense model for comparison, one without experts.
     experiment: Experiment
-    folder: Path  # the model's folder
     step: int | None  # The step that training resumes from; None where it begins.
     source: Source | None  # The model that it begins from. Defaults to none.
 
 
-def check_start(experiment: Experiment, *, dense: bool = False, writes: bool = True) -> Start:
+def check_start(experiment: Experiment, *, writes: bool = True) -> Start:
     """Checks all of a training that is known before the corpus is built.
 
     Args:
-        dense: Whether the same model without experts is trained.
         writes: Whether damaged checkpoints are moved aside.
 
     Raises:
         SettingError: Sizes that cannot be; there is no run or checkpoint to begin from.
         InputError: No rule takes over a parameter.
     """
-    folder = experiment.model_folder(dense)
-    experiment = experiment.dense() if dense else experiment
     expected, training = build(experiment, None), experiment.training
     expected.check_training()
-    checkpoints = folder / "checkpoints"
+    checkpoints = experiment.folder / "checkpoints"
     step = distributed.on_primary_then_broadcast(
         "checkpoints",
         lambda: whole_step(checkpoints, move_aside=True) if writes else latest_step(checkpoints),
@@ -271,4 +260,4 @@ def check_start(experiment: Experiment, *, dense: bool = False, writes: bool = T
     source = None
     if step is None and training.initial is not None:
         source = check_beginning(training.initial, experiment.folder, expected.model, training)
-    return Start(experiment, folder, step, source)
+    return Start(experiment, step, source)

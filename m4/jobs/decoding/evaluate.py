@@ -43,7 +43,6 @@ from m4.storage.local_copy import address_of
 def evaluate(
     experiment: Experiment,
     *,
-    dense: bool = False,
     split: str = "test",
     step: int | None = None,
     sentences: int | None = None,
@@ -54,30 +53,28 @@ def evaluate(
     scores.test20.jsonl, of a test set of its own in scores.<name>.jsonl, and those of a step or a
     trial next to its translations.
 
-    The systems: the model, the dense one when asked for, bilingual baselines where they are
-    gathered, and the copy baseline. Several processes translate together; the primary scores.
+    The systems: the model, bilingual baselines where they are gathered, and the copy baseline.
+    Several processes translate together; the primary scores.
     """
     distributed.on_primary_then_broadcast("metrics", lambda: [*tried(experiment.decoding.metrics)])
-    models = (False, True)[: 1 + dense]
-    for which in models:
-        decode(experiment, dense=which, split=split, step=step, sentences=sentences)
+    decode(experiment, split=split, step=step, sentences=sentences)
     portion = Portion(split, sentences, test_sentences=experiment.decoding.test_sentences)
     name = "scores.jsonl" if portion.name == "test" else f"scores.{portion.name}.jsonl"
     path = scores_folder(experiment, step) / name
 
     def score() -> None:
         cache = open_for(experiment, split)
-        systems = [system_of(experiment, cache, dense=which, split=portion.name, step=step)
-                   for which in models]  # fmt: skip
-        _score(experiment, cache, systems, portion, path)
+        model = system_of(experiment, cache, split=portion.name, step=step)
+        _score(experiment, cache, model, portion, path)
 
     distributed.on_primary_then_broadcast("scores", score)
     return path
 
 
 def _score(
-    experiment: Experiment, cache: Cache, systems: list[System], portion: Portion, path: Path
+    experiment: Experiment, cache: Cache, model: System, portion: Portion, path: Path
 ) -> None:
+    systems = [model]
     gathered, search = decodes_folder(experiment) / "bilingual", experiment.decoding.search()
     if portion.name == "test":  # baselines translate no other one
         if gathered.is_dir():
@@ -96,7 +93,7 @@ def _score(
     measured = measure(systems, experiment.decoding.metrics, portion.name)
     rows = scored(experiment, cache, measured, portion)
     write_jsonl(path, rows)
-    made = _task_metrics(experiment, cache, systems[0], portion, path)
+    made = _task_metrics(experiment, cache, model, portion, path)
     if documents := document_rows(measured):
         made.append(path.with_name(path.name.replace("scores", "scores_by_document")))
         write_jsonl(made[-1], documents)
@@ -150,22 +147,17 @@ def tested(cache: Cache) -> list[str]:
 
 
 def system_of(
-    experiment: Experiment,
-    cache: Cache,
-    *,
-    dense: bool = False,
-    split: str = "test",
-    step: int | None = None,
+    experiment: Experiment, cache: Cache, *, split: str = "test", step: int | None = None
 ) -> System:
-    """Returns the trained model, or the dense one, as a system to score.
+    """Returns the trained model as a system to score.
 
     Its step is the one that made each translation: while the model trains, the latest is another.
 
     Raises:
         InputError: The model is not trained, or was trained on another vocabulary.
     """
-    folder, decodes = experiment.model_folder(dense), decodes_folder(experiment, dense, step)
-    model = build(experiment.dense() if dense else experiment, cache).model
+    folder, decodes = experiment.folder, decodes_folder(experiment, step)
+    model = build(experiment, cache).model
     found = trained_step(folder, step)
     inference_checkpoint.trained_step(model, folder / "checkpoints", cache.vocabulary, found)
     return system(experiment, system_name(model), decodes, steps_of(decodes, split))
@@ -178,5 +170,5 @@ def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str,
 
 
 def system_name(model: Transformer) -> str:
-    """Returns the name of a model in scores: "moe", or "dense" without experts."""
+    """Returns the name of a model in scores."""
     return "dense" if model.moe is None else "moe"

@@ -38,7 +38,7 @@ from m4.storage.local_copy import fetched
 from m4.storage.metrics_log import read_metrics, warn_if_changed
 
 
-def report(experiment: Experiment, *, dense: bool = False) -> Results:
+def report(experiment: Experiment) -> Results:
     """Scores everything that is decoded against the bilingual baselines; writes the report.
 
     An experiment that names no baselines has no ΔBLEU.
@@ -46,19 +46,19 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
     Raises:
         InputError: A model, translations or baselines are missing; the command that makes them.
     """
-    for which in (False, True) if dense else (False,):
-        trained_step(experiment.model_folder(which))
+    trained_step(experiment.folder)
     cache = open_corpus(experiment, test_sets)
-    systems = [system_of(experiment, cache)]
-    if dense:
-        systems.append(system_of(experiment, cache, dense=True))
-    for system in systems:
-        check_decoded(experiment, cache, system)
-    folders = map(experiment.model_folder, (False, True))
-    curves = {system.name: curve(at) for system, at in zip(systems, folders, strict=False)}
+    model = system_of(experiment, cache)
+    check_hypotheses(
+        model.decodes,
+        "test",
+        tested(cache),
+        command_of(experiment, "decode"),
+        experiment.decoding.search(),
+    )
     compared = experiment.baselines is not None
     found = find_baselines(experiment, cache) if compared else {}
-    systems += _bilingual(experiment, cache, found) if compared else []
+    systems = [model, *(_bilingual(experiment, cache, found) if compared else [])]
     shares, epochs = _seen(experiment, cache)
     folder, data = scores_folder(experiment), experiment.data
     return write_results(
@@ -71,10 +71,10 @@ def report(experiment: Experiment, *, dense: bool = False) -> Results:
             corpus=data.about or "",
             facts=_facts(experiment, cache, found),
             configs={"multilingual": folder / "operative_config.gin"},
-            curves=curves,
+            curves={model.name: curve(experiment.folder)},
             sampling=shares,
             epochs=epochs,
-            forgotten=forgotten([(experiment.folder, systems[0])], train_pairs(cache)),
+            forgotten=forgotten([(experiment.folder, model)], train_pairs(cache)),
         ),
         metrics=experiment.decoding.metrics,
         levels=data.levels,
@@ -100,17 +100,6 @@ def show(written: Results, levels: ResourceLevels) -> None:
     config = written.html.with_name("operative_config.gin")
     paths = [written.html, *(written.drawn or ()), written.scores]
     streams.print_files(terminal, [*paths, *([config] if config.is_file() else [])])
-
-
-def check_decoded(experiment: Experiment, cache: Cache, system: System) -> None:
-    """Raises InputError if a test set is not translated, or its translations are damaged."""
-    check_hypotheses(
-        system.decodes,
-        "test",
-        tested(cache),
-        command_of(experiment, "decode", *(["--compare=dense"] if system.name == "dense" else [])),
-        experiment.decoding.search(),
-    )
 
 
 def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:

@@ -19,9 +19,7 @@ from m4.parallel import distributed
 from m4.progress import ProgressBar
 
 
-def score(
-    experiment: Experiment, *, dense: bool = False, split: str = "test", step: int | None = None
-) -> Path:
+def score(experiment: Experiment, *, split: str = "test", step: int | None = None) -> Path:
     """Scores the references of a split of all directions; returns the folder of the files.
 
     A direction's file is logprob-<split>.<direction>.jsonl, a line {"source", "reference",
@@ -31,10 +29,10 @@ def score(
     Raises:
         InputError: There is no such checkpoint.
     """
-    folder = experiment.model_folder(dense)
-    build(experiment.dense() if dense else experiment, None).check_decoding()
+    folder = experiment.folder
+    build(experiment, None).check_decoding()
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-    portion = PortionDecoder(experiment, Portion(split), dense=dense)
+    portion = PortionDecoder(experiment, Portion(split))
     cache, pairs, trained = portion.cache, portion.pairs, portion.restored(found)
     decoding = trained.decoding
     made_by = {name: getattr(decoding, name) for name in ("alpha", "max_source_length")}
@@ -52,7 +50,7 @@ def score(
             )  # fmt: skip
             return [each._asdict() for each in given]
 
-        folder = decodes_folder(experiment, dense, step)
+        folder = decodes_folder(experiment, step)
         decode_to_files(scored, folder, f"logprob-{split}", pairs, made_by)
         bar.update(bar.total)
     return folder

@@ -33,7 +33,7 @@ def trained_step(folder: Path, step: int | None = None) -> int:
     return found
 
 
-def decodes_folder(experiment: Experiment, dense: bool = False, step: int | None = None) -> Path:
+def decodes_folder(experiment: Experiment, step: int | None = None) -> Path:
     """Returns the folder of a model's translations, decodes/[<trial>/][<step>/].
 
     The settings that decide them are those that the run was trained with, or a trial's: then its
@@ -41,12 +41,12 @@ def decodes_folder(experiment: Experiment, dense: bool = False, step: int | None
     """
     trial = experiment.decoding.trial(run_folder.decoding_of(experiment.folder))
     parts = [trial, "" if step is None else str(step)]
-    return experiment.model_folder(dense).joinpath("decodes", *filter(None, parts))
+    return experiment.folder.joinpath("decodes", *filter(None, parts))
 
 
 def scores_folder(experiment: Experiment, step: int | None = None) -> Path:
     """Returns the folder of scores and report: the run's, or that of a trial or step."""
-    folder = decodes_folder(experiment, step=step)
+    folder = decodes_folder(experiment, step)
     return experiment.folder if folder.name == "decodes" else folder
 
 
@@ -73,11 +73,11 @@ class PortionDecoder:
         parts: The parts of the experiment.
     """
 
-    def __init__(self, experiment: Experiment, portion: Portion, *, dense: bool = False) -> None:
+    def __init__(self, experiment: Experiment, portion: Portion) -> None:
         """Raises InputError for sizes that cannot be, or if the corpus has no such direction."""
-        self.folder = experiment.model_folder(dense)
-        self._name = "decode dense" if dense else f"decode {portion.split}"
-        self.experiment = experiment.dense() if dense else experiment
+        self.folder = experiment.folder
+        self._name = f"decode {portion.split}"
+        self.experiment = experiment
         self.portion = portion
         self.cache = open_for(experiment, portion.split)
         self.pairs = sentences(experiment, self.cache, portion)
@@ -145,7 +145,6 @@ class PortionDecoder:
 def decode(
     experiment: Experiment,
     *,
-    dense: bool = False,
     split: str = "test",
     step: int | None = None,
     sentences: int | None = None,
@@ -165,12 +164,12 @@ def decode(
     Raises:
         InputError: There is no such checkpoint.
     """
-    folder = experiment.model_folder(dense)
-    build(experiment.dense() if dense else experiment, None).check_decoding()
+    folder = experiment.folder
+    build(experiment, None).check_decoding()
     found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-    decodes = decodes_folder(experiment, dense, step)
+    decodes = decodes_folder(experiment, step)
     portion = Portion(split, sentences, test_sentences=experiment.decoding.test_sentences)
-    decoder = PortionDecoder(experiment, portion, dense=dense)
+    decoder = PortionDecoder(experiment, portion)
     decoder.decode(found, decodes)
     if t5x and distributed.is_primary():
         written = write_tasks(decodes, portion.name, decoder.pairs)

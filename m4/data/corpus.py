@@ -129,11 +129,7 @@ class CorpusSpec:
         }
 
     def _given_ids(self) -> dict[str, Any]:
-        """Returns what `settings` says of a source that gives ids; {} for one that gives text.
-
-        Raises:
-            SettingError: A setting would decide ids, which the source has decided.
-        """
+        """Returns what `settings` says of a source that gives ids; {} for one that gives text."""
         source = self.opened_source
         if not gives_ids(source):
             return {}

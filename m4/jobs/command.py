@@ -157,11 +157,7 @@ def add_flags(
 
 
 def split_of(arguments: argparse.Namespace, default: str = "test") -> str:
-    """Returns the split, or the test set, that was asked for.
-
-    Raises:
-        InputError: Both were.
-    """
+    """Returns the split, or the test set, that was asked for."""
     if arguments.testset is None:
         return arguments.split or default
     if arguments.split is not None:
@@ -170,11 +166,7 @@ def split_of(arguments: argparse.Namespace, default: str = "test") -> str:
 
 
 def metrics_of(arguments: argparse.Namespace) -> "list[Metric]":
-    """Returns the metrics of --metrics.
-
-    Raises:
-        InputError: There is no such metric.
-    """
+    """Returns the metrics of --metrics."""
     names = ("bleu,chrf" if arguments.metrics is None else arguments.metrics).split(",")
     if wrong := [name for name in names if name not in METRICS]:
         raise InputError(f"--metrics={wrong[0]}: must be of {', '.join(METRICS)}")
@@ -222,16 +214,7 @@ def local_folder(model_dir: str) -> Path:
 def read_config(
     arguments: argparse.Namespace, more: Sequence[str] = (), model_dir: str | None = None
 ) -> "Config":
-    """Reads the config of --gin_file, or else the one saved in --model_dir, and the bindings.
-
-    Args:
-        more: Further bindings, "NAME = VALUE".
-        model_dir: MODEL_DIR of the config. Defaults to --model_dir.
-
-    Raises:
-        InputError: There is no such file, or neither argument was given.
-        m4.config.ConfigError: The files or bindings have a mistake.
-    """
+    """Reads the config of --gin_file, or else the one saved in --model_dir, and the bindings."""
     from m4 import config
 
     folders = arguments.gin_search_paths.split(",")
@@ -273,9 +256,6 @@ def experiment_of(arguments: argparse.Namespace) -> Iterator[tuple["Experiment",
     """Gives the experiment and its config, after joining the other processes where there are any.
 
     A SettingError raised within becomes an InputError that names the gin setting, file and line.
-
-    Raises:
-        InputError: The config or a setting is wrong, or another process has other arguments.
     """
     config = read_config(arguments)
     from m4.storage import checksums

@@ -83,14 +83,7 @@ def text(
     source: Sequence[str],
     module: str,
 ) -> str:
-    """Returns the gin file.
-
-    Args:
-        values: Values of the template, as those of the config from scratch.
-        languages: The new languages.
-        source: Lines that bind the source of the new languages, the first one the corpus's source.
-        module: Module of that source.
-    """
+    """Returns the gin file."""
     codes = languages_of(map(pair_of, languages))
     begun = beginning(start.folder, [code for code in codes if code != "en"])
     kept = [code for code in start.languages if code not in languages]

@@ -69,9 +69,6 @@ def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
 
     With several processes the primary opens or builds it; then all download what they need, at the
     same time.
-
-    Raises:
-        InputError: A file is damaged; a process does not see what the primary opened.
     """
     place = place_of(experiment)
     fingerprint = distributed.on_primary_then_broadcast(
@@ -101,11 +98,7 @@ def open_vocabulary(experiment: Experiment) -> Cache:
 
 
 def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
-    """Copies the corpus's manifest and vocabularies into MODEL_DIR, for `open_vocabulary`.
-
-    Raises:
-        InputError: The model there was trained with another corpus.
-    """
+    """Copies the corpus's manifest and vocabularies into MODEL_DIR, for `open_vocabulary`."""
     run = Path(experiment.model_dir)
     folder = run / VOCABULARY
     if (folder / "manifest.json").is_file():
@@ -138,9 +131,6 @@ def build_corpus(
         built: Called with a corpus that was built just now; what it writes into the folder is
             uploaded, too.
         progress, untrained: See `CorpusSpec.build`.
-
-    Raises:
-        InputError: `place` is of a saved config, and the corpus is not there.
     """
     data_dir = local_data_dir(place)
     identity = spec.identity()

@@ -78,11 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def text_request(arguments: argparse.Namespace) -> "Request | None":
-    """Returns the text to translate, or None for a test set.
-
-    Raises:
-        InputError: The arguments do not go together, or a stream that they name is closed.
-    """
+    """Returns the text to translate, or None for a test set."""
     given = {"--input": arguments.input, "--to": arguments.to, "--output": arguments.output}
     missing = [name for name, value in given.items() if not value]
     more = {

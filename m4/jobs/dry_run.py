@@ -28,11 +28,7 @@ _MIB = 2**20
 
 
 def dry_run(arguments: argparse.Namespace) -> int:
-    """Prints the sizes of what a command trains or decodes with; returns the exit status, 0.
-
-    Raises:
-        InputError: As the command itself, of all that is known before there is a corpus.
-    """
+    """Prints the sizes of what a command trains or decodes with; returns the exit status, 0."""
     if getattr(arguments, "processes", None) is not None:
         plan = pasted("plan")
         raise InputError(f"--dry_run: one process checks a config; `{plan}` compiles it for many")

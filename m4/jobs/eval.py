@@ -53,11 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def follow_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns the arguments of `m4.jobs.decoding.follow.follow`, or None to score one checkpoint.
-
-    Raises:
-        InputError: The arguments do not go together.
-    """
+    """Returns the arguments of `decoding.follow.follow`, or None to score one checkpoint."""
     if not (arguments.watch or arguments.steps):
         for name in ("directions", "seconds"):
             if getattr(arguments, name) is not None:

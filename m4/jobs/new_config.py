@@ -73,18 +73,7 @@ class Corpus(NamedTuple):
 def write_config(
     folder: str, out: str | None, yes: bool, minutes: int | None = None, start: str | None = None
 ) -> None:
-    """Writes the gin file of a corpus and prints the commands to paste.
-
-    Args:
-        out: The gin file. Defaults to the name of the folder with `.gin`.
-        yes: Takes the defaults instead of asking.
-        minutes: Minutes that the training may take. Defaults to asking.
-        start: A model: a second file, FILE_continued.gin, continues from it.
-
-    Raises:
-        InputError: m4 cannot begin from `start`; a file exists, or would be in the folder; the
-            folder holds no corpus, with what was expected and what is there.
-    """
+    """Writes the gin file of a corpus and prints the commands to paste."""
     screen = streams.console()
     stem = os.path.basename(os.path.abspath(folder)) or "mine"
     path = Path(out or f"{stem}.gin")

@@ -55,10 +55,6 @@ def open_run(
             writes files of a kind. Without kinds the run is only read.
         fresh: Whether what jobs wrote there is removed first.
         computes: Whether the command runs programs on the devices.
-
-    Raises:
-        Busy: Another job writes files of these kinds.
-        InputError: The folder belongs to another config, or cannot be used.
     """
     address = experiment.model_dir.rstrip("/")
     check_place(address)
@@ -94,11 +90,7 @@ def open_run(
 
 
 def located(experiment: Experiment, folder: Path | None = None) -> Experiment:
-    """Returns the experiment with a folder of this machine as MODEL_DIR.
-
-    Args:
-        folder: The local folder. Defaults to the copy for reading, which is not brought up to date.
-    """
+    """Returns the experiment with a folder of this machine as MODEL_DIR."""
     address, data = experiment.model_dir.rstrip("/"), experiment.data
     if not is_address(address):
         return experiment

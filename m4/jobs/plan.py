@@ -54,10 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Plans a config for a topology; returns the exit status: 0, or 3 where it does not fit.
 
     Writes <config>.<topology>.json and .md in --output.
-
-    Raises:
-        InputError: The arguments or the config have a mistake, or no compiler for the machine is
-            installed.
     """
     streams.require_output()
     if arguments.facts is not None:

@@ -66,9 +66,6 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Returns the arguments of `m4.jobs.decoding.compare.compare`, or None for a report of one run.
 
     That one run may have been given without --model_dir.
-
-    Raises:
-        InputError: The arguments do not go together.
     """
     if len(arguments.runs) < 2 and not arguments.baseline:
         for name in ("output", "levels", "testsets", "metrics"):

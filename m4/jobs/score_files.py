@@ -78,11 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def metrics_of(arguments: argparse.Namespace) -> list["Metric"]:
-    """Returns the metrics that were asked for.
-
-    Raises:
-        InputError: There is no such metric.
-    """
+    """Returns the metrics that were asked for."""
     found = command.metrics_of(arguments)
     if arguments.spbleu:
         from m4.eval.metrics.spbleu import spbleu

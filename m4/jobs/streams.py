@@ -43,22 +43,14 @@ def require_output(lost: str = "what the command prints") -> None:
 
 
 def utf8_output() -> None:
-    """Makes standard output UTF-8 in every locale, for translations.
-
-    Raises:
-        InputError: Standard output is closed.
-    """
+    """Makes standard output UTF-8 in every locale, for translations."""
     require_output("the translations")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
 
 
 def console(stream: TextIO | None = None) -> "Console":
-    """Returns the console of a job, on which a name such as "[red]" is only text.
-
-    Args:
-        stream: Where to write. Defaults to standard output.
-    """
+    """Returns the console of a job, on which a name such as "[red]" is only text."""
     from rich.console import Console
 
     # Where there is no terminal, rich's guess of 80 is too narrow for tables.

@@ -88,9 +88,6 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
     """Trains a model; returns its folder. `log` is called with each row of metrics.
 
     A folder that has as many steps already is left as it is, and a line is printed.
-
-    Raises:
-        m4.train.loop.Interrupted: Ctrl-C or SIGTERM; the step is saved.
     """
     from m4.build import build
     from m4.eval.decoding.testsets import train_pairs

@@ -37,12 +37,6 @@ def watch(
     """Shows a run until it has ended, or until Ctrl-C.
 
     On a terminal it is a table, elsewhere a line whenever something has changed.
-
-    Args:
-        stream: Where to write. Defaults to standard output.
-
-    Raises:
-        InputError: There is no run, or one of its files is damaged.
     """
     from rich.live import Live
     from rich.table import Table
@@ -95,14 +89,7 @@ def _looks(model_dir: str, seconds: float, once: bool) -> Iterator[Look]:
 
 
 def look_at(folder: Path, now: float) -> Look:
-    """Reads a run's local folder.
-
-    Args:
-        now: `time.time()`.
-
-    Raises:
-        InputError: It is no run's folder, or one of its files is damaged.
-    """
+    """Reads a run's local folder."""
     from m4.eval.scoring import by_step
     from m4.eval.scoring.levels import LEVELS
     from m4.eval.scoring.score import read_scores

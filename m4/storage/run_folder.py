@@ -155,11 +155,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _checked(folder: Path) -> dict[str, Any]:
-    """Returns run.json of a folder that is not empty, or {} if it has corpora only.
-
-    Raises:
-        InputError: It is no run's folder.
-    """
+    """Returns run.json of a folder that is not empty, or {} if it has corpora only."""
     if (folder / "run.json").is_file():
         return read(folder)
     if _names(folder) == {"data"} and any(folder.glob("data/*/manifest.json")):

@@ -342,9 +342,6 @@ def _restored(
 
     The state of groups of directions is taken over from a step with the same groups; else it begins
     again.
-
-    Raises:
-        InputError: The step was trained on something else, or is a mean of checkpoints.
     """
     place = f"{checkpoints.folder}/{step}"
     for name in ("vocabulary", "stream"):

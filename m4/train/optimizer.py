@@ -387,14 +387,7 @@ def _experts_apart(
     steps: int,
     factor: float | None,
 ) -> optax.GradientTransformation:
-    """Returns an optimizer that changes the experts' parameters at every `steps`-th step.
-
-    Args:
-        optimizer: Takes all other parameters, and the experts' where nothing sets them apart.
-        for_experts: Number of steps between updates -> their updates, without the rate.
-        rate: Step -> rate.
-        factor: Factor of the experts' rate. Defaults to `steps`.
-    """
+    """Returns an optimizer that changes the experts' parameters at every `steps`-th step."""
     factor = float(steps) if factor is None else factor
     if (steps, factor) == (1, 1.0):
         return optimizer

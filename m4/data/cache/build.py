@@ -108,9 +108,6 @@ def _train_vocabularies(
 
     Only the sources' vocabulary needs the tags.
 
-    Args:
-        sizes: Pair of languages -> number of training pairs.
-
     Returns:
         Role ("shared", or "source" and "target") -> what the manifest says of the vocabulary.
     """

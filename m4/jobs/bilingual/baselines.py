@@ -55,13 +55,7 @@ class Finished:
 
 
 def baselines(experiment: Experiment) -> dict[str, Finished]:
-    """Trains and decodes the baselines that are missing; returns all, by `key_of` their pairs.
-
-    Raises:
-        SettingError: The experiment names no baselines, or a saved config names their folder.
-        InputError: Two languages have no dev or test sentences.
-        m4.train.bad_steps.BadStep: A model diverged.
-    """
+    """Trains and decodes the baselines that are missing; returns all, by `key_of` their pairs."""
     folder = baselines_of(experiment).folder
     check_baselines(baselines_of(experiment))
     cache = open_corpus(experiment)
@@ -84,11 +78,7 @@ def baselines(experiment: Experiment) -> dict[str, Finished]:
 
 
 def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Finished]:
-    """Returns the finished baselines by `key_of` their pairs; trains nothing.
-
-    Raises:
-        InputError: Some are missing; the message has the command that trains them.
-    """
+    """Returns the finished baselines by `key_of` their pairs; trains nothing."""
     plans = plans_of(experiment, cache)
     found = {
         name: Finished(name, one.folder, one.decodes(), result)
@@ -118,11 +108,7 @@ def check_baselines(levels: Baselines) -> None:
 
 
 def baselines_of(experiment: Experiment) -> Baselines:
-    """Returns the experiment's baselines.
-
-    Raises:
-        SettingError: It has none; the message has the lines to add to a config.
-    """
+    """Returns the experiment's baselines."""
     if experiment.baselines is None:
         levels = "; ".join(
             f"experiment.Baselines.{level} = @bilingual/{level}/experiment.Experiment()"

@@ -96,15 +96,7 @@ class Baseline:
 
 
 def train_all(missing: Sequence[Baseline], workers: int) -> None:
-    """Trains and decodes baselines, the one with the most training pairs first.
-
-    Args:
-        workers: Number of processes; 0 trains in this process, on its devices.
-
-    Raises:
-        BadStep: One of them diverged.
-        m4.train.loop.Interrupted: A signal came, and the step is saved.
-    """
+    """Trains and decodes baselines, the largest first; with 0 workers in this process."""
     ordered = sorted(missing, key=lambda one: -one.train_pairs)
     shown = Progress({one.language: one.experiment.training.total_steps for one in ordered})
     for one in ordered:
@@ -227,9 +219,6 @@ def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -
 
     It has one CPU device, whatever devices the parent has or asks JAX for. Elsewhere than on Linux
     the processes share the cores as the system pleases.
-
-    Args:
-        programs: The parent's folder of compiled programs.
     """
     end_with(parent)
     # Ctrl-C reaches the parent too, which ends its workers by SIGTERM.

@@ -32,9 +32,6 @@ def chosen_steps(folder: Path, last: int | None, steps: Sequence[int] | None) ->
     """Returns the steps to average: the last so many of a run, or these.
 
     Of fewer than `last` all are taken, and a line on stderr says so.
-
-    Raises:
-        InputError: One is not there, or they are fewer than two.
     """
     if steps is None:
         trained_step(folder)  # there is one
@@ -69,9 +66,6 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
 
     It is computed in float64, in the order of the steps: the same every time. A mean of the same
     checkpoints that is there stays.
-
-    Raises:
-        ValueError: the steps are of models of other shapes or vocabularies; another mean is there.
     """
     run, folder = experiment.folder, output.folder
     of = {str(step): digest(run / "checkpoints", step) for step in steps}

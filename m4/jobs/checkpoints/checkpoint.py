@@ -42,15 +42,7 @@ def checkpoint(
     weights: Path | None = None,
     output: Path | None = None,
 ) -> bool:
-    """Looks at checkpoints, or converts one; returns whether all that was looked at is whole.
-
-    Args:
-        what: list, verify, inspect or convert. run: its folder. step: None: all, or the last whole
-            one. dtype, weights, output: of `convert`.
-
-    Raises:
-        InputError: no such run, step or file.
-    """
+    """Looks at checkpoints, or converts one; returns whether all that was looked at is whole."""
     for name, value in (("dtype", dtype), ("weights", weights), ("output", output)):
         if what != "convert" and value is not None:
             raise InputError(f"--{name}={value}: only with convert, not {what}")

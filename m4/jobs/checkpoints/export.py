@@ -31,12 +31,6 @@ def export_hf(run: str, step: int | None, output: Path) -> str:
 
     The parameters are those that the step is used with. A dense model is a T5 1.1 (with a table of
     relative positions in each layer a umT5), one with the gate `switch` a Switch Transformer.
-
-    Args:
-        run: its folder. step: None: the last whole one. output: a folder that is not there yet.
-
-    Raises:
-        InputError: no such run or step; a model that Hugging Face's code has not.
     """
     folder, found = _found(run, step, output)
     there = SourceRun(folder, run, InitialModel(run), found, None)
@@ -66,12 +60,6 @@ def export(run: str, step: int | None, output: Path) -> str:
 
     The parameters are those that the step is used with. Where they are the plain ones and the
     optimizer is Adafactor, its moments go with them.
-
-    Args:
-        run: its folder. step: None: the last whole one. output: a folder that is not there yet.
-
-    Raises:
-        InputError: no such run or step; there is such a folder.
     """
     folder, found = _found(run, step, output)
     with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:

@@ -67,11 +67,7 @@ class Part(NamedTuple):
 
 
 def check(experiment: Experiment, keep: int | None, share: float | None) -> None:
-    """Checks what is known before anything is read.
-
-    Raises:
-        InputError: A dense model, or a gate that needs all experts; a number that cannot be.
-    """
+    """Checks what is known before anything is read."""
     model, run = build(experiment, None).model, experiment.model_dir
     for layer in (model.encoder_experts, model.decoder_experts):
         if layer is None:
@@ -102,9 +98,6 @@ def chosen(
         share: Share of the choices whose experts stay, where the gate is by token. Defaults to
             0.95. Of a gate by task all experts stay that its tasks choose.
         step: Step of the model. Defaults to the latest.
-
-    Raises:
-        InputError: There is no such direction or step; tasks need more than `keep` experts.
     """
     cache = open_corpus(experiment)
     pairs = Portion("dev", _COUNTED, tuple(directions)).pairs(cache)
@@ -198,12 +191,7 @@ def bindings(config: Config, part: Part, directions: Sequence[str], output: str)
 
 
 def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> Iterator[str]:
-    """Writes the part as the run folder of `experiment`; yields what is to be said of it.
-
-    Args:
-        run: The model's own folder, for run.json.
-        tested: Sentences on which both models are scored.
-    """
+    """Writes the part as the run folder of `experiment`; yields what is to be said of it."""
     old, folder = part.of, experiment.folder
     for role, ids in part.ids.items():
         with whole(vocabulary_file(folder / run_folder.VOCABULARY, role)) as unfinished:

@@ -58,17 +58,7 @@ class Beginning:
     def __init__(
         self, experiment: Experiment, source: Source, model: Transformer, cache: Cache
     ) -> None:
-        """Checks everything; no parameter is read.
-
-        Args:
-            experiment: The new run's, which names the rules.
-            source: The model to begin from.
-            model: The new one.
-            cache: The new run's corpus.
-
-        Raises:
-            InputError: The vocabulary is another one; something that no rule takes over.
-        """
+        """Checks everything; no parameter is read."""
         rules = experiment.training.initial
         assert rules is not None
         self._run, self._cache = experiment.folder, cache
@@ -182,15 +172,7 @@ def begin(
 def check_beginning(
     rules: InitialModel, run: Path, model: Transformer, training: Training
 ) -> Source:
-    """Opens the model to begin from, and checks what is known before the corpus is built.
-
-    Args:
-        model: The new model, with vocabularies of the sizes that the config asks for.
-
-    Raises:
-        SettingError: No run or checkpoint is there to begin from.
-        InputError: No rule takes over a parameter, or the layers.
-    """
+    """Opens the model to begin from, and checks what is known before the corpus is built."""
     total = training.total_steps
     old = _opened(rules, run)
     after = initial.shapes_of(abstract_variables(model)["params"])
@@ -241,15 +223,7 @@ class Start(NamedTuple):
 
 
 def check_start(experiment: Experiment, *, writes: bool = True) -> Start:
-    """Checks all of a training that is known before the corpus is built.
-
-    Args:
-        writes: Whether damaged checkpoints are moved aside.
-
-    Raises:
-        SettingError: Sizes that cannot be; there is no run or checkpoint to begin from.
-        InputError: No rule takes over a parameter.
-    """
+    """Checks all of a training that is known before the corpus is built."""
     expected, training = build(experiment, None), experiment.training
     expected.check_training()
     checkpoints = experiment.folder / "checkpoints"

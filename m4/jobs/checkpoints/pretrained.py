@@ -74,14 +74,7 @@ class Beginning(NamedTuple):
 
 
 def beginning(folder: Path, languages: Sequence[str] = ()) -> Beginning:
-    """Returns the gin file that begins from a folder: a run of m4, or of Hugging Face's layout.
-
-    Args:
-        languages: New languages: the vocabulary gets room for pieces of those without a tag.
-
-    Raises:
-        InputError: It is no model that m4 can begin from, and why.
-    """
+    """Returns the gin file that begins from a folder: a run of m4, or of Hugging Face's layout."""
     if is_hf(folder):
         return _of_hf(SourceHf(folder), folder, languages)
     if (folder / "run.json").is_file() and (folder / run_folder.VOCABULARY).is_dir():
@@ -192,12 +185,6 @@ def trim(folder: Path, corpus: Path, output: Path) -> str:
 
     Specials, bytes and tags stay. The order of the pieces stays, so that logits are those of the
     old model without the columns that are gone. Files are written one by one.
-
-    Args:
-        corpus: A text file, or a folder of such; lines may have tabs.
-
-    Raises:
-        InputError: No such model or text.
     """
     there = SourceHf(folder)
     _check_new(output)

@@ -45,11 +45,7 @@ class SourceHf:
     step = 0
 
     def __init__(self, folder: Path) -> None:
-        """Opens a folder; no array is read.
-
-        Raises:
-            InputError: It is no model of T5's family, or what it has does not fit its config.json.
-        """
+        """Opens a folder; no array is read."""
         self.folder, self.config = folder, read_json(folder / CONFIG, _CONFIG)
         self.weights = Weights(folder)
         try:
@@ -146,12 +142,7 @@ class SourceHf:
         return self._vocabulary
 
     def check(self, model: Transformer, left: list[str]) -> None:
-        """Checks that a model of m4 computes what this one does.
-
-        Raises:
-            SettingError: A setting decides something else.
-            InputError: An array has no place.
-        """
+        """Checks that a model of m4 computes what this one does."""
         wanted = {**initial.computation(self.model), "source_vocab_size": None}
         initial.check_computation(model, wanted, self.folder)
         for path in left:

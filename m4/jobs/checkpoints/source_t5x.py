@@ -44,17 +44,7 @@ class SourceT5x:
     def __init__(
         self, folder: Path, rules: InitialModel, step: int | None, known: int | None
     ) -> None:
-        """Opens a checkpoint.
-
-        Args:
-            folder: T5X's MODEL_DIR, or a checkpoint in it.
-            step: The step. Defaults to `known`, else to the latest.
-            known: The step that the new run began from before.
-
-        Raises:
-            SettingError: no such step; no vocabulary is known.
-            InputError: it cannot be read, or has what m4's model has not.
-        """
+        """Opens a checkpoint."""
 
         def chosen() -> str:
             return str(_chosen(folder, known if step is None else step))
@@ -107,12 +97,7 @@ class SourceT5x:
             )
 
     def check(self, model: Transformer, left: list[str]) -> None:
-        """Checks that the model computes what the checkpoint does.
-
-        Raises:
-            InputError: It lacks something that is left behind.
-            SettingError: It has something in addition.
-        """
+        """Checks that the model computes what the checkpoint does."""
         is_t5 = any(source.name.startswith("encoder/") for source in self._sources.values())
         if is_t5 and model.absolute_positions:
             allowed = "False: the checkpoint of T5X has relative positions alone"

@@ -38,12 +38,6 @@ def batch(experiment: Experiment, step: int) -> None:
 
     A batch is a function of the step: neither a checkpoint nor a model is needed. Where the sampler
     learns, its rates are those of the latest checkpoint.
-
-    Args:
-        step: Step of training, from 1.
-
-    Raises:
-        InputError: Training has no such step; its rates are not learned yet.
     """
     if not 1 <= step <= experiment.training.total_steps:
         allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
@@ -82,11 +76,7 @@ def _texts(cache: Cache, name: str, indices: set[int]) -> dict[int, tuple[str, s
 
 
 def _take_learned_rates(experiment: Experiment, cache: Cache, stream: Stream, step: int) -> None:
-    """Gives the stream the rates that a learned sampler found up to the latest checkpoint.
-
-    Raises:
-        InputError: New rates were learned after that checkpoint, before the step.
-    """
+    """Gives the stream the rates that a learned sampler found up to the latest checkpoint."""
     from m4.build import learned_sampling
     from m4.data.samplers.learned import Learned
     from m4.storage.checkpoints import read_note

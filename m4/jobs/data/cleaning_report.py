@@ -39,13 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> None:
-    """Cleans the corpus and writes data_report.json and data_report.html.
-
-    Args:
-        stages: "configured" or "all".
-        list: Beginning of the reasons whose pairs are written to dropped.jsonl.gz, "" for all.
-            Defaults to no list.
-    """
+    """Cleans the corpus and writes data_report.json and data_report.html."""
     from m4.data.cleaning import clean
     from m4.data.inspection import cleaning_report as reports
     from m4.jobs import streams

@@ -42,11 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def corpora(folders: Sequence[Path], runs: Sequence[Path]) -> list[Listed]:
-    """Returns the corpora in folders.
-
-    Raises:
-        InputError: A folder is not there; a manifest is damaged.
-    """
+    """Returns the corpora in folders."""
     from m4.data.cache.cache import Cache
     from m4.storage.run_folder import VOCABULARY
 

@@ -42,13 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def preview(experiment: "Experiment", temperatures: str, most_epochs: float) -> None:
-    """Prints how often each language would be seen, and writes data_preview.json into MODEL_DIR.
-
-    Args:
-        temperatures: Temperatures to compare the sampler with, separated by commas: numbers from 1
-            on, or inf.
-        most_epochs: Languages that the sampler repeats more often are warned of.
-    """
+    """Prints how often each language would be seen, and writes data_preview.json into MODEL_DIR."""
     from m4.build import training_stream
     from m4.data.inspection import preview as previews
     from m4.data.inspection.preview import Column, drawn_of

@@ -19,11 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Removes corpora; returns the exit status. Removed ones are built again when they are needed.
-
-    Raises:
-        InputError: A folder is no corpus, or a run uses it; then nothing is removed.
-    """
+    """Removes corpora, which are built again when they are needed; returns the exit status."""
     for folder in arguments.corpus:
         known = {one.folder: one for one in corpora([folder.parent], arguments.runs)}
         if folder not in known:

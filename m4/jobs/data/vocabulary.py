@@ -36,11 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def vocabulary(experiment: "Experiment", sentences: int = 2000, warn_above: float = 0.01) -> None:
-    """Writes vocabulary_report.json into MODEL_DIR.
-
-    Args:
-        warn_above: Share of bytes among the pieces above which a language is warned of.
-    """
+    """Writes vocabulary_report.json into MODEL_DIR."""
     if sentences < 1 or not 0.0 <= warn_above <= 1.0:
         raise InputError(
             f"--sentences={sentences} --warn_above={warn_above}: must be at least 1, and a share "

@@ -86,10 +86,6 @@ def compare(
         levels: Defaults to those of the first run that has a config.
         testsets: "test", or names of test sets of their own.
         metrics: Metrics of the scores; the differences of the first one are drawn.
-
-    Raises:
-        InputError: A folder has no translations or damaged ones, they are of different test sets or
-            were scored with different signatures, or names are not unique.
     """
     if (output / "run.json").is_file():
         raise InputError(f"--output={output}: a run's folder, whose own report is there")

@@ -152,9 +152,6 @@ def system_of(
     """Returns the trained model as a system to score.
 
     Its step is the one that made each translation: while the model trains, the latest is another.
-
-    Raises:
-        InputError: The model is not trained, or was trained on another vocabulary.
     """
     folder, decodes = experiment.folder, decodes_folder(experiment, step)
     model = build(experiment, cache).model

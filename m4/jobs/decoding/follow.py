@@ -46,10 +46,6 @@ def follow(
         steps: Steps to score. Defaults to all that there are.
         seconds: Time between two looks for new checkpoints, until training has ended. Defaults to
             a single look.
-
-    Raises:
-        InputError: A step is not there, or the corpus has no such direction. At the end: a step
-            that is damaged, or of another model.
     """
     folder, portion = experiment.folder, Portion(split, sentences, tuple(directions))
     written = scores_folder(experiment) / SCORES_BY_STEP

@@ -31,12 +31,6 @@ def forgotten(
 
     Where the old model has not translated them with the run's settings, a line on stderr says which
     command does.
-
-    Args:
-        runs: Run folder and translations.
-
-    Raises:
-        InputError: A file of translations is damaged.
     """
     found = {}
     for folder, system in runs:

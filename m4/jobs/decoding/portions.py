@@ -29,11 +29,7 @@ _MARKS = record({"of": text, "seen": named(listed(flag))})
 
 
 def open_for(experiment: Experiment, split: str) -> Cache:
-    """Returns the corpus, or for a test set of its own the run's vocabulary alone.
-
-    Raises:
-        InputError: There is no such test set.
-    """
+    """Returns the corpus, or for a test set of its own the run's vocabulary alone."""
     if split in SPLITS:
         return open_corpus(experiment, test_sets)
     if split not in experiment.testsets:
@@ -46,11 +42,7 @@ def open_for(experiment: Experiment, split: str) -> Cache:
 
 
 def sentences(experiment: Experiment, cache: Cache, portion: Portion) -> Pairs:
-    """Returns direction -> (source, reference) of each sentence, or (source, reference, fields).
-
-    Raises:
-        InputError: A test set does not have a direction that was asked for, or lacks references.
-    """
+    """Returns direction -> (source, reference) of each sentence, or (source, reference, fields)."""
     if portion.split in SPLITS:
         return portion.pairs(cache)
     name = portion.split

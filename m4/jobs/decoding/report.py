@@ -42,9 +42,6 @@ def report(experiment: Experiment) -> Results:
     """Scores everything that is decoded against the bilingual baselines; writes the report.
 
     An experiment that names no baselines has no ΔBLEU.
-
-    Raises:
-        InputError: A model, translations or baselines are missing; the command that makes them.
     """
     trained_step(experiment.folder)
     cache = open_corpus(experiment, test_sets)

@@ -25,9 +25,6 @@ def score(experiment: Experiment, *, split: str = "test", step: int | None = Non
     A direction's file is logprob-<split>.<direction>.jsonl, a line {"source", "reference",
     "logprob", "tokens", "score"} a sentence. What is there and was made with the same settings is
     left as it is. The arguments are those of `m4.jobs.decoding.testsets.decode`.
-
-    Raises:
-        InputError: There is no such checkpoint.
     """
     folder = experiment.folder
     build(experiment, None).check_decoding()
@@ -62,13 +59,6 @@ def score_files(
     """Scores each line of `target` as a translation of that line of `source` into `to`.
 
     Both are read and normalised as `m4 decode --input` does.
-
-    Args:
-        language: Language of `source`, for a model that routes by task (`Translator.source`).
-
-    Raises:
-        InputError: A file is not there or not UTF-8, the files have different lengths, or the model
-            has no language `to`.
     """
     sources, targets = aligned_lines(source, target)
     ready = dataclasses.replace(translator(experiment), source=language)

@@ -22,11 +22,7 @@ from m4.storage.steps import whole_step
 
 
 def trained_step(folder: Path, step: int | None = None) -> int:
-    """Returns the step of the model in a folder (default: the last whole one).
-
-    Raises:
-        InputError: The folder has no checkpoint, or not this one.
-    """
+    """Returns the step of the model in a folder (default: the last whole one)."""
     found = whole_step(folder / "checkpoints", step, used=True)
     if found is None:
         raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
@@ -99,11 +95,7 @@ class PortionDecoder:
         return self.parts.ready(params, decoding)
 
     def decode(self, step: int, folder: Path) -> None:
-        """Translates what is missing in `folder` with the checkpoint of a step.
-
-        Raises:
-            InputError: Training has removed it, it is damaged, or of another model.
-        """
+        """Translates what is missing in `folder` with the checkpoint of a step."""
         cache, pairs, made_by = self.cache, self.pairs, self._made_by(step)
         split = self.portion.name
         trained, counter = self.restored(step), None
@@ -154,15 +146,6 @@ def decode(
 
     What is there and was made with the same settings is left as it is. Several processes search
     together; the primary writes.
-
-    Args:
-        split: "test" or "dev", or the name of a test set of its own.
-        step: Step of a checkpoint that is kept. Defaults to the latest.
-        sentences: Sentences per direction. Defaults to all.
-        t5x: Write them as T5X's inference does, too (`m4.eval.decoding.t5x_lines`).
-
-    Raises:
-        InputError: There is no such checkpoint.
     """
     folder = experiment.folder
     build(experiment, None).check_decoding()

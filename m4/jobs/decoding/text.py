@@ -81,10 +81,6 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
     """Translates the texts; what is there stays, what a killed job left is continued.
 
     Several processes search together; the primary reads standard input and writes.
-
-    Raises:
-        InputError: The model does not know a language, a file is not there or is no text, an output
-            cannot be, or the folder has no checkpoint.
     """
     with _texts(request.inputs) as (inputs, texts):
         source, targets = _languages(request, open_vocabulary(experiment).directions)
@@ -133,12 +129,7 @@ def _texts(inputs: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Text]]]:
 
 
 def _languages(request: Request, directions: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the language of the input, and those to translate into.
-
-    Raises:
-        InputError: The model does not know a language, or no source language is given where it
-            must be.
-    """
+    """Returns the language of the input, and those to translate into."""
     pairs = [split_direction(direction) for direction in directions]
     sources, known = ([*dict.fromkeys(side)] for side in zip(*pairs, strict=True))
     source = request.source

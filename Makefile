@@ -10,7 +10,7 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 MODEL_DIR ?= runs/demo
 FLAGS := $(if $(FRESH),--fresh)
 
-.PHONY: demo results test test-thorough chaos setup lint lock pod pod-gpu langid plan-paper docs docs-setup
+.PHONY: demo results test test-thorough chaos setup lint lock pod pod-gpu langid beam plan-paper docs docs-setup
 demo: setup
 	.venv/bin/m4 demo --gin_file=gin_configs/demo.gin --model_dir="$(MODEL_DIR)" $(FLAGS)
 # Figures and tables of results/ again, from what is kept there: no corpus, no training.
@@ -42,6 +42,11 @@ pod-gpu: setup
 langid: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/langid --no-deps \
 	  --require-hashes -r requirements-langid.lock
+# Apache Beam, for corpora of many machines (docs/data_at_scale.md), in an environment of its own: it needs older
+# pyarrow, protobuf, Pillow and dateutil than requirements.lock has, and neither JAX nor TensorFlow.
+beam: setup
+	$(UV) venv --quiet --allow-existing --python .venv/bin/python .venv/share/m4/beam
+	$(UV) pip sync --quiet --python .venv/share/m4/beam --require-hashes requirements-beam.lock
 # The site, in build/site (NOTEBOOKS=0: without what notebooks print and draw), and what builds it.
 docs: docs-setup
 	PYTHONPATH=.venv/share/m4/docs NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
@@ -80,3 +85,7 @@ lock: | $(UV)
 	  --no-header --no-emit-index-url --quiet -o requirements-docs.lock
 	echo 'py3langid>=0.4' | $(UV) pip compile - --no-deps --universal --generate-hashes \
 	  --no-header --no-emit-index-url --quiet -o requirements-langid.lock
+	{ echo 'apache-beam[gcp]>=2.77'; \
+	  sed -nE 's/^((babel|etils|filelock|fonttools|numba|obstore|regex|sentencepiece)==[^\\]*).*/\1/p' \
+	  requirements.lock; } | $(UV) pip compile - --python-version 3.11 --universal --generate-hashes \
+	  --no-header --no-emit-index-url --quiet -o requirements-beam.lock

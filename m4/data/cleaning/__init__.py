@@ -1,10 +1,12 @@
 """Stages of cleaning: each is a frozen dataclass of settings, a `CleaningStage`.
 
 A stage never sees a whole corpus at once: it gets chunks of two languages and a split, and says
-which pairs to drop and why, or gives them back with other text.
+which pairs to drop and why, or gives them back with other text. What it needs to know of other
+chunks is one of the protocols below, so that chunks may be on different machines.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -12,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cleaning.chunk import Chunk
+from m4.data.cleaning.keys import U64
 from m4.settings import Between
 
 Mask = npt.NDArray[np.bool_]
@@ -45,18 +48,56 @@ Check = Callable[[Chunk], Findings]
 class FittedCheck(Protocol):
     """A check that looks over all pairs that reach it before it judges the first one."""
 
-    def fit(self, chunks: Iterator[Chunk]) -> None:
-        """Looks over all pairs."""
+    def measure(self, chunk: Chunk) -> Counter[Any]:
+        """Returns counts of a chunk; those of all chunks are added."""
         ...
 
-    def __call__(self, chunk: Chunk) -> Findings:
-        """Judges some pairs."""
+    def fit(self, counts: Counter[Any]) -> Any:
+        """Returns what the counts of all pairs say, as JSON."""
+        ...
+
+    def judge(self, chunk: Chunk, fitted: Any) -> Findings:
+        """Judges some pairs by what `fit` said."""
+        ...
+
+
+@runtime_checkable
+class FirstCheck(Protocol):
+    """A check that judges a pair by whether an earlier one has the same keys."""
+
+    def keys(self, chunk: Chunk) -> list[U64]:
+        """Returns keys [n] of the pairs, of one kind or several."""
+        ...
+
+    def judge(self, chunk: Chunk, repeated: Sequence[Mask]) -> Findings:
+        """Judges some pairs.
+
+        Args:
+            repeated: For each kind of key a mask [n] of the pairs whose key an earlier pair has.
+        """
+        ...
+
+
+# A check that judges a chunk alone, or one that needs more of the corpus.
+AnyCheck = Check | FittedCheck | FirstCheck
+
+
+@runtime_checkable
+class HeldOut(Protocol):
+    """A stage's `Opened` that remembers what it saw of dev and test while it judges train."""
+
+    def arrays(self) -> dict[str, U64]:
+        """Returns all that it remembers."""
+        ...
+
+    def load(self, arrays: Mapping[str, U64]) -> None:
+        """Remembers what another one gave, and nothing else."""
         ...
 
 
 # (pair of languages, split) -> the check of that part of the corpus. A run opens a stage once and
 # asks for all of test, then dev, then train.
-Opened = Callable[[str, str], "Check | FittedCheck | NotChecked"]
+Opened = Callable[[str, str], "AnyCheck | NotChecked"]
 
 
 class CleaningStage:

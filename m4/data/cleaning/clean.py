@@ -8,7 +8,8 @@ other.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,8 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from m4.data.cleaning import Check, CleaningStage, FittedCheck, Mask, NotChecked
+from m4.data.cleaning import (
+    AnyCheck,
+    Check,
+    CleaningStage,
+    Findings,
+    FirstCheck,
+    FittedCheck,
+    Mask,
+    NotChecked,
+)
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
+from m4.data.cleaning.keys import Digests
 from m4.data.cleaning.language_id import LanguageId
 from m4.data.cleaning.ledger import ANY, Count, Example, Ledger
 from m4.data.cleaning.normalise import Normalise
@@ -138,34 +149,40 @@ class Cleaner:
         self._source, self._spool, self._on_read = source, spool, on_read
         self._on_drop = on_drop
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
-        self._opened = {stage.name: stage.open(language_pairs) for stage in cleaning.stages}
+        self.opened = {stage.name: stage.open(language_pairs) for stage in cleaning.stages}
         # Counts of the source's files; not every source has files.
         self._tallies: dict[str, Tally] = getattr(getattr(source, "reading", None), "tallies", {})
         # File -> its counts, and the (pair of languages, split) that it was read for.
         self._files: dict[str, tuple[Tally, set[tuple[str, str]]]] = {}
 
+    def checks(self, pair: str, split: str) -> tuple[dict[str, AnyCheck], dict[str, str]]:
+        """Returns the checks of two languages and a split by stage, and why others cannot judge."""
+        found = {name: opened(pair, split) for name, opened in self.opened.items()}
+        return (
+            {name: one for name, one in found.items() if not isinstance(one, NotChecked)},
+            {name: one.why for name, one in found.items() if isinstance(one, NotChecked)},
+        )
+
     def pairs(self, pair: str, split: str) -> Iterator[Chunk]:
         """Yields what is left of a split; at the end its counts are complete."""
-        count = self.ledger.count(pair, split)
-        checks: dict[str, Check | FittedCheck] = {}
-        not_checked: dict[str, str] = {}
-        for name, opened in self._opened.items():
-            check = opened(pair, split)
-            if isinstance(check, NotChecked):
-                not_checked[name] = check.why
-            else:
-                checks[name] = check
-        part = _Part(pair, split, count, self._on_drop)
+        checks, not_checked = self.checks(pair, split)
+        part = Part(pair, split, self.ledger.count(pair, split), self._on_drop)
         self._tallies.clear()
-        read = self._read(pair, split, count)
-        run = self._drop if split == "train" else self._flag
-        yield from run(part, checks, read)
-        for name, tally in self._tallies.items():
+        read = part.read(self._source.pairs(pair, split), self._on_read)
+        yield from (self._drop if split == "train" else self._flag)(part, checks, read)
+        self._keep_tallies(pair, split, self._tallies)
+        part.leave_to_others(not_checked)
+
+    def add(self, pair: str, split: str, count: Count, tallies: Mapping[str, Tally]) -> None:
+        """Adds a later part of a split, which was cleaned elsewhere."""
+        self.ledger.count(pair, split).add(count, _EXAMPLES)
+        self._keep_tallies(pair, split, tallies)
+
+    def _keep_tallies(self, pair: str, split: str, tallies: Mapping[str, Tally]) -> None:
+        for name, tally in tallies.items():
             if tally.skipped or tally.normalised:
                 read_for = self._files[name][1] if name in self._files else set()
                 self._files[name] = tally, read_for | {(pair, split)}
-        for name, why in not_checked.items() if count.read else ():
-            count.not_checked[f"{name}: {why}"] += part.count.read
 
     def finish(self) -> Ledger:
         """Returns the ledger, with the lines of the source that were no pair.
@@ -186,25 +203,17 @@ class Cleaner:
         self.ledger.check()
         return self.ledger
 
-    def _read(self, pair: str, split: str, count: Count) -> Iterator[Chunk]:
-        for chunk in chunks(self._source.pairs(pair, split)):
-            count.read += len(chunk)
-            count.kept += len(chunk)
-            self._on_read(pair, split, chunk)
-            yield chunk
-
     def _flag(
-        self, part: _Part, checks: dict[str, Check | FittedCheck], read: Iterator[Chunk]
+        self, part: Part, checks: Mapping[str, AnyCheck], read: Iterator[Chunk]
     ) -> Iterator[Chunk]:
         """Yields dev or test as it came, after flagging it. It is held in memory."""
         original = list(read)
         seen = original
         for name, check in checks.items():
-            if isinstance(check, FittedCheck):
-                check.fit(iter(seen))
+            look = alone(check, lambda seen=seen: iter(seen))
             changed = []
             for chunk, before in zip(seen, original, strict=True):
-                found = check(chunk)
+                found = look(chunk)
                 for reason, mask in {**found.change, **found.drop}.items():
                     part.flag(f"{name}: {reason}", before, mask)
                 part.leave_unchecked(name, found.not_checked)
@@ -213,24 +222,64 @@ class Cleaner:
         yield from original
 
     def _drop(
-        self, part: _Part, checks: dict[str, Check | FittedCheck], stream: Iterator[Chunk]
+        self, part: Part, checks: Mapping[str, AnyCheck], stream: Iterator[Chunk]
     ) -> Iterator[Chunk]:
         """Yields training pairs; a check that must see all first reads them from the spool."""
         for number, (name, check) in enumerate(checks.items()):
+            spool = self._spool / f"{part.split}.{part.pair}.{number}.tsv"
             if isinstance(check, FittedCheck):
-                spool = self._spool / f"{part.split}.{part.pair}.{number}.tsv"
-                _write_spool(spool, part, stream)
-                check.fit(_read_spool(spool))
-                stream = _read_spool(spool, remove=True)
-            stream = part.checked(name, check, stream)
+                write_spool(spool, part, stream)
+                stream = read_spool(spool, remove=True)
+            look = alone(check, lambda spool=spool: read_spool(spool))
+            stream = part.checked(name, look, stream)
         return stream
 
 
-class _Part:
-    """A pair of languages and split on its way through the checks, with its counts."""
+def alone(check: AnyCheck, chunks: Callable[[], Iterator[Chunk]]) -> Check:
+    """Returns a check as one process runs it, which sees all chunks in their order.
 
-    def __init__(self, pair: str, split: str, count: Count, on_drop: OnDrop | None) -> None:
+    Args:
+        chunks: Gives all chunks in advance, for a `FittedCheck`.
+    """
+    if isinstance(check, FittedCheck):
+        counts: Counter[Any] = Counter()
+        for chunk in chunks():
+            counts.update(check.measure(chunk))
+        fitted = check.fit(counts)
+        return lambda chunk: check.judge(chunk, fitted)
+    if isinstance(check, FirstCheck):
+        seen: dict[int, Digests] = defaultdict(Digests)
+
+        def look(chunk: Chunk) -> Findings:
+            keys = enumerate(check.keys(chunk))
+            return check.judge(chunk, [~seen[kind].add(of_kind) for kind, of_kind in keys])
+
+        return look
+    return check
+
+
+class Part:
+    """Some pairs of two languages and a split on their way through the checks, with their counts.
+
+    Args:
+        on_drop: See `Cleaner`.
+    """
+
+    def __init__(self, pair: str, split: str, count: Count, on_drop: OnDrop | None = None) -> None:
         self.pair, self.split, self.count, self._on_drop = pair, split, count, on_drop
+
+    def read(self, pairs: Iterable[Pair], on_read: OnRead = lambda *_: None) -> Iterator[Chunk]:
+        """Yields and counts what is read."""
+        for chunk in chunks(pairs):
+            self.count.read += len(chunk)
+            self.count.kept += len(chunk)
+            on_read(self.pair, self.split, chunk)
+            yield chunk
+
+    def leave_to_others(self, not_checked: Mapping[str, str]) -> None:
+        """Counts all that was read as not judged by some stages: {name: why}."""
+        for name, why in not_checked.items() if self.count.read else ():
+            self.count.not_checked[f"{name}: {why}"] += self.count.read
 
     def checked(self, name: str, check: Check, stream: Iterator[Chunk]) -> Iterator[Chunk]:
         """Yields the stream without what a check drops, and with what it changes."""
@@ -286,7 +335,8 @@ def lines_of(chunk: Chunk, pair: str, split: str) -> str:
     return text
 
 
-def _write_spool(path: Path, part: _Part, stream: Iterator[Chunk]) -> None:
+def write_spool(path: Path, part: Part, stream: Iterator[Chunk]) -> None:
+    """Writes chunks as lines number<TAB>first<TAB>second, for `read_spool`."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for chunk in stream:
             lines = lines_of(chunk, part.pair, part.split).split("\n")
@@ -294,7 +344,8 @@ def _write_spool(path: Path, part: _Part, stream: Iterator[Chunk]) -> None:
             file.write("".join(f"{number}\t{line}\n" for number, line in numbered))
 
 
-def _read_spool(path: Path, remove: bool = False) -> Iterator[Chunk]:
+def read_spool(path: Path, remove: bool = False) -> Iterator[Chunk]:
+    """Yields the chunks of a file of `write_spool`, and then may remove it."""
     with path.open(encoding="utf-8", newline="\n") as file:
         while rows := [line.removesuffix("\n").split("\t") for line in islice(file, PAIRS)]:
             numbers, first, second = zip(*rows, strict=True)

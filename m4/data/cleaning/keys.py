@@ -48,11 +48,18 @@ class Digests:
     Python's own sets need about 70 bytes a number.
     """
 
-    def __init__(self) -> None:
-        self._runs: list[U64] = []
+    def __init__(self, numbers: U64 | None = None) -> None:
+        """Starts with no numbers, or with sorted ones."""
+        self._runs: list[U64] = [] if numbers is None or not len(numbers) else [numbers]
 
     def __len__(self) -> int:
         return sum(map(len, self._runs))
+
+    def numbers(self) -> U64:
+        """Returns all that were added, sorted."""
+        if len(self._runs) > 1:
+            self._runs = [np.sort(np.concatenate(self._runs))]
+        return self._runs[0] if self._runs else np.zeros(0, np.uint64)
 
     def contains(self, numbers: U64) -> npt.NDArray[np.bool_]:
         """Returns [n]: whether each number was added before."""

@@ -82,6 +82,16 @@ class Count:
             sides = (_shortened(side) for side in (example.first, example.second))
             shown.append(Example(example.number, *sides))
 
+    def add(self, later: Count, most: int) -> None:
+        """Adds the counts of pairs that come after these; `most` examples of a reason stay."""
+        for reason, examples in later.examples.items():
+            moved = (one._replace(number=one.number + self.read) for one in examples)
+            self.show(reason, moved, most)
+        self.read += later.read
+        self.kept += later.kept
+        for name in _COUNTERS:
+            getattr(self, name).update(getattr(later, name))
+
     def as_json(self, examples: bool = True) -> dict[str, Any]:
         """Returns JSON, with reasons in the order of their names, without empty ones."""
         made: dict[str, Any] = {"read": self.read, "kept": self.kept}

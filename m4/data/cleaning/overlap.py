@@ -10,7 +10,7 @@ from etils import epath
 
 from m4.data.cleaning import Check, CleaningStage, Findings, Opened
 from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
-from m4.data.cleaning.keys import Digests
+from m4.data.cleaning.keys import U64, Digests
 from m4.data.cleaning.normalise import Normalise
 from m4.data.directions import SIDES, base_language, split_direction
 from m4.data.sources import Source
@@ -32,7 +32,7 @@ class Overlap(CleaningStage):
     own language, whatever the other side's: a model that has seen a test sentence's English next to
     French has seen what it must produce from Galician. The corpus's own dev and test sets always
     count. In pairs without English, whose turn comes after those with it, so does the other side of
-    each pair that was dropped: French of a test sentence's English is its translation.
+    each pair with English that was dropped: French of a test sentence's English is its translation.
 
     Attributes:
         sides: "first", "second" or both.
@@ -65,7 +65,7 @@ class Overlap(CleaningStage):
         }
 
     def open(self, language_pairs: Sequence[str]) -> Opened:
-        registered = _Registered()
+        registered = _Registered(self.sides)
         for name, source in self.sources.items():
             for pair in source.language_pairs():
                 for split in HELD_OUT:
@@ -75,28 +75,35 @@ class Overlap(CleaningStage):
             for code, of in at.items():
                 for path in _paths(of):
                     registered.add_file(name, code, path)
-
-        def check(pair: str, split: str) -> Check:
-            def look(chunk: Chunk) -> Findings:
-                # Test, dev and train come in this order: each is compared with earlier splits.
-                found = registered.compare(pair, split, chunk, self.sides)
-                if split in HELD_OUT:
-                    registered.add(split, pair, chunk)
-                elif found.drop:
-                    gone = np.any([*found.drop.values()], axis=0)
-                    registered.add(TRANSLATED, pair, chunk.take(gone))
-                return found
-
-            return look
-
-        return check
+        return registered
 
 
 class _Registered:
     """The sentences of all dev and test sets: (set, language) -> 64 bits of each sentence."""
 
-    def __init__(self) -> None:
+    def __init__(self, sides: Sequence[str]) -> None:
+        self._sides = sides
         self._seen: dict[tuple[str, str], Digests] = {}
+
+    def __call__(self, pair: str, split: str) -> Check:
+        def look(chunk: Chunk) -> Findings:
+            # Test, dev and train come in this order: each is compared with earlier splits.
+            found = self.compare(pair, split, chunk, self._sides)
+            if split in HELD_OUT:
+                self.add(split, pair, chunk)
+            elif found.drop and pair.startswith("en-"):
+                gone = np.any([*found.drop.values()], axis=0)
+                self.add(TRANSLATED, pair, chunk.take(gone))
+            return found
+
+        return look
+
+    def arrays(self) -> dict[str, U64]:
+        return {"\t".join(key): seen.numbers() for key, seen in self._seen.items()}
+
+    def load(self, arrays: Mapping[str, U64]) -> None:
+        keys = (key.partition("\t") for key in arrays)
+        self._seen = {(name, code): Digests(arrays[f"{name}\t{code}"]) for name, _, code in keys}
 
     def add(self, name: str, pair: str, chunk: Chunk) -> None:
         chunk = _normal(chunk)

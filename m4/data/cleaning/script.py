@@ -1,13 +1,14 @@
 """The stage script: text that is not written in the letters of its language."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning import Check, CleaningStage, Findings, NotChecked, Opened, Share
+from m4.data.cleaning import AnyCheck, CleaningStage, Findings, NotChecked, Opened, Share
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.keys import code_points
 from m4.data.directions import SIDES, split_direction
@@ -68,7 +69,7 @@ class Script(CleaningStage):
         return {**asdict(self), "names": "shared words"}
 
     def open(self, language_pairs: Sequence[str]) -> Opened:
-        def check(pair: str, split: str) -> Check | NotChecked:
+        def check(pair: str, split: str) -> AnyCheck | NotChecked:
             languages = dict(zip(SIDES, split_direction(pair), strict=True))
             known = {side: self._scripts_of(language) for side, language in languages.items()}
             likely = {
@@ -155,18 +156,18 @@ class _Likely:
         self, settings: Script, scripts: Mapping[str, frozenset[str]], sides: Sequence[str]
     ) -> None:
         self._settings, self._scripts, self._sides = settings, scripts, sides
-        self._is_so = False
 
-    def fit(self, chunks: Iterator[Chunk]) -> None:
-        wrong, pairs = dict.fromkeys(self._sides, 0), 0
-        for chunk in chunks:
-            for side in self._sides:
-                wrong[side] += int(self._settings.wrong(chunk, side, self._scripts[side]).sum())
-            pairs += len(chunk)
-        self._is_so = all(2 * number < pairs for number in wrong.values())
+    def measure(self, chunk: Chunk) -> Counter[str]:
+        wrong = {
+            s: int(self._settings.wrong(chunk, s, self._scripts[s]).sum()) for s in self._sides
+        }
+        return Counter({"pairs": len(chunk), **wrong})
 
-    def __call__(self, chunk: Chunk) -> Findings:
-        if self._is_so:
+    def fit(self, counts: Counter[str]) -> bool:
+        return all(2 * counts[side] < counts["pairs"] for side in self._sides)
+
+    def judge(self, chunk: Chunk, fitted: bool) -> Findings:
+        if fitted:
             return self._settings._look(chunk, self._scripts)
         why = "most of the text is not in the language's likely script"
         return Findings(not_checked={why: np.ones(len(chunk), bool)})

@@ -1,16 +1,17 @@
 """The simple stages: empty, length, identical, duplicates and length_ratio."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning import Check, CleaningStage, Findings, Opened
+from m4.data.cleaning import CleaningStage, Findings, Mask, Opened
 from m4.data.cleaning.chunk import Chunk
-from m4.data.cleaning.keys import U64, Digests, both
+from m4.data.cleaning.keys import U64, both
 from m4.data.directions import SIDES
 from m4.settings import Between, OneOf, checked, configurable
 
@@ -100,27 +101,27 @@ class Duplicates(CleaningStage):
     def open(self, language_pairs: Sequence[str]) -> Opened:
         """Starts with no pairs seen, for each pair of languages and split."""
 
-        def part(pair: str, split: str) -> Check:
-            exact, normalised = Digests(), Digests()
-            what = "pair" if self.by == "pair" else f"{self.by} side"
+        return lambda pair, split: _Repeated(self)
 
-            def check(chunk: Chunk) -> Findings:
-                repeated = ~exact.add(self._keys(chunk, False))
-                drop = {f"exact {what}": repeated}
-                if self.normalised:
-                    alike = ~normalised.add(self._keys(chunk, True))
-                    drop[f"normalised {what}"] = alike & ~repeated
-                return Findings(drop)
 
-            return check
+class _Repeated:
+    """The check of two languages and a split."""
 
-        return part
+    def __init__(self, settings: Duplicates) -> None:
+        self._by, self._normalised = settings.by, settings.normalised
+        self._what = "pair" if settings.by == "pair" else f"{settings.by} side"
 
-    def _keys(self, chunk: Chunk, normalised: bool) -> U64:
-        digests = chunk.normal_digests if normalised else chunk.digests
-        if self.by == "pair":
-            return both(digests("first"), digests("second"))
-        return digests(self.by)
+    def keys(self, chunk: Chunk) -> list[U64]:
+        kinds = [chunk.digests, *([chunk.normal_digests] if self._normalised else [])]
+        if self._by == "pair":
+            return [both(digests("first"), digests("second")) for digests in kinds]
+        return [digests(self._by) for digests in kinds]
+
+    def judge(self, chunk: Chunk, repeated: Sequence[Mask]) -> Findings:
+        drop = {f"exact {self._what}": repeated[0]}
+        if self._normalised:
+            drop[f"normalised {self._what}"] = repeated[1] & ~repeated[0]
+        return Findings(drop)
 
 
 @checked
@@ -160,27 +161,32 @@ class _Ratio:
 
     def __init__(self, settings: LengthRatio) -> None:
         self._settings = settings
-        self._median: float | None = None
 
-    def fit(self, chunks: Iterator[Chunk]) -> None:
-        # 4 bytes a pair.
-        ratios = [np.zeros(0, np.float32)]
-        for chunk in chunks:
-            first, second = self._lengths(chunk)
-            there = (first > 0) & (second > 0)
-            ratios.append((second[there] / first[there]).astype(np.float32))
-        found = np.concatenate(ratios)
-        if len(found) >= self._settings.fewest:
-            self._median = float(np.median(found))
+    def measure(self, chunk: Chunk) -> Counter[float]:
+        first, second = self._lengths(chunk)
+        there = (first > 0) & (second > 0)
+        ratios, counts = np.unique(
+            (second[there] / first[there]).astype(np.float32), return_counts=True
+        )
+        return Counter(dict(zip(ratios.tolist(), counts.tolist(), strict=True)))
 
-    def __call__(self, chunk: Chunk) -> Findings:
-        if self._median is None:
+    def fit(self, counts: Counter[float]) -> float | None:
+        # Ratios of small numbers: far fewer than pairs.
+        if (pairs := counts.total()) < self._settings.fewest:
+            return None
+        ratios = np.array(sorted(counts), np.float32)
+        ends = np.cumsum([counts[ratio] for ratio in ratios.tolist()])
+        middle = np.searchsorted(ends, [(pairs - 1) // 2, pairs // 2], side="right")
+        return float(np.median(ratios[middle]))
+
+    def judge(self, chunk: Chunk, fitted: float | None) -> Findings:
+        if fitted is None:
             few = f"fewer than {self._settings.fewest} pairs"
             return Findings(not_checked={few: np.ones(len(chunk), bool)})
         first, second = self._lengths(chunk)
         slack, bound = self._settings.slack, self._settings.bound
         wanted = first + slack
-        got = second / self._median + slack
+        got = second / fitted + slack
         return Findings(
             {"second side too long": got > bound * wanted,
              "second side too short": wanted > bound * got}

@@ -1,7 +1,9 @@
 """Sources of sentence pairs: one file each, with a class that is a Source."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, TypeGuard
+
+from etils import epath
 
 from m4.data.vocabulary.ragged import Ragged
 
@@ -18,7 +20,8 @@ class Pair(NamedTuple):
 class Source(Protocol):
     """A source of sentence pairs, by pair of languages ("en-gl", "fr-wo": `m4.data.directions`).
 
-    It may also have `subsets(pair, split) -> dict[str, list[bool]]`, marks of the sentences in
+    It may also have `shards(pair, split) -> list[Shard]`, parts that other processes may read;
+    `subsets(pair, split) -> dict[str, list[bool]]`, marks of the sentences in
     the order of pairs(), for scores of each subset ({"seen": [...]}); `reading`, a
     `reading.lines.Reading` with the origin of the last pair and counts of bad lines; and
     `rates() -> dict[str, float]`, direction -> its rate for the sampler mixing_rates.
@@ -35,6 +38,20 @@ class Source(Protocol):
     def identity(self) -> dict:
         """Returns all that decides the text, as JSON; it is quick, and the key of a corpus."""
         ...
+
+
+class Shard(NamedTuple):
+    """A part of a split that is read on its own, such as a file: its path, and its pairs."""
+
+    path: epath.Path | None
+    pairs: Callable[[], Iterator[Pair]]
+
+
+def shards_of(source: Source, pair: str, split: str) -> list[Shard]:
+    """Returns the shards of a split, which in their order have its pairs: by default one."""
+    if (own := getattr(source, "shards", None)) is not None:
+        return own(pair, split)
+    return [Shard(None, lambda: source.pairs(pair, split))]
 
 
 class IdBlock(NamedTuple):

@@ -5,13 +5,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, ClassVar
 
 from etils import epath
 
 from m4.data.directions import SIDES, in_order, key_of, pair_of
-from m4.data.sources import SPLITS, Pair
+from m4.data.sources import SPLITS, Pair, Shard
 from m4.data.sources.reading.files import digest, folder_at, lines
 from m4.data.sources.reading.layout import File, FileLayout, named, said_splits
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Tally, side_by_side
@@ -94,6 +94,15 @@ class Folder(abc.ABC):
         Raises:
             InputError: There is no such pair; a line is bad and on_bad_line is "fail".
         """
+        for shard in self.shards(pair, split):
+            yield from shard.pairs()
+
+    def shards(self, pair: str, split: str) -> list[Shard]:
+        """Returns a shard a file, or one where files have several pairs of languages.
+
+        Raises:
+            InputError: There is no such pair.
+        """
         assert split in SPLITS, split
         pair, by_name = pair_of(pair), self.layout.names_language
         files = self._files_of(pair) if by_name else []
@@ -104,13 +113,14 @@ class Folder(abc.ABC):
                 f"{self.owner}.codes)"
             )
         if not by_name:
-            yield from self._spool.pairs(pair, split)
-            return
-        for file in files:
-            if self._holds(file, split):
-                for _, texts in self._pairs_of(file):
-                    if self._split_of(file, texts) == split:
-                        yield texts
+            return [Shard(None, lambda: self._spool.pairs(pair, split))]
+        of_split = (file for file in files if self._holds(file, split))
+        return [Shard(file.path, partial(self._pairs_in, file, split)) for file in of_split]
+
+    def _pairs_in(self, file: File, split: str) -> Iterator[Pair]:
+        for _, texts in self._pairs_of(file):
+            if self._split_of(file, texts) == split:
+                yield texts
 
     def identity(self) -> dict:
         """Returns the settings, and sizes and SHA-256 of the files, by pair if possible."""

@@ -132,20 +132,17 @@ def test_tatoeba_challenge(tmp_path: Path) -> None:
 
 
 def test_smol(tmp_path: Path) -> None:
-    """SMOL: sentences with one or several references, and documents as lists of sentences."""
-    sent = {
-        "id": 3,
-        "sl": "en",
-        "tl": "gl",
-        "is_src_orig": True,
-        "src": "hello",
-        "trgs": ["ola", "boas"],
-    }
-    jsonl(tmp_path / "smolsent" / "en_gl.jsonl", [sent])
+    """SMOL: sentences with a reference, documents as lists of sentences; GATITOS: references."""
+    sent = {"id": 3, "sl": "en", "tl": "gl", "is_src_orig": True, "src": "hello"}
+    jsonl(tmp_path / "smolsent" / "en_gl.jsonl", [{**sent, "trg": "ola"}])
+    assert found(published("smolsent", tmp_path / "smolsent"))["en-gl"] == [
+        Segment("hello", ("ola",))
+    ]
+    jsonl(tmp_path / "gatitos" / "en_gl.jsonl", [{**sent, "trgs": ["ola", "boas"]}])
     doc = {"id": "d7", "sl": "en", "tl": "gl", "srcs": ["One.", "Two."], "trgs": ["Un.", "Dous."]}
     jsonl(tmp_path / "smoldoc" / "en_gl.jsonl", [doc])
     languages = ["sl", "tl"]
-    sentences = Table(tmp_path / "smolsent", source="src", target="trgs", languages=languages)
+    sentences = Table(tmp_path / "gatitos", source="src", target="trgs", languages=languages)
     assert found(sentences) == {"en-gl": [Segment("hello", ("ola", "boas"))]}
     documents = Table(
         tmp_path / "smoldoc", source="srcs", target="trgs", languages=languages, document="id"

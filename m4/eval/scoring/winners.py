@@ -27,21 +27,25 @@ class Cost(NamedTuple):
 
     hours: float | None = None  # of one device, on CPUs of one core, in training steps
     tokens: int | None = None  # of both sides that were trained on
+    flops: float | None = None  # of the model's matrix products (docs/performance.md)
 
 
 def cost_of(rows: Sequence[Mapping[str, Any]]) -> Cost:
     """Returns the cost of a run by the rows of its metrics.jsonl."""
     seconds = [row["device_seconds"] for row in rows if "device_seconds" in row]
     tokens = [row["source_tokens"] + row["target_tokens"] for row in rows if "source_tokens" in row]
-    return Cost(seconds[-1] / 3600 if seconds else None, round(sum(tokens)) if tokens else None)
+    flops = [row["model_flops"] for row in rows if "model_flops" in row]
+    return Cost(
+        seconds[-1] / 3600 if seconds else None,
+        round(sum(tokens)) if tokens else None,
+        sum(flops) if flops else None,
+    )
 
 
 def total(costs: Sequence[Cost]) -> Cost:
     """Returns the cost of several runs together; what one of them does not say is None."""
-    hours = [one.hours for one in costs if one.hours is not None]
-    tokens = [one.tokens for one in costs if one.tokens is not None]
-    return Cost(sum(hours) if len(hours) == len(costs) > 0 else None,
-                sum(tokens) if len(tokens) == len(costs) > 0 else None)  # fmt: skip
+    columns = zip(*costs, strict=True)
+    return Cost(*(None if None in column else sum(column) for column in columns))
 
 
 @dataclass(frozen=True)
@@ -228,5 +232,7 @@ def cost_rows(costs: Mapping[str, Cost]) -> dict[str, list[str]]:
     made = {
         "hours": ["" if one.hours is None else f"{one.hours:.2f}" for one in costs.values()],
         "tokens": ["" if one.tokens is None else f"{one.tokens:,}" for one in costs.values()],
-    }
+        "PFLOPs": ["" if one.flops is None else f"{one.flops / 1e15:.3g}"
+                   for one in costs.values()],
+    }  # fmt: skip
     return {title: cells for title, cells in made.items() if any(cells)}

@@ -106,6 +106,7 @@ class StepClock:
             row["step_seconds_deviation"] = statistics.pstdev(self._steps)
             if self._flops is not None:
                 computed = self._flops.step * len(self._steps)
+                row["model_flops"] = computed
                 row["mfu"] = computed / max(sum(self._steps), 1e-9) / self._flops.peak
         self._clear()
         return row

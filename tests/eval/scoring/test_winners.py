@@ -135,11 +135,14 @@ def test_advice_follows_from_the_numbers(tmp_path: Path) -> None:
 
 def test_costs_of_rows_and_of_several_runs() -> None:
     rows = [
-        {"step": 2, "source_tokens": 3.0, "target_tokens": 4.0, "device_seconds": 1800.0},
+        {"step": 2, "source_tokens": 3.0, "target_tokens": 4.0, "device_seconds": 1800.0,
+         "model_flops": 2e15},
         {"step": 2, "dev/nll": 1.0},
-        {"step": 4, "source_tokens": 5.0, "target_tokens": 6.0, "device_seconds": 5400.0},
-    ]
-    assert cost_of(rows) == Cost(1.5, 18)  # seconds are since the beginning, tokens since a row
+        {"step": 4, "source_tokens": 5.0, "target_tokens": 6.0, "device_seconds": 5400.0,
+         "model_flops": 3e15},
+    ]  # fmt: skip
+    # Seconds are since the beginning, tokens and FLOPs since a row.
+    assert cost_of(rows) == Cost(1.5, 18, 5e15)
     assert total([Cost(1.5, 18), Cost(0.5, 2)]) == Cost(2.0, 20)
     assert total([Cost(1.5, 18), Cost(None, 2)]) == Cost(None, 20)
     assert total([]) == cost_of([]) == Cost(None, None)

@@ -44,6 +44,7 @@ def test_a_row_is_of_the_steps_since_the_last_one(time: Time) -> None:
             "step_seconds": 2.0,
             "step_seconds_deviation": 1.0,
             "data_wait_seconds": 0.5,
+            "model_flops": 5e9,
             "mfu": 5e9 / (4.0 * 1e10),
             # 10 + 4 of 50 + 20 + 4 + 6 seconds
             "goodput": 14 / 80,

@@ -11,7 +11,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from m4.storage.files import read_json, read_jsonl
@@ -48,10 +48,17 @@ def main() -> int:
     languages = listed.split("'")[1::2]
     if not (out / "text").is_dir():
         prepare(asked.tatoeba, out / "text", languages)
+    return run_all(out, commands(out, languages), asked.only)
+
+
+def run_all(
+    out: Path, commands: Iterable[tuple[str, list[str]]], only: Sequence[str] | None
+) -> int:
+    """Runs each command whose name is not in OUT/cost.jsonl; returns the first status not 0."""
     path = out / "cost.jsonl"
     ended = {row["name"] for row in read_jsonl(path)} if path.exists() else set()
-    for name, command in commands(out, languages):
-        if name in ended or (asked.only and name.split(":")[0] not in asked.only):
+    for name, command in commands:
+        if name in ended or (only and name.split(":")[0] not in only):
             continue
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with (out / f"{name.replace(':', '.').replace(' ', '_')}.log").open("a") as log:

@@ -125,6 +125,14 @@ def directions_of(mixture: Mixture, pairs: Sequence[str]) -> list[str]:
     ]
 
 
+def zero_shot_directions(directions: Sequence[str]) -> list[str]:
+    """Returns the directions between languages of these directions that are none of them."""
+    pairs = [split_direction(name) for name in directions if is_held_out(name)]
+    sources, targets = (dict.fromkeys(side) for side in zip(*pairs, strict=True))
+    return [f"{source}-{target}" for source in sources for target in targets
+            if source != target and f"{source}-{target}" not in directions]  # fmt: skip
+
+
 def sides_with(role: str, directions: Iterable[str]) -> list[str]:
     """Returns the sides that are sources, or targets, in some of the directions."""
     used = {sides_of(direction)[ROLES.index(role)] for direction in directions}

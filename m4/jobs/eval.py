@@ -17,6 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_processes(parser)
     command.add_flags(parser, "split", help="sentences to use (default: test; dev with --watch)")
     command.add_flags(parser, "step", "testset", "dry_run", "sentences")
+    parser.add_argument(
+        "--zero_shot",
+        nargs="?",
+        const="all",
+        metavar="N|DIRECTIONS",
+        help="translate directions without training pairs, and through English: all, a fixed "
+        "sample of N, or these, as fr-wo,wo-fr; zero_shot/report.html",
+    )
     group = parser.add_argument_group("checkpoint by checkpoint", "scores_by_step.jsonl and a plot")
     group.add_argument(
         "--watch", action="store_true", help="score each new checkpoint until training has ended"
@@ -41,14 +49,16 @@ def run(arguments: argparse.Namespace) -> int:
 
             follow(run.experiment, **followed)
             return 0
+        of = {"split": command.split_of(arguments), "step": arguments.step,
+              "sentences": command.portion_of(arguments)[0]}  # fmt: skip
+        if arguments.zero_shot is not None:
+            from m4.jobs.decoding.zero_shot import evaluate_zero_shot
+
+            evaluate_zero_shot(run.experiment, arguments.zero_shot, **of)
+            return 0
         from m4.jobs.decoding.evaluate import evaluate
 
-        evaluate(
-            run.experiment,
-            split=command.split_of(arguments),
-            step=arguments.step,
-            sentences=command.portion_of(arguments)[0],
-        )
+        evaluate(run.experiment, **of)
     return 0
 
 
@@ -59,8 +69,10 @@ def follow_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name}: give --watch or --steps, too")
         return None
-    if arguments.step is not None:
-        raise InputError(f"--step={arguments.step}: not with --watch or --steps")
+    for name in ("step", "zero_shot"):
+        value = getattr(arguments, name)
+        if value is not None:
+            raise InputError(f"--{name}={value}: not with --watch or --steps")
     if arguments.watch and arguments.steps:
         raise InputError(f"--steps={arguments.steps}: --watch scores all; give one of them")
     steps, seconds = None, None

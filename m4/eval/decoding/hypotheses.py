@@ -17,7 +17,8 @@ from m4.storage.records import count, record
 # Field of a note: digest of the file of hypotheses as it was written.
 _DIGEST = "hypotheses_sha256"
 # The other fields that do not change what is searched.
-_NO_SEARCH = (_DIGEST, "step", "vocabulary", "sentences", "sha256", "length_factors", "batch_rows")
+_NO_SEARCH = (_DIGEST, "step", "vocabulary", "sentences", "sha256", "length_factors", "batch_rows",
+              "through")  # fmt: skip
 
 # Direction ("en-gl") -> (source, reference), source without a tag; in a test set of its own also
 # more fields of its lines.

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import is_held_out, key_of, pair_of, sides_of
+from m4.data.directions import (
+    is_held_out,
+    key_of,
+    pair_of,
+    sides_of,
+    split_direction,
+    zero_shot_directions,
+)
 from m4.eval.decoding.decode import (
     Batch,
     BatchCounts,
@@ -38,6 +45,31 @@ def split_pairs(
     return result
 
 
+def n_way_pairs(cache: Cache, direction: str, split: str) -> list[tuple[str, str]]:
+    """Returns (source, reference) of each test sentence of a direction, also one without pairs.
+
+    Sentences of a pair without test sentences are translations of the same sentence of a third
+    language: of English, or else of the first one that has any.
+    """
+    source, target = split_direction(direction)
+
+    def pairs(name: str) -> list[tuple[str, str]]:
+        known = pair_of(name) in cache.language_pairs()
+        return split_pairs(cache, [name], split)[name] if known else []
+
+    if found := pairs(direction):
+        return found
+    for third in ["en", *cache.languages()]:
+        if third in (source, target):
+            continue
+        # Of several translations the first one.
+        sources, targets = (dict(reversed(pairs(f"{third}-{side}"))) for side in (source, target))
+        texts = [text for text in dict(pairs(f"{third}-{source}")) if text in targets]
+        if texts:
+            return [*dict.fromkeys((sources[text], targets[text]) for text in texts)]
+    return []
+
+
 class Portion(NamedTuple):
     """The sentences of a split that are translated and scored."""
 
@@ -54,19 +86,21 @@ class Portion(NamedTuple):
     def pairs(self, cache: Cache) -> dict[str, list[tuple[str, str]]]:
         """Returns direction -> (source, reference) of the chosen sentences.
 
+        Directions without training pairs are there where they are asked for.
+
         Raises:
-            InputError: The corpus has no such direction.
+            InputError: The corpus has no such languages.
         """
-        if unknown := [each for each in self.directions if each not in cache.directions]:
+        trained = cache.directions
+        untrained = [each for each in self.directions if each not in trained]
+        if unknown := [*{*untrained} - {*zero_shot_directions(trained)}]:
             raise InputError(
-                f"--directions: no {', '.join(unknown)}; there are {', '.join(cache.directions)}"
+                f"--directions: no {', '.join(sorted(unknown))}; there are {', '.join(trained)}"
             )
-        directions = [
-            direction
-            for direction in self.directions or cache.directions
-            if cache.size(pair_of(direction), self.split)
-        ]
-        pairs = split_pairs(cache, directions, self.split)
+        tested = [d for d in self.directions or trained
+                  if d in trained and cache.size(pair_of(d), self.split)]  # fmt: skip
+        pairs = split_pairs(cache, tested, self.split)
+        pairs |= {d: found for d in untrained if (found := n_way_pairs(cache, d, self.split))}
         return {direction: self.chosen(each) for direction, each in pairs.items()}
 
     def subsets(self, cache: Cache) -> dict[str, dict[str, Sequence[bool]]]:
@@ -127,7 +161,7 @@ class ProgressDecoder:
         """Begins to count.
 
         Args:
-            directions: Those of training.
+            directions: Those of training. Others have no number, which gates by task ask for.
         """
         self.cut, self.batches = 0, BatchCounts()
         self._numbers = {name: number for number, name in enumerate(directions)}
@@ -152,7 +186,9 @@ class ProgressDecoder:
         found = translations(
             self._trained,
             sources,
-            directions=[self._numbers[name] for name in directions] if self._numbers else None,
+            directions=[self._numbers[name] for name in directions]
+            if self._numbers.keys() >= {*directions}
+            else None,
             progress=progress,
             on_cut=on_cut,
             on_batch=self._count,

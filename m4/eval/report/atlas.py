@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm
+from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rich.box import SIMPLE_HEAD
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from m4.data.directions import key_of, label_of, pair_of, side_of
-from m4.eval.report.figures import FEW, LIGHT, blank, colorbar, page_size, png
+from m4.eval.report.figures import FEW, LIGHT, SEQUENTIAL, blank, colorbar, page_size, png
 from m4.eval.scoring.levels import SIDES
 from m4.settings import InputError, pasted
 from m4.storage.files import keep_result
@@ -35,8 +35,6 @@ DEAD, SPECIAL = 0.1, 2.0
 _MOST_LINES, _MOST_NAMES = 64, 12  # experts of a table, languages of an expert
 _TALLEST = 60.0  # inches
 _MOST_COLUMNS = 256  # of a panel
-# From the paper to the ink through one hue, evenly in lightness: no colours to confuse.
-_COLOURS = LinearSegmentedColormap.from_list("share", ["#f4f7fa", "#8fc4e8", "#1a73b4", "#06203f"])
 
 
 @dataclass(frozen=True)
@@ -255,8 +253,9 @@ def figure(atlas: Atlas) -> Figure:
             panel.annotate(name, (-0.5, y), va="center", fontsize=0.9 * size, color=LIGHT.ink)
         labels = [atlas.languages[row] for row in chosen] if column == 0 else []
         panel.set_yticks([rows.index(row) for row in chosen] if labels else [], labels)
-    bar = colorbar(page, ScalarMappable(norm, _COLOURS), size, ax=panels, orientation="horizontal",
-                   pad=0.01, ticks=MaxNLocator(6), aspect=60,
+    shown = ScalarMappable(norm, SEQUENTIAL)
+    bar = colorbar(page, shown, size, ax=panels, orientation="horizontal", pad=0.01,
+                   ticks=MaxNLocator(6), aspect=60,
                    fraction=0.6 * line / page.get_figheight())  # fmt: skip
     bar.ax.xaxis.set_major_formatter(PercentFormatter(1.0, 0 if most > 0.1 else None))
     bar.set_label(f"share of a language's choices; even: {100 / experts:.3g}%",
@@ -295,7 +294,7 @@ def _panel(
     drawn = np.pad(drawn, ((0, 0), (0, -experts % together)), mode="edge")
     drawn = drawn.reshape(len(rows), -1, together).max(axis=2)
     edges = (-0.5, drawn.shape[1] * together - 0.5, len(rows) - 0.5, -0.5)
-    panel.imshow(drawn, aspect="auto", cmap=_COLOURS, norm=norm, extent=edges)
+    panel.imshow(drawn, aspect="auto", cmap=SEQUENTIAL, norm=norm, extent=edges)
     panel.set_facecolor(LIGHT.paper)
     panel.set_title(layer, fontsize=size, color=LIGHT.ink, fontweight="bold", loc="left", pad=2)
     panel.spines[:].set_visible(False)

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
@@ -57,6 +57,11 @@ DARK = Theme(
      "#cc77bb", "#85888f"),
 )  # fmt: skip
 
+
+# From the paper to the ink through one hue, evenly in lightness: no colours to confuse.
+SEQUENTIAL = LinearSegmentedColormap.from_list(
+    "share", ["#f4f7fa", "#8fc4e8", "#1a73b4", "#06203f"]
+)
 
 FEW = 40  # up to so many languages fit a page's width with labels of full size
 SIZE = 11.0  # points of a letter on a page 7 inches wide

@@ -12,10 +12,10 @@ from markupsafe import Markup
 from m4 import html
 from m4.data import families
 from m4.data.cldr import tags
-from m4.data.directions import key_of, pair_of, split_direction
+from m4.data.directions import key_of, languages_of, pair_of, split_direction
 from m4.data.languages import describe, title_of
 from m4.eval.metrics import bootstrap
-from m4.eval.report import curves, plot
+from m4.eval.report import curves, heat_map, plot
 from m4.eval.report.figures import DARK, LIGHT, OF_PAGE, inline
 from m4.eval.scoring import forgetting, rates, winners
 from m4.eval.scoring.delta import (
@@ -61,6 +61,7 @@ class Background(NamedTuple):
     costs: Mapping[str, Cost] = {}  # system -> what its training took: then winners are named
     # Run -> the changes of directions that it keeps from the model that it begins from.
     forgotten: Mapping[str, Sequence[Delta]] = {}
+    trained: Sequence[Mapping[str, Any]] = ()  # scores of other directions, for heat maps
 
 
 def page(
@@ -133,7 +134,12 @@ def page(
         subsets=_subsets(scores, metric, baseline, order),
         scores={direction: _by(whole, "direction", "system", "metric")[direction]
                 for direction in order},
-        matrix=matrix([row for row in whole if row["metric"] == metric and row["system"] != COPY]),
+        heat_maps=heat_maps(
+            [row for row in whole if row["metric"] == metric and row["system"] != COPY],
+            METRIC_NAMES.get(metric, metric), rows, rate_rows,
+            [row for row in background.trained
+             if (row["metric"], row["subset"]) == (metric, "all")],
+        ),
         rates={key: name for key, name in rates.RATES.items()
                if any(row[key] is not None for row in rate_rows)},
         rate_means=rates.summary(rate_rows, levels),
@@ -285,22 +291,50 @@ def _related(rows: Sequence[Delta]) -> list[tuple[str, ...]]:
     )
 
 
-def matrix(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns scores from each source into each target, or {} where English is in all directions.
+def heat_maps(
+    scores: Sequence[Mapping[str, Any]],
+    metric: str,
+    differences: Sequence[Delta],
+    rate_rows: Sequence[Mapping[str, Any]],
+    trained: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Markup]:
+    """Returns maps from each language into each other by their titles.
 
-    A cell is (score, percent of the way from the lowest to the highest score).
+    They are of scores, of differences from the baseline and of translations in other languages, for
+    each system. There are none where English is in all directions.
+
+    Args:
+        scores: Rows of scores.jsonl by one metric.
+        trained: Such rows of directions that are drawn with a frame next to the first system's.
     """
-    sides = [row["direction"].split("-") for row in rows]
-    if all("en" in each for each in sides):
+    if all("en" in split_direction(row["direction"]) for row in scores):
         return {}
-    lowest, highest = (choose(row["score"] for row in rows) for choose in (min, max))
-    systems: dict[str, dict[str, dict[str, tuple[float, int]]]] = {}
-    for row, (source, target) in zip(rows, sides, strict=True):
-        heat = round(100 * (row["score"] - lowest) / ((highest - lowest) or 1))
-        by_source = systems.setdefault(row["system"], {})
-        by_source.setdefault(source, {})[target] = row["score"], heat
-    sources, targets = (sorted({side[i] for side in sides}) for i in (0, 1))
-    return {"sources": sources, "targets": targets, "systems": systems}
+    values: dict[str, dict[str, float]] = {}
+    for row in scores:
+        values.setdefault(f"{metric} of {row['system']}", {})[row["direction"]] = row["score"]
+    framed = {row["direction"]: row["score"] for row in trained}
+    first, signed = next(iter(values)), set()
+    values[first] |= framed
+    for one in differences:
+        signed.add(title := f"Δ{metric} of {one.system} against {one.baseline}")
+        values.setdefault(title, {})[one.direction] = one.delta
+    for row in rate_rows:
+        if row["off_language"] is not None and row["system"] != rates.REFERENCE:
+            title = f"{rates.RATES['off_language'].capitalize()}, {row['system']}, %"
+            values.setdefault(title, {})[row["direction"]] = 100 * row["off_language"]
+    codes = languages_of(direction for of in values.values() for direction in of)
+    names = {code: " ".join(dict.fromkeys([code, _own_name(code)])).strip() for code in codes}
+    return {
+        title: inline(
+            heat_map.figure(of, names, signed=title in signed,
+                            framed=framed if title == first else ()), title)
+        for title, of in values.items()
+    }  # fmt: skip
+
+
+def _own_name(code: str) -> str:
+    """Returns what the language calls itself, or '' where that is not known."""
+    return tags.own_name(tag) if (tag := tags.parse(describe(code).code)) else ""
 
 
 def _curves(background: Background) -> dict[str, Markup]:
@@ -335,8 +369,7 @@ def _data_table(
     rows = []
     for code, pairs in sorted(train_pairs.items(), key=lambda item: (-item[1], item[0])):
         name = title_of(code)
-        tag = tags.parse(describe(code).code) if "-" not in code else None
-        own_name = tags.own_name(tag) if tag else ""
+        own_name = _own_name(code) if "-" not in code else ""
         row = {
             "code": code,
             "name": name,

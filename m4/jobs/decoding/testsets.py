@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from m4.build import build
+from m4.data.directions import split_direction
+from m4.data.preprocess import tag
 from m4.data.sources import SPLITS
 from m4.eval.decoding.decode import TrainedModel
 from m4.eval.decoding.hypotheses import Translate, decode_to_files, missing
@@ -94,18 +96,31 @@ class PortionDecoder:
             decoding = dataclasses.replace(decoding, prefix=prefix)
         return self.parts.ready(params, decoding)
 
-    def decode(self, step: int, folder: Path) -> None:
-        """Translates what is missing in `folder` with the checkpoint of a step."""
+    def decode(self, step: int, folder: Path, through: str | None = None) -> None:
+        """Translates what is missing in `folder` with the checkpoint of a step.
+
+        Args:
+            through: A language into which sources are translated first (a pivot), and from it into
+                the target. Only directions whose two halves are trained are translated.
+        """
         cache, pairs, made_by = self.cache, self.pairs, self._made_by(step)
+        if through is not None:
+            made_by |= {"through": through}
+            pairs = {direction: rows for direction, rows in pairs.items()
+                     if {*halves(direction, through)} <= {*cache.directions}}  # fmt: skip
         split = self.portion.name
         trained, counter = self.restored(step), None
-        if self.parts.model.encoder_experts is not None:
+        if self.parts.model.encoder_experts is not None and {*pairs} <= {*cache.directions}:
             about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
             path = folder / f"atlas.{split}.json"
             counter = RoutingCounter(path, cache.directions, trained, about)
-        with ProgressBar(self._name, sum(map(len, pairs.values())), "sentences") as bar:
+        count = sum(map(len, pairs.values())) * (1 if through is None else 2)
+        with ProgressBar(self._name, count, "sentences") as bar:
             translate = ProgressDecoder(bar, trained, counter, cache.directions)
-            decode_to_files(self._normalised(translate), folder, split, pairs, made_by)
+            search = self._normalised(translate)
+            if through is not None:
+                search = pivoted(search, through)
+            decode_to_files(search, folder, split, pairs, made_by)
             bar.update(bar.total)
         if distributed.is_primary() and translate.batches.sentences:
             print(f"{self._name}: {translate.batches.said()}")
@@ -132,6 +147,27 @@ class PortionDecoder:
             "step": step,
             "vocabulary": vocabulary,
         }
+
+
+def halves(direction: str, through: str) -> tuple[str, str]:
+    """Returns the two directions of a pivot: 'fr-wo', 'en' -> ('fr-en', 'en-wo')."""
+    source, target = split_direction(direction)
+    return f"{source}-{through}", f"{through}-{target}"
+
+
+def pivoted(translate: Translate, through: str) -> Translate:
+    """Returns a decoder of two passes, into the language `through` and from there."""
+
+    def translated(tagged: list[str], directions: list[str]) -> list[dict[str, Any]]:
+        into, out_of = zip(*(halves(each, through) for each in directions), strict=True)
+        texts = [text.partition(" ")[2] for text in tagged]
+        between = translate([tag(text, through) for text in texts], [*into])
+        texts = [row["hypothesis"] for row in between]
+        targets = [split_direction(each)[1] for each in directions]
+        found = translate([*map(tag, texts, targets)], [*out_of])
+        return [{**row, "through": text} for row, text in zip(found, texts, strict=True)]
+
+    return translated
 
 
 def decode(

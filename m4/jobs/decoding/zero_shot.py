@@ -1,0 +1,165 @@
+"""`m4 eval --zero_shot`: directions without training pairs, next to a pivot through English."""
+
+import sys
+from collections.abc import Sequence
+
+from m4.build import build
+from m4.data.cache.cache import Cache
+from m4.data.directions import key_of, pair_of, split_direction
+from m4.data.directions import zero_shot_directions as untrained
+from m4.data.sources import SPLITS
+from m4.data.splits import text_hash
+from m4.data.testsets import directions_for
+from m4.eval.decoding.hypotheses import steps_of
+from m4.eval.decoding.testsets import Portion, train_pairs
+from m4.eval.decoding.translate import check_language
+from m4.eval.report.page import Background
+from m4.eval.report.results import Results, write_results
+from m4.eval.scoring.score import read_scores
+from m4.experiment import Experiment
+from m4.jobs.decoding.evaluate import system, system_name
+from m4.jobs.decoding.portions import open_for, subsets
+from m4.jobs.decoding.report import show
+from m4.jobs.decoding.testsets import (
+    PortionDecoder,
+    decodes_folder,
+    halves,
+    scores_folder,
+    trained_step,
+)
+from m4.parallel import distributed
+from m4.settings import InputError
+
+PIVOT = "en"
+ZERO_SHOT, PIVOTED = "zero_shot", "pivot"
+_SHOWN = 8  # directions of a line
+
+
+def evaluate_zero_shot(
+    experiment: Experiment,
+    asked: str = "all",
+    *,
+    split: str = "test",
+    step: int | None = None,
+    sentences: int | None = None,
+) -> None:
+    """Translates directions without training pairs, directly and through English, and scores both.
+
+    The report in `zero_shot/` of the run, a trial or a step (`zero_shot.flores/` for a test set of
+    its own) has the differences from the pivot. Translations are in decodes/zero_shot/ and
+    decodes/pivot/.
+
+    Args:
+        asked: "all"; a number of directions, always the same ones; or directions, as "fr-wo,wo-fr".
+        split: "test" or "dev", or the name of a test set of its own.
+        step: Step of a checkpoint. Defaults to the latest.
+        sentences: Sentences per direction. Defaults to all.
+
+    Raises:
+        InputError: A language is not known, a direction is trained, or has no references.
+    """
+    found = distributed.on_primary_then_broadcast(
+        "checkpoints", lambda: trained_step(experiment.folder, step)
+    )
+    cache = open_for(experiment, split)
+    most = experiment.decoding.test_sentences
+    directions = chosen(experiment, cache, Portion(split, sentences, test_sentences=most), asked)
+    portion = Portion(split, sentences, tuple(directions), most)
+    if build(experiment, cache).model.by_task:
+        raise InputError("--zero_shot: the experts of this model depend on the direction, and "
+                         f"{directions[0]} has none")  # fmt: skip
+    decodes = decodes_folder(experiment, step=step)
+    decoder = PortionDecoder(experiment, portion)
+    decoder.decode(found, decodes / ZERO_SHOT)
+    known = {*cache.directions}
+    pivoted = any({*halves(direction, PIVOT)} <= known for direction in directions)
+    if pivoted:
+        decoder.decode(found, decodes / PIVOTED, PIVOT)
+
+    def report() -> None:
+        written = _report(experiment, cache, portion, step, pivoted)
+        show(written, experiment.data.levels)
+
+    distributed.on_primary_then_broadcast("the report", report)
+
+
+def chosen(experiment: Experiment, cache: Cache, portion: Portion, asked: str) -> list[str]:
+    """Returns the directions to translate, all of which have references.
+
+    Raises:
+        InputError: As of `evaluate_zero_shot`.
+    """
+    every, split = untrained(cache.directions), portion.split
+    named = asked.split(",") if "-" in asked else []
+    if not named and asked != "all" and not (asked.isdecimal() and int(asked)):
+        raise InputError(f"--zero_shot={asked}: must be all, a number of directions above 0, or "
+                         "directions as fr-wo,wo-fr")  # fmt: skip
+    sides = zip(*map(split_direction, cache.directions), strict=True)
+    sources, targets = (sorted(dict.fromkeys(side)) for side in sides)
+    for direction in named:
+        source, target = split_direction(direction)
+        if source not in sources:
+            raise InputError(f"--zero_shot={direction}: this model does not translate from "
+                             f"{source}; it knows: {', '.join(sources)}")  # fmt: skip
+        check_language(target, targets)
+        if direction not in every:
+            raise InputError(f"--zero_shot={direction}: has training pairs; m4 eval scores it")
+    if not every:
+        raise InputError("--zero_shot: the run is trained on all directions of its languages")
+    if split in SPLITS:
+        there = portion._replace(directions=tuple(named or every)).pairs(cache)
+    else:
+        there = directions_for(split, experiment.testsets[split], named or every)
+    if lacking := [direction for direction in named or every if direction not in there]:
+        shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
+        said = f"{split}: has no references for {shown}"
+        if named or not there:
+            raise InputError(said)
+        if distributed.is_primary():
+            print(f"{said} ({len(lacking)} of {len(every)} directions)", file=sys.stderr)
+    found = list(there)
+    return found if named or asked == "all" else sorted(found, key=text_hash)[: int(asked)]
+
+
+def sizes(cache: Cache, directions: Sequence[str]) -> dict[str, int]:
+    """Returns `key_of` each pair -> the smaller of its languages' training pairs with English."""
+    known = train_pairs(cache)
+    return {
+        key_of(pair_of(each)): min(known.get(code, 0) for code in split_direction(each))
+        for each in directions
+    }
+
+
+def _report(
+    experiment: Experiment, cache: Cache, portion: Portion, step: int | None, pivoted: bool
+) -> Results:
+    decodes, place = decodes_folder(experiment, step=step), scores_folder(experiment, step)
+    more = "" if portion.name == "test" else f".{portion.name}"
+    names = (ZERO_SHOT, PIVOTED)[: 1 + pivoted]
+    systems = [
+        system(experiment, name, decodes / name, steps_of(decodes / name, portion.name))
+        for name in names
+    ]
+    ours, path = system_name(build(experiment, cache).model), place / f"scores{more}.jsonl"
+    trained = [row for row in (read_scores(path) if path.is_file() else [])
+               if row["direction"] in cache.directions and row["system"] == ours]  # fmt: skip
+    pairs = sizes(cache, portion.directions)
+    return write_results(
+        place / f"{ZERO_SHOT}{more}",
+        systems,
+        experiment.decoding.metrics,
+        pairs,
+        subsets(experiment, cache, portion, decodes / ZERO_SHOT),
+        Background(
+            title="Directions without training pairs",
+            facts={
+                "pivot": f"two passes of the same model, through {PIVOT}",
+                "training pairs": "of a direction: the smaller of its languages' with English",
+            },
+            trained=trained,
+        ),
+        baseline=PIVOTED if pivoted else None,
+        split=portion.name,
+        levels=experiment.data.levels,
+        directions=portion.directions,
+    )

@@ -40,21 +40,24 @@ def figure(
         row, column = map(codes.index, split_direction(direction))
         grid[row, column] = value
     numbered = len(codes) <= _NUMBERED
-    width, size = page_size(not numbered)
+    # Narrower than other figures: shrunk to a phone's width, numbers stay legible.
+    width, size = (6.0, SIZE) if numbered else page_size(many=True)
+    slot = 0.73 * 72 * width / len(codes)  # points of a cell
     labels = [names.get(code, code) for code in codes]
-    letters = min(0.95 * SIZE, 0.8 * 72 * width / (len(codes) + 3))
-    drawn = blank(width, width * 0.97, layout="constrained")
+    letters = min(0.95 * size, 0.9 * slot)
+    drawn = blank(width, width, layout="constrained")
     panel = drawn.subplots()
     most = float(np.nanmax(np.abs(grid))) or 1.0
     low, colours = (-most, _DIVERGING) if signed else (min(0.0, float(np.nanmin(grid))), SEQUENTIAL)
     image = panel.imshow(grid, cmap=colours, vmin=low, vmax=most, aspect="auto")
-    for row, column in np.argwhere(np.isfinite(grid)) if numbered else ():
-        value = grid[row, column]
-        text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+    cells = np.argwhere(np.isfinite(grid)) if numbered else []
+    texts = [f"{grid[*at]:{'+' * signed}.{digits}f}".replace("-", "−") for at in cells]
+    for (row, column), text in zip(cells, texts, strict=True):
         # The page inverts images and swaps ink and paper in the dark.
-        dark = abs(value) / most > 0.6
-        panel.text(column, row, text.replace("-", "−"), ha="center", va="center",
-                   fontsize=0.8 * SIZE, color=LIGHT.paper if dark else LIGHT.ink)  # fmt: skip
+        dark = abs(grid[row, column]) / most > 0.6
+        panel.text(column, row, text, ha="center", va="center",
+                   fontsize=min(0.9 * size, 0.95 * slot / (0.6 * max(map(len, texts)))),
+                   color=LIGHT.paper if dark else LIGHT.ink)  # fmt: skip
     for row, column in (map(codes.index, split_direction(each)) for each in framed):
         panel.add_patch(Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False,
                                   edgecolor=LIGHT.series[1], linewidth=1.2))  # fmt: skip

@@ -313,7 +313,7 @@ def heat_maps(
     for row in scores:
         values.setdefault(f"{metric} of {row['system']}", {})[row["direction"]] = row["score"]
     framed = {row["direction"]: row["score"] for row in trained}
-    first, signed = next(iter(values)), set()
+    first, signed, whole = next(iter(values)), set(), set()
     values[first] |= framed
     for one in differences:
         signed.add(title := f"Δ{metric} of {one.system} against {one.baseline}")
@@ -321,12 +321,13 @@ def heat_maps(
     for row in rate_rows:
         if row["off_language"] is not None and row["system"] != rates.REFERENCE:
             title = f"{rates.RATES['off_language'].capitalize()}, {row['system']}, %"
+            whole.add(title)
             values.setdefault(title, {})[row["direction"]] = 100 * row["off_language"]
     codes = languages_of(direction for of in values.values() for direction in of)
     names = {code: " ".join(dict.fromkeys([code, _own_name(code)])).strip() for code in codes}
     return {
         title: inline(
-            heat_map.figure(of, names, signed=title in signed,
+            heat_map.figure(of, names, signed=title in signed, digits=0 if title in whole else 1,
                             framed=framed if title == first else ()), title)
         for title, of in values.items()
     }  # fmt: skip

@@ -14,6 +14,7 @@ from m4.data.sources import Pair
 from m4.eval.decoding.testsets import (
     Portion,
     check_held_out,
+    n_way_pairs,
     split_pairs,
 )
 from m4.train.measuring import routing_counts
@@ -71,6 +72,28 @@ def test_a_cap_takes_test_sentences_at_even_distances_and_leaves_dev(tmp_path: P
     assert len(capped._replace(test_sentences=20).pairs(cache)["gl-en"]) == 10
     assert len(capped._replace(split="dev").pairs(cache)["gl-en"]) == 10
     assert len(capped._replace(sentences=1).pairs(cache)["gl-en"]) == 1
+
+
+class NWay(Corpus):
+    """English sentences 0 to 5; Galician has 0 to 3, twice, and Portuguese 2 to 5."""
+
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        code = key_of(pair)
+        numbers = {"gl": [0, 1, 2, 3, 3], "pt": [5, 4, 3, 2]}[code]
+        return (Pair(f"{split} {n}", f"{code} {n} {split} {at}") for at, n in enumerate(numbers))
+
+
+def test_a_direction_without_pairs_has_the_sentences_of_a_third_language(tmp_path: Path) -> None:
+    """English sentences 2 and 3 are shared; of two translations of 3 the first is taken."""
+    cache = CorpusSpec(NWay({"gl": (), "pt": ()}), vocabulary_size=300).build(tmp_path)
+    expected = [("gl 2 test 2", "pt 2 test 3"), ("gl 3 test 3", "pt 3 test 2")]
+    assert n_way_pairs(cache, "gl-pt", "test") == expected
+    back = [("pt 3 test 2", "gl 3 test 3"), ("pt 2 test 3", "gl 2 test 2")]
+    assert n_way_pairs(cache, "pt-gl", "test") == back
+    asked = Portion("test", 1, ("gl-pt", "gl-en"))
+    assert asked.pairs(cache)["gl-pt"] == expected[1:]
+    with pytest.raises(ValueError, match="no pt-xx; there are en-gl"):
+        Portion("test", directions=("pt-xx",)).pairs(cache)
 
 
 def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None:

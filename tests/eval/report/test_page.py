@@ -9,8 +9,7 @@ import pytest
 
 from m4.data.languages import LANGUAGES
 from m4.eval.decoding.settings import DEFAULTS
-from m4.eval.report import page
-from m4.eval.report.page import SCRIPT
+from m4.eval.report.page import SCRIPT, Background
 from m4.eval.report.results import write_results
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System
@@ -208,19 +207,7 @@ def test_four_hundred_directions_can_be_read_and_pointed_at(large, tmp_path, wid
     assert abs(said["ink"] - said["paper"]) > 150
 
 
-def test_the_matrix_of_directions_without_english():
-    """From the lowest score, 0% of the way, to the highest."""
-    scores = {"en-fr": 30.0, "fr-wo": 10.0, "wo-fr": 20.0}
-    rows = [{"system": "moe", "direction": name, "score": at} for name, at in scores.items()]
-    found = page.matrix(rows)
-    assert (found["sources"], found["targets"]) == (["en", "fr", "wo"], ["fr", "wo"])
-    assert found["systems"] == {
-        "moe": {"en": {"fr": (30.0, 100)}, "fr": {"wo": (10.0, 0)}, "wo": {"fr": (20.0, 50)}}
-    }
-    assert page.matrix(rows[:1]) == {}
-
-
-def test_pairs_without_english_are_a_matrix(tmp_path):
+def test_pairs_without_english_are_heat_maps(tmp_path):
     """From French into Wolof and back, and English into French: 3 sources, 2 targets."""
     for system, keep in {"moe": 8, "other": 5}.items():
         for direction in ("fr-wo", "wo-fr", "en-fr"):
@@ -229,13 +216,20 @@ def test_pairs_without_english_are_a_matrix(tmp_path):
             write_jsonl(tmp_path / system / f"test.{direction}.jsonl", rows)
     systems = [System(name, tmp_path / name) for name in ("moe", "other")]
     pairs = {"fr-wo": 100, "fr": 200}
+    framed = {"metric": "bleu", "subset": "all", "direction": "wo-en", "score": 12.3}
+    trained = Background(trained=[framed])
     written = write_results(
-        tmp_path / "out", systems, DEFAULTS.metrics, pairs, baseline="other", samples=1
+        tmp_path / "out", systems, DEFAULTS.metrics, pairs, None, trained, "other", samples=1
     )
     text = written.html.read_text(encoding="utf-8")
     part = text.partition('<section id="matrix">')[2].partition("</section>")[0]
-    assert part.count('<table class="heat">') == 2
-    # All of it is right, or five words of eight: the best and the worst of all scores.
-    assert part.count('style="--heat: 50%" title="fr → wo">100.0<') == 1
-    assert part.count('style="--heat: 0%" title="fr → wo"') == 1
+    maps = dict(re.findall(r'aria-label="(.*?)".*?</svg>()', part, re.DOTALL))
+    assert [*maps][:3] == ["BLEU of moe", "BLEU of other", "ΔBLEU of moe against other"]
+    first, _, rest = part.partition("</svg>")
+    # All of it is right in three directions. English, French and Wolof are rows and columns.
+    assert (first.count(">100.0<"), first.count(">12.3<"), rest.count(">12.3<")) == (3, 1, 0)
+    assert [first.count(f">{name}<") for name in ("en English", "fr français", "wo Wolof")] == [
+        2
+    ] * 3
+    assert "Directions with a frame have training pairs" in text
     assert '<a href="#matrix">' in text

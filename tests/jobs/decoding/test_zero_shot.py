@@ -95,7 +95,6 @@ def test_mistakes_are_a_line_before_anything_is_built(
         "gl-en": "--zero_shot=gl-en: has training pairs",
     }.items():
         assert said in mistake(f"--zero_shot={asked}")
-    assert "--compare=dense: not with --zero_shot" in mistake("--zero_shot", "--compare=dense")
     assert "--zero_shot=all: not with --watch" in mistake("--zero_shot", "--steps=all")
     own = tmp_path / "own"
     own.mkdir()

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from m4.data.vocabulary.vocabulary import Model
-from m4.jobs.checkpoints.initial import begin
 from m4.jobs.checkpoints.source_hf import SourceHf
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.mesh import make_mesh
@@ -76,9 +75,8 @@ def main() -> None:
     model = there.model.clone(scan_layers=True)
     training = Training(optimizer=adafactor, total_steps=1, batch_size=8)
     program = train_program(training, model, ["en-gl"], make_mesh())
-    leaves = initial.plan(there.shapes, there.shapes, None)
     rows = Rows(np.arange(there.vocabulary().size, dtype=np.int32), {})
-    state = begin(there, leaves, lambda _: rows, program)
+    state = there.begin(program, initial.plan(there.shapes, there.shapes, None, lambda _: rows))
     size = sum(array.nbytes for array in by_path(state.params).values())
     (peak,) = (
         int(line.split()[1]) * 1024

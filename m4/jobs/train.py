@@ -91,7 +91,7 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
     """
     from m4.build import build
     from m4.eval.decoding.testsets import train_pairs
-    from m4.jobs.checkpoints.initial import Beginning
+    from m4.jobs.checkpoints import initial
     from m4.parallel import distributed
     from m4.progress import ProgressBar
     from m4.storage.checkpoints import read_note
@@ -110,9 +110,7 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
         return folder
     parts, begin = build(experiment, corpus), None
     if start.source is not None:
-        beginning = Beginning(experiment, start.source, parts.model, corpus)
-        beginning.report()
-        begin = beginning.state
+        begin = initial.begin(experiment, start.source, parts.model, corpus)
     with ProgressBar("train", training.total_steps) as bar:
         trained = loop.train(
             parts.program,

@@ -72,8 +72,9 @@ class InitialModel:
     vocabulary: str | None = None
 
 
-# Rules of tables whose rows are paired by name.
-BY_ROW = ("pieces", "directions")
+# Rules of tables whose rows are paired by name, and of arrays that may be larger than the old ones.
+_BY_ROW = ("pieces", "directions")
+_GROWING = ("pieces", "copied experts", "copied columns")
 
 
 class Rows(NamedTuple):
@@ -163,8 +164,167 @@ def task_rows(old: Sequence[Set[str]], new: Sequence[Set[str]]) -> Rows:
     return Rows(np.array([one.pop() if len(one) == 1 else -1 for one in known], np.int32), {})
 
 
-def plan(old: Shapes, new: Shapes, layers: str | None) -> list[Leaf]:
-    """Returns source and rule of each parameter; paths ("encoder_1/moe/...") are unscanned layers'.
+class Plan(NamedTuple):
+    """What a new model takes over from an old one: source and rule of each of its parameters.
+
+    Attributes:
+        old: Shapes of the old model.
+        leaves: One for each parameter; paths ("encoder_1/moe/...") are unscanned layers'.
+        rows: Path of a table whose rows are paired by name -> its rows.
+    """
+
+    old: Shapes
+    leaves: Sequence[Leaf]
+    rows: Mapping[str, Rows]
+
+    def unused(self) -> list[str]:
+        """Returns the old parameters that nothing is taken from."""
+        return sorted(set(self.old) - {leaf.source for leaf in self.leaves})
+
+    def grown_sizes(self, new: Shapes) -> set[tuple[int, int]] | None:
+        """Returns the sizes (before, now) of the axes that have grown: vocabularies and experts.
+
+        None where a parameter is taken over by another rule, which statistics of it cannot follow.
+        """
+        if not all(leaf.rule in ("taken", *_GROWING) for leaf in self.leaves):
+            return None
+        return {
+            (before, now)
+            for leaf in self.leaves
+            if leaf.rule in _GROWING
+            for before, now in zip(self.old[leaf.source or ""], new[leaf.path], strict=True)
+            if before < now
+        }
+
+    def fresh_paths(self, like: Any) -> list[str]:
+        """Returns the arrays of a tree that need their values of a model without an old one."""
+        new = by_path(like)
+
+        def needs(leaf: Leaf) -> bool:
+            if leaf.rule not in _BY_ROW:
+                return leaf.rule == "new"
+            places = self._places(leaf, self.old[leaf.source or ""], new[leaf.path].shape)
+            return bool({*np.flatnonzero(places < 0)} - {*self.rows[leaf.path].spelled})
+
+        needed = {leaf.path for leaf in self.leaves if needs(leaf)}
+        return [path for path, parts in _parts(like).items() if needed.intersection(parts)]
+
+    def take_over(self, old: Old, fresh: dict[str, Any], use: Use, like: Any) -> Any:
+        """Makes the new model's parameters, an array at a time and the largest first.
+
+        So a model takes little more memory than its own while it is read.
+
+        Args:
+            old: Path of an old parameter among unscanned layers -> its array, read when called.
+            fresh: Path in the tree -> array of a parameter that begins without the old model, of
+                those that `fresh_paths` names. It is emptied.
+            use: How often the old model's experts were chosen.
+            like: The tree, of shapes with shardings.
+
+        Raises:
+            InputError: Experts are to be left out or merged, and their use was not counted.
+        """
+        known = {leaf.path: leaf for leaf in self.leaves}
+        wanted, parts = by_path(like), _parts(like)
+        made = {}
+        for path in sorted(wanted, key=lambda path: -math.prod(wanted[path].shape)):
+            mine, start = [known[part] for part in parts[path]], fresh.pop(path, None)
+            array = self._array(mine, wanted[path], old, start, parts[path] != [path], use)
+            # Else the next ones would be read while this one waits to be computed.
+            made[path] = jax.block_until_ready(array)
+        return _shaped(like, made)
+
+    def _places(self, leaf: Leaf, old: Sequence[int], new: Sequence[int]) -> npt.NDArray[np.int32]:
+        """Returns the old row of each row of a new table, -1 for none, of tables of these shapes.
+
+        Rows that no piece has (the table is rounded up) are as before.
+        """
+        axis, old_V = int(leaf.path.startswith("logits_dense")), self.rows[leaf.path].old_V
+        found = np.arange(new[axis], dtype=np.int32)
+        found[: len(old_V)] = old_V
+        found[found >= old[axis]] = -1
+        return found
+
+    def _is_taken(self, leaf: Leaf, old: Any, shape: tuple[int, ...]) -> bool:
+        if leaf.rule not in _BY_ROW:
+            return leaf.rule == "taken"
+        places_V = self._places(leaf, old.shape, shape)
+        return old.shape == shape and np.array_equal(places_V, np.arange(len(places_V)))
+
+    def _array(
+        self,
+        leaves: Sequence[Leaf],
+        like: Any,
+        old: Old,
+        fresh: Array | None,
+        scanned: bool,
+        use: Use,
+    ) -> Array:
+        """Makes one array of the tree: a parameter, or those of a scanned stack's layers."""
+        shape = like.shape[scanned:]
+        found = None if leaves[0].source is None else old(leaves[0].source)
+        if all(self._is_taken(leaf, found, shape) for leaf in leaves):
+            if isinstance(found, np.ndarray):
+                if scanned:
+                    whole = np.empty(like.shape, found.dtype)
+                    for at, leaf in enumerate(leaves):
+                        whole[at] = found if at == 0 else old(leaf.source or "")
+                    found = whole
+                return jax.make_array_from_callback(like.shape, like.sharding, lambda at: found[at])
+            if not scanned:
+                return jax.device_put(found, like.sharding)
+
+        def make(given: Sequence[Array | None], start: Array | None) -> Array:
+            if not scanned:
+                return self._made(leaves[0], given[0], start, shape, use)
+            starts = [None if start is None else start[at] for at in range(len(given))]
+            each = zip(leaves, given, starts, strict=True)
+            return jnp.stack([self._made(*one, shape, use) for one in each])
+
+        rest = [None if leaf.source is None else old(leaf.source) for leaf in leaves[1:]]
+        return jax.jit(make, out_shardings=like.sharding)([found, *rest], fresh)
+
+    def _made(self, leaf: Leaf, x: Any, start: Any, shape: tuple[int, ...], use: Use) -> Array:
+        match leaf.rule:
+            case "zeros":
+                return jnp.zeros(shape)
+            case "new":
+                return start
+            case "taken":
+                return x
+            case "pieces" | "directions":
+                places_V, rows = self._places(leaf, x.shape, shape), self.rows[leaf.path]
+                if leaf.path.startswith("logits_dense"):
+                    start = None if start is None else start.T
+                    return _grown(x.T, start, places_V, rows).T
+                return _grown(x, start, places_V, rows)
+            case "upcycled":
+                return jnp.broadcast_to(x, shape)
+            case "copied experts":
+                return x[np.arange(shape[0]) % x.shape[0]]
+            case "copied columns":
+                return x[:, np.arange(shape[1]) % x.shape[1]]
+            case "most used experts":
+                return x[most_used(_use(leaf, use), shape[0])]
+            case "most used columns":
+                return x[..., most_used(_use(leaf, use), shape[-1])]
+            case "merged experts":
+                used = _use(leaf, use)
+                weight = used / used.sum() if used.any() else np.full(len(used), 1 / len(used))
+                return jnp.tensordot(jnp.asarray(weight, x.dtype), x, 1, precision="highest")
+        raise AssertionError(leaf.rule)
+
+
+def plan(
+    old: Shapes, new: Shapes, layers: str | None, rows: Callable[[str], Rows] | None = None
+) -> Plan:
+    """Chooses source and rule of each parameter.
+
+    Args:
+        old: Shapes of the old model's parameters.
+        new: Shapes of the new model's.
+        layers: `InitialModel.layers`.
+        rows: Path of an embedding, or of a gate's tasks, -> its rows. Defaults to not known yet.
 
     Raises:
         InputError: Another number of layers without a rule; a parameter that no rule takes over,
@@ -178,7 +338,16 @@ def plan(old: Shapes, new: Shapes, layers: str | None) -> list[Leaf]:
                 f"that it begins from {before}: must be 'spaced'"
                 + (", 'stack' or 'zeros'" if after > before else "")
             )
-    return [_leaf(path, shape, old, depth, layers) for path, shape in new.items()]
+    leaves = [_leaf(path, shape, old, depth, layers) for path, shape in new.items()]
+    found: dict[str, Rows] = {}
+    for at, leaf in enumerate(leaves):
+        if rows is not None and leaf.rule in _BY_ROW:
+            old_V = (known := rows(leaf.path)).old_V
+            found[leaf.path] = known
+            same = np.array_equal(old_V, np.arange(old[leaf.source or ""][0]))
+            if leaf.rule == "directions" and same:
+                leaves[at] = leaf._replace(rule="taken")
+    return Plan(old, leaves, found)
 
 
 def _leaf(
@@ -240,119 +409,6 @@ def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[
     return None
 
 
-def unused(leaves: Sequence[Leaf], old: Shapes) -> list[str]:
-    """Returns the old parameters that nothing was taken from."""
-    return sorted(set(old) - {leaf.source for leaf in leaves})
-
-
-def take_over(
-    leaves: Sequence[Leaf],
-    old: Old,
-    fresh: dict[str, Any],
-    rows: Callable[[str], Rows],
-    use: Use,
-    like: Any,
-) -> Any:
-    """Makes the new model's parameters, an array at a time and the largest first.
-
-    So a model takes little more memory than its own while it is read.
-
-    Args:
-        old: Path of an old parameter among unscanned layers -> its array, read when it is called.
-        fresh: Path in the tree -> array of a parameter that begins without the old model, of those
-            that `fresh_paths` names. It is emptied.
-        rows: path of an embedding -> its `Rows`. use: of the old model's experts.
-        like: The tree, of shapes with shardings.
-
-    Raises:
-        InputError: Experts are to be left out or merged, and their use was not counted.
-    """
-    known = {leaf.path: leaf for leaf in leaves}
-    wanted, parts = by_path(like), _parts(like)
-    made = {}
-    for path in sorted(wanted, key=lambda path: -math.prod(wanted[path].shape)):
-        mine, start = [known[part] for part in parts[path]], fresh.pop(path, None)
-        array = _array(mine, wanted[path], old, start, parts[path] != [path], rows, use)
-        # Else the next ones would be read while this one waits to be computed.
-        made[path] = jax.block_until_ready(array)
-    return _shaped(like, made)
-
-
-def fresh_paths(
-    leaves: Sequence[Leaf], old: Shapes, rows: Callable[[str], Rows], like: Any
-) -> list[str]:
-    """Returns the arrays of a tree that need their values of a model without an old one."""
-    new = by_path(like)
-
-    def needs(leaf: Leaf) -> bool:
-        if leaf.rule not in BY_ROW:
-            return leaf.rule == "new"
-        places = _places(leaf, old[leaf.source or ""], new[leaf.path].shape, rows)
-        return bool({*np.flatnonzero(places < 0)} - {*rows(leaf.path).spelled})
-
-    needed = {leaf.path for leaf in leaves if needs(leaf)}
-    return [path for path, parts in _parts(like).items() if needed.intersection(parts)]
-
-
-def _places(
-    leaf: Leaf, old: Sequence[int], new: Sequence[int], rows: Callable[[str], Rows]
-) -> npt.NDArray[np.int32]:
-    """Returns the old row of each row of a new table, -1 for none, of tables of these shapes.
-
-    Rows that no piece has (the table is rounded up) are as before.
-    """
-    axis, old_V = int(leaf.path.startswith("logits_dense")), rows(leaf.path).old_V
-    found = np.arange(new[axis], dtype=np.int32)
-    found[: len(old_V)] = old_V
-    found[found >= old[axis]] = -1
-    return found
-
-
-def _is_taken(leaf: Leaf, old: Any, shape: tuple[int, ...], rows: Callable[[str], Rows]) -> bool:
-    if leaf.rule not in BY_ROW:
-        return leaf.rule == "taken"
-    places_V = _places(leaf, old.shape, shape, rows)
-    return old.shape == shape and np.array_equal(places_V, np.arange(len(places_V)))
-
-
-def _array(
-    leaves: Sequence[Leaf],
-    like: Any,
-    old: Old,
-    fresh: Array | None,
-    scanned: bool,
-    rows: Callable[[str], Rows],
-    use: Use,
-) -> Array:
-    """Makes one array of the tree: a parameter, or those of a scanned stack's layers."""
-    shape = like.shape[scanned:]
-    found = None if leaves[0].source is None else old(leaves[0].source)
-    if all(_is_taken(leaf, found, shape, rows) for leaf in leaves):
-        if isinstance(found, np.ndarray):
-            if scanned:
-                whole = np.empty(like.shape, found.dtype)
-                for at, leaf in enumerate(leaves):
-                    whole[at] = found if at == 0 else old(leaf.source or "")
-                found = whole
-            return jax.make_array_from_callback(like.shape, like.sharding, lambda at: found[at])
-        if not scanned:
-            return jax.device_put(found, like.sharding)
-
-    def make(given: Sequence[Array | None], start: Array | None) -> Array:
-        starts = [
-            None if start is None else start[at] if scanned else start for at in range(len(given))
-        ]
-        made = [
-            _made(leaf, x, begin, shape, rows, use)
-            for leaf, x, begin in zip(leaves, given, starts, strict=True)
-        ]
-        return jnp.stack(made) if scanned else made[0]
-
-    rest = [None if leaf.source is None else old(leaf.source) for leaf in leaves[1:]]
-    given = [found, *rest]
-    return jax.jit(make, out_shardings=like.sharding)(given, fresh)
-
-
 def unscanned(params: Mapping[str, Any]) -> Old:
     """Returns a function from path among unscanned layers to array, of a tree of parameters."""
     arrays = by_path(params)
@@ -365,44 +421,6 @@ def unscanned(params: Mapping[str, Any]) -> Old:
         return arrays[f"{stack}_blocks/layer_{layer}/{inner}"][block]
 
     return array
-
-
-def _made(
-    leaf: Leaf,
-    x: Any,
-    start: Any,
-    shape: tuple[int, ...],
-    rows: Callable[[str], Rows],
-    use: Use,
-) -> Array:
-    match leaf.rule:
-        case "zeros":
-            return jnp.zeros(shape)
-        case "new":
-            return start
-        case "taken":
-            return x
-        case "pieces" | "directions":
-            places_V = _places(leaf, x.shape, shape, rows)
-            if leaf.path.startswith("logits_dense"):
-                start = None if start is None else start.T
-                return _grown(x.T, start, places_V, rows(leaf.path)).T
-            return _grown(x, start, places_V, rows(leaf.path))
-        case "upcycled":
-            return jnp.broadcast_to(x, shape)
-        case "copied experts":
-            return x[np.arange(shape[0]) % x.shape[0]]
-        case "copied columns":
-            return x[:, np.arange(shape[1]) % x.shape[1]]
-        case "most used experts":
-            return x[most_used(_use(leaf, use), shape[0])]
-        case "most used columns":
-            return x[..., most_used(_use(leaf, use), shape[-1])]
-        case "merged experts":
-            used = _use(leaf, use)
-            weight = used / used.sum() if used.any() else np.full(len(used), 1 / len(used))
-            return jnp.tensordot(jnp.asarray(weight, x.dtype), x, 1, precision="highest")
-    raise AssertionError(leaf.rule)
 
 
 def _grown(
@@ -444,25 +462,6 @@ def most_used(used_E: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64
 def _depth(paths: Shapes, stack: str) -> int:
     numbers = [int(m[1]) for path in paths if (m := re.match(rf"{stack}_(\d+)/", path))]
     return max(numbers, default=-1) + 1
-
-
-def grown_sizes(leaves: Sequence[Leaf], old: Shapes, new: Shapes) -> set[tuple[int, int]] | None:
-    """Returns the sizes (before, now) of the axes that have grown: of vocabularies and experts.
-
-    None where a parameter is taken over by another rule, which statistics of it cannot follow.
-    """
-    if not all(leaf.rule in ("taken", *_GROWING) for leaf in leaves):
-        return None
-    return {
-        (before, now)
-        for leaf in leaves
-        if leaf.rule in _GROWING
-        for before, now in zip(old[leaf.source or ""], new[leaf.path], strict=True)
-        if before < now
-    }
-
-
-_GROWING = ("pieces", "copied experts", "copied columns")
 
 
 def fits(old: Shapes, new: Shapes, grown: set[tuple[int, int]]) -> bool:

@@ -14,6 +14,7 @@ from m4.model import pipeline
 from m4.model.layers import shapes_only
 from m4.model.transformer import Transformer
 from m4.parallel.batched_init import draw_together, unoptimized
+from m4.parallel.layout import Layout
 from m4.parallel.mesh import Rules, axis_rules_context, check_divides, rows_over
 from m4.settings import SettingError, nearest_valid
 from m4.storage.checkpoints import by_path
@@ -45,6 +46,11 @@ class TrainProgram:
     def axis_rules(self) -> AbstractContextManager[None]:
         """A context in which logical axes mean the mesh's; trace and call the step in it."""
         return axis_rules_context(self.mesh, self.extra_axis_rules)
+
+    @property
+    def layout(self) -> Layout:
+        """The mesh, with the rules by which parameters lie over it."""
+        return Layout(self.mesh, self.fsdp_axes, self.extra_axis_rules)
 
     @functools.cached_property
     def shardings(self) -> TrainState:

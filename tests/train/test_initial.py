@@ -1,6 +1,7 @@
 """A new model takes over from a trained one by rule: bit-equal where nothing changed."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -54,19 +55,20 @@ def logits(of: Transformer, params: Any) -> np.ndarray:
 def begun(
     old: Transformer, new: Transformer, layers: str | None = None, rows: Rows = NO_ROWS,
     use: initial.Use | None = None,
-) -> tuple[Any, Any, list[initial.Leaf]]:  # fmt: skip
+) -> tuple[Any, Any, Sequence[initial.Leaf]]:  # fmt: skip
     """Old parameters, the new ones, and the plan."""
     before, fresh = parameters(old, 0), parameters(new, 1)
-    leaves = initial.plan(initial.shapes_of(before), initial.shapes_of(fresh), layers)
-    return before, taken(leaves, before, fresh, rows, use or {}), leaves
+    shapes = initial.shapes_of(before), initial.shapes_of(fresh)
+    plan = initial.plan(*shapes, layers, lambda _: rows)
+    return before, taken(plan, before, fresh, use or {}), plan.leaves
 
 
-def taken(leaves: Any, before: Any, fresh: Any, rows: Rows, use: initial.Use) -> Any:
+def taken(plan: initial.Plan, before: Any, fresh: Any, use: initial.Use) -> Any:
     """The new parameters, on the first device."""
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), fresh)
     old, start = initial.unscanned(before), by_path(fresh)
-    return initial.take_over(leaves, old, start, lambda _: rows, use, like)
+    return plan.take_over(old, start, use, like)
 
 
 @pytest.mark.parametrize("scanned", [(False, False), (True, False), (False, True), (True, True)])
@@ -96,9 +98,11 @@ def test_merged_experts_that_are_equal_are_the_dense_layer_again() -> None:
     dense, sparse = model(0), model(4)
     before, params, _ = begun(dense, sparse)
     fresh = parameters(dense, 2)
-    leaves = initial.plan(initial.shapes_of(params), initial.shapes_of(fresh), None)
+    plan = initial.plan(
+        initial.shapes_of(params), initial.shapes_of(fresh), None, lambda _: NO_ROWS
+    )
     use = {layer: np.array([3, 0, 1, 4]) for layer in ("encoder_1", "decoder_1")}
-    merged = taken(leaves, params, fresh, NO_ROWS, use)
+    merged = taken(plan, params, fresh, use)
     for path, value in by_path(merged).items():
         np.testing.assert_allclose(value, by_path(before)[path], rtol=1e-6, atol=1e-7)
 

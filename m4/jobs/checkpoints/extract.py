@@ -234,7 +234,6 @@ def cut(part: Part, module: Transformer, cache: Cache) -> Any:
     """Returns the parameters of a smaller model: the part of the old ones, bit-equal."""
     old: Any = part.of.model
     params, like = part.of.params, placed(abstract_variables(module), None)
-    leaves = initial.plan(initial.shapes_of(params), initial.shapes_of(like), None)
 
     def rows(path: str) -> initial.Rows:
         if path.endswith("tasks/kernel"):
@@ -242,7 +241,8 @@ def cut(part: Part, module: Transformer, cache: Cache) -> Any:
         role = None if None in part.ids else "source" if "source_token" in path else "target"
         return initial.Rows(np.array(part.ids[role], np.int32), {})
 
-    return initial.take_over(leaves, initial.unscanned(params), {}, rows, part.use, like)
+    plan = initial.plan(initial.shapes_of(params), initial.shapes_of(like), None, rows)
+    return plan.take_over(initial.unscanned(params), {}, part.use, like)
 
 
 def scores(

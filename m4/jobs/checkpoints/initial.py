@@ -1,172 +1,107 @@
 """The start of a training: at a checkpoint, or from a trained model (`m4.train.initial`)."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import jax
-import numpy as np
+from typing import Any, NamedTuple
 
 from m4.build import build
 from m4.data.cache.cache import Cache
-from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.experiment import Experiment, Training, changes
+from m4.jobs.checkpoints.source import Source
 from m4.jobs.checkpoints.source_hf import is_hf, opened
 from m4.jobs.checkpoints.source_run import SourceRun, tasks_of
 from m4.jobs.checkpoints.source_t5x import SourceT5x, is_t5x
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
-from m4.parallel.layout import Layout
 from m4.settings import SettingError, counted
 from m4.storage import run_folder
 from m4.storage.local_copy import fetched
 from m4.storage.steps import latest_step, whole_step
 from m4.train import initial
-from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use, check_adafactor
+from m4.train.initial import InitialModel, Plan, check_adafactor
+from m4.train.loop import Begin
 from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 
 
-class Source(Protocol):
-    """The model that a run begins from: of m4, of T5X, or in Hugging Face's layout."""
+def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cache) -> Begin:
+    """Returns what makes the state of a model that begins from another one.
 
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def shapes(self) -> Shapes: ...
-    def vocabulary(self, role: str) -> Vocabulary: ...
-    def check(self, model: Transformer, left: list[str]) -> None: ...
-    def params(self, layout: Layout) -> tuple[initial.Old, Use]: ...
-    def learned(self) -> dict[str, Any]: ...
-    def with_optimizer(
-        self, program: TrainProgram, leaves: Sequence[Leaf], rows: Callable[[str], Rows]
-    ) -> tuple[TrainState, str]: ...
-    def last_loss(self) -> str | None: ...
-
-
-class Beginning:
-    """The beginning of a model: what it takes over from another run, by `Training.initial`.
-
-    Attributes:
-        about: JSON for run.json: the run, its step, the settings that changed, and the parameters
-            by rule.
+    All is checked and no parameter is read. What is taken over is printed, and run.json has it
+    under "initial".
     """
+    rules = experiment.training.initial
+    assert rules is not None
 
-    def __init__(
-        self, experiment: Experiment, source: Source, model: Transformer, cache: Cache
-    ) -> None:
-        """Checks everything; no parameter is read."""
-        rules = experiment.training.initial
-        assert rules is not None
-        self._run, self._cache = experiment.folder, cache
-        self._kept = experiment.data.kept(cache.directions)
-        self._rules, self._source = rules, source
-        before = self._source.shapes
-        after = initial.shapes_of(abstract_variables(model)["params"])
-        self._leaves = initial.plan(before, after, rules.layers)
-        self._rows: dict[str, Rows] = {}
-        for at, leaf in enumerate(self._leaves):
-            if leaf.rule == "pieces":
-                self._rows[leaf.path] = self._rows_of(leaf)
-            elif leaf.rule == "directions":
-                assert isinstance(source, SourceRun)
-                tasks = initial.task_rows(source.tasks(), tasks_of(model, cache))
-                self._rows[leaf.path] = tasks
-                if np.array_equal(tasks.old_V, np.arange(before[leaf.source or ""][0])):
-                    self._leaves[at] = leaf._replace(rule="taken")
-        unchanged = before == after and not any(rows.spelled for rows in self._rows.values())
-        if rules.optimizer and not unchanged and isinstance(self._source, SourceT5x):
-            allowed = "False where a model of T5X or its vocabulary has grown"
-            raise SettingError("InitialModel.optimizer", True, allowed)
-        left = initial.unused(self._leaves, before)
-        self._source.check(model, left)
-        changed = changes(source.experiment, experiment) if isinstance(source, SourceRun) else {}
-        own = "training.initial"  # which says that a run begins from another one
-        self.about = self._about(
-            left, {name: values for name, values in changed.items() if not name.startswith(own)}
-        )
+    def rows(path: str) -> initial.Rows:
+        if path.endswith("tasks/kernel"):
+            assert isinstance(source, SourceRun)
+            return initial.task_rows(source.tasks(), tasks_of(model, cache))
+        role = "source" if "source_token_embedder" in path else "target"
+        new = getattr(cache, f"{role}_vocabulary")
+        return initial.rows_of(source.vocabulary(role), new, rules.new_pieces)
 
-    def _rows_of(self, leaf: Leaf) -> Rows:
-        role = "source" if "source_token_embedder" in leaf.path else "target"
-        new = getattr(self._cache, f"{role}_vocabulary")
-        return initial.rows_of(self._source.vocabulary(role), new, self._rules.new_pieces)
+    after = initial.shapes_of(abstract_variables(model)["params"])
+    plan = initial.plan(source.shapes, after, rules.layers, rows)
+    grown = source.shapes != after or any(one.spelled for one in plan.rows.values())
+    if rules.optimizer and grown and isinstance(source, SourceT5x):
+        allowed = "False where a model of T5X or its vocabulary has grown"
+        raise SettingError("InitialModel.optimizer", True, allowed)
+    source.check(model, plan.unused())
+    changed = changes(source.experiment, experiment) if isinstance(source, SourceRun) else {}
+    own = "training.initial"  # which says that a run begins from another one
+    changed = {name: values for name, values in changed.items() if not name.startswith(own)}
+    by_rule: dict[str, list[str]] = {"taken": []}
+    for leaf in plan.leaves:
+        rule = "taken" if leaf.rule == "pieces" else leaf.rule
+        by_rule.setdefault(rule, []).append(leaf.path)
+    about = {
+        "run": rules.run,
+        "step": source.step,
+        "optimizer": rules.optimizer,
+        "changes": changed,
+        **by_rule,
+        "taken": len(by_rule.pop("taken")),
+        "new_pieces": {path: len(one.spelled) for path, one in plan.rows.items() if one.spelled},
+        "left": plan.unused(),
+        "kept": experiment.data.kept(cache.directions),
+    }
+    if distributed.is_primary():
+        print("\n".join(_lines(about, by_rule, rules, source, plan)))
+        run_folder.note(experiment.folder, initial=about)
 
-    def _about(self, left: list[str], changes: Mapping[str, list[str]]) -> dict[str, Any]:
-        grown = {path: len(rows.spelled) for path, rows in self._rows.items() if rows.spelled}
-        by_rule: dict[str, list[str]] = {}
-        for leaf in self._leaves:
-            if leaf.rule not in ("taken", "pieces"):
-                by_rule.setdefault(leaf.rule, []).append(leaf.path)
-        taken = sum(leaf.rule in ("taken", "pieces") for leaf in self._leaves)
-        return {
-            "run": self._rules.run,
-            "step": self._source.step,
-            "optimizer": self._rules.optimizer,
-            "changes": changes,
-            "taken": taken,
-            "new_pieces": grown,
-            **by_rule,
-            "left": left,
-            "kept": self._kept,
-        }
-
-    def report(self) -> None:
-        """Prints what is taken over, and keeps it in run.json under "initial"."""
+    def state(program: TrainProgram) -> tuple[TrainState, dict[str, Any]]:
+        if not rules.optimizer:
+            return source.begin(program, plan), {}
+        found, said = source.with_optimizer(program, plan)
         if distributed.is_primary():
-            print("\n".join(self._lines()))
-            run_folder.note(self._run, initial=self.about)
+            print(f"  the optimizer's state: {said}")
+        return found, source.learned()
 
-    def _lines(self) -> list[str]:
-        """Returns lines for people: what was taken over, grown and left."""
-        rules = Counter(leaf.rule for leaf in self._leaves)
-        taken = rules.pop("taken", 0) + rules.pop("pieces", 0)
-        found = [
-            f"begins from {self._source.folder} at step {self._source.step}: {taken} of "
-            f"{len(self._leaves)} arrays of parameters are taken over"
-        ]
-        for rule, count in sorted(rules.items()):
-            example = next(leaf.path for leaf in self._leaves if leaf.rule == rule)
-            found.append(f"  {rule}: {count} ({example}{', ...' if count > 1 else ''})")
-        for path, pieces in self.about["new_pieces"].items():
-            found.append(f"  {path}: {counted(pieces, 'new piece')} ({self._rules.new_pieces})")
-        for name, (before, now) in self.about["changes"].items():
-            found.append(f"  {name}: {before} -> {now}")
-        if left := self.about["left"]:
-            found.append(f"  left: {len(left)} ({left[0]}{', ...' if len(left) > 1 else ''})")
-        if (loss := self._source.last_loss()) is not None:
-            found.append(f"  {loss}")
-        return found
-
-    def state(self, program: TrainProgram) -> tuple[TrainState, dict[str, Any]]:
-        """Returns the state before the first step, and what the run continues with.
-
-        The state is over the program's mesh; the rest is from the note of the other run.
-        """
-        if self._rules.optimizer:
-            state, said = self._source.with_optimizer(program, self._leaves, self._rows.__getitem__)
-            if distributed.is_primary():
-                print(f"  the optimizer's state: {said}")
-            return state, self._source.learned()
-        return begin(self._source, self._leaves, self._rows.__getitem__, program), {}
+    return state
 
 
-def begin(
-    source: Source, leaves: Sequence[Leaf], rows: Callable[[str], Rows], program: TrainProgram
-) -> TrainState:
-    """Returns the state before the first step, with parameters that are taken over."""
-    layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
-    there, use = source.params(layout)
-    like = program.abstract_state().params
-    fresh = program.new_params(initial.fresh_paths(leaves, source.shapes, rows, like))
-    with program.axis_rules():
-        params = initial.take_over(leaves, there, fresh, rows, use, like)
-        make = jax.jit(program.optimizer.init, out_shardings=program.shardings.optimizer)
-        optimizer = make(params)
-    step = jax.device_put(np.asarray(0, np.int32), program.shardings.step)
-    return TrainState(step, params, optimizer)
+def _lines(
+    about: Mapping[str, Any],
+    by_rule: Mapping[str, list[str]],
+    rules: InitialModel,
+    source: Source,
+    plan: Plan,
+) -> list[str]:
+    """Returns lines for people: what was taken over, grown and left."""
+    found = [
+        f"begins from {source.folder} at step {source.step}: {about['taken']} of "
+        f"{len(plan.leaves)} arrays of parameters are taken over"
+    ]
+    for rule, paths in [*sorted(by_rule.items()), ("left", about["left"])]:
+        if paths:
+            found.append(f"  {rule}: {len(paths)} ({paths[0]}{', ...' * (len(paths) > 1)})")
+    for path, pieces in about["new_pieces"].items():
+        found.append(f"  {path}: {counted(pieces, 'new piece')} ({rules.new_pieces})")
+    for name, (before, now) in about["changes"].items():
+        found.append(f"  {name}: {before} -> {now}")
+    loss = source.last_loss()
+    return found if loss is None else [*found, f"  {loss}"]
 
 
 def check_beginning(
@@ -176,8 +111,7 @@ def check_beginning(
     total = training.total_steps
     old = _opened(rules, run)
     after = initial.shapes_of(abstract_variables(model)["params"])
-    leaves = initial.plan(old.shapes, after, rules.layers)
-    old.check(model, initial.unused(leaves, old.shapes))
+    old.check(model, initial.plan(old.shapes, after, rules.layers).unused())
     if rules.optimizer and total < old.step:
         allowed = f"{old.step} or more, where the run continues"
         raise SettingError("Training.total_steps", total, allowed)

@@ -1,14 +1,13 @@
 """A pretrained model in a folder of Hugging Face's layout, that a new model begins from."""
 
 import functools
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from m4.data.cache.tokens import PRETRAINED_VOCABULARIES, pretrained_vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.jobs.checkpoints.source import Source
 from m4.model.gates.switch import switch
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
@@ -18,9 +17,7 @@ from m4.storage.files import read_json
 from m4.storage.records import record, text
 from m4.storage.safetensors import Weights
 from m4.train import hf_layout, initial
-from m4.train.initial import InitialModel, Leaf, Old, Rows, Use
-from m4.train.program import TrainProgram
-from m4.train.state import TrainState
+from m4.train.initial import InitialModel, Old, Use
 
 CONFIG = "config.json"
 _CONFIG = record({"model_type": text, "feed_forward_proj?": text, "dense_act_fn?": text})
@@ -31,18 +28,15 @@ def is_hf(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "config.gin").is_file()
 
 
-class SourceHf:
+class SourceHf(Source):
     """Its arrays under m4's names, in the ids of m4's vocabularies.
 
     Attributes:
         model: The model of m4 that computes what it does.
-        shapes: Of its parameters, by path among unscanned layers.
         settings: Of `model`. experts: Those of its experts; None where it has none.
         ids: Of pad, eos and the decoder's start, in the folder.
         weights: The arrays as they are stored.
     """
-
-    step = 0
 
     def __init__(self, folder: Path) -> None:
         """Opens a folder; no array is read."""
@@ -170,20 +164,6 @@ class SourceHf:
         if path == hf_layout.EMBEDDING and start != pad:
             rows_VM[0] = start_M
         return made
-
-    def learned(self) -> dict[str, Any]:
-        """Returns nothing: no rates were learned."""
-        return {}
-
-    def with_optimizer(
-        self, program: TrainProgram, leaves: Sequence[Leaf], rows: Callable[[str], Rows]
-    ) -> tuple[TrainState, str]:
-        """Never called: `opened` refuses to keep an optimizer."""
-        raise AssertionError
-
-    def last_loss(self) -> str | None:
-        """Returns None: no losses are known."""
-        return None
 
 
 def opened(folder: Path, rules: InitialModel, step: int | None) -> SourceHf:

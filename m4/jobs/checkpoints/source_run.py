@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.jobs.checkpoints.source import Source
 from m4.jobs.corpus import open_vocabulary
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
@@ -25,19 +26,18 @@ from m4.storage.checkpoints import Checkpoints, by_path, read_note, shapes
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import whole_step
 from m4.train import average, initial
-from m4.train.initial import InitialModel, Leaf, Rows, Shapes, Use
+from m4.train.initial import InitialModel, Plan, Shapes, Use
 from m4.train.measuring.routing_counts import Counts
 from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 
 
-class SourceRun:
+class SourceRun(Source):
     """Its checkpoint of a step, its vocabularies and its model.
 
     Attributes:
         experiment: What it was trained with.
         model: The model, without parameters.
-        shapes: of the parameters, by path among unscanned layers.
     """
 
     def __init__(
@@ -108,20 +108,18 @@ class SourceRun:
         note = read_note(self.folder, self.step)
         return {name: note[name] for name in ("sampling",) if name in note}
 
-    def with_optimizer(
-        self, program: TrainProgram, leaves: Sequence[Leaf], rows: Callable[[str], Rows]
-    ) -> tuple[TrainState, str]:
+    def with_optimizer(self, program: TrainProgram, plan: Plan) -> tuple[TrainState, str]:
         """Returns the state after the step in the shapes of a program, and what was kept of it.
 
-        Parameters and their average are taken over as `leaves` and `rows` say. The optimizer's
+        Parameters and their average are taken over as `plan` says. The optimizer's
         arrays are kept where they fit (`m4.train.initial.fits`), else it begins from zero.
         """
         fresh = program.new_state()
         begun, placed = average.items(fresh), average.items(program.shardings)
-        layout = Layout(program.mesh, program.fsdp_axes, program.extra_axis_rules)
+        layout = program.layout
         there, use = self.params(layout, "params")
         found, optimizer = {"params": there}, None
-        grown = initial.grown_sizes(leaves, self.shapes, initial.shapes_of(begun["params"]))
+        grown = plan.grown_sizes(initial.shapes_of(begun["params"]))
         with contextlib.closing(Checkpoints(self.folder / "checkpoints", read_only=True)) as store:
             items = manifest.items_of(store.folder / str(self.step))
             saved = _shapes(store.arrays(self.step, "optimizer")) if "optimizer" in items else {}
@@ -139,10 +137,7 @@ class SourceRun:
         start, like = by_path(begun["params"]), program.abstract_state().params
         step = jax.device_put(np.asarray(self.step, np.int32), program.shardings.step)
         with program.axis_rules():
-            made = {
-                name: initial.take_over(leaves, old, {**start}, rows, use, like)
-                for name, old in found.items()
-            }
+            made = {name: plan.take_over(old, {**start}, use, like) for name, old in found.items()}
             if kept:
                 pad = functools.partial(jax.tree.map, initial.padded)
                 grow = jax.jit(pad, out_shardings=placed["optimizer"])

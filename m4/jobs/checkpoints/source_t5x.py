@@ -1,15 +1,14 @@
 """A checkpoint of T5X that a new model begins from."""
 
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from m4.data.cache.tokens import vocabulary_file
 from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.jobs.checkpoints.source import Source
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
 from m4.parallel.layout import Layout
@@ -17,29 +16,15 @@ from m4.settings import InputError, SettingError
 from m4.storage import t5x
 from m4.storage.t5x import T5xCheckpoint
 from m4.train import t5x_layout
-from m4.train.initial import (
-    InitialModel,
-    Leaf,
-    Old,
-    Rows,
-    Use,
-    check_adafactor,
-    fresh_paths,
-    take_over,
-    with_moments,
-)
+from m4.train.initial import InitialModel, Old, Plan, Use, check_adafactor, with_moments
 from m4.train.program import TrainProgram
 from m4.train.state import TrainState
 
 _EMBEDDING = re.compile(r"(source_)?token_embedder/embedding")
 
 
-class SourceT5x:
-    """Its arrays under m4's names, and the vocabulary that it was trained with.
-
-    Attributes:
-        folder: checkpoint_<step>. shapes: of the parameters, by path among unscanned layers.
-    """
+class SourceT5x(Source):
+    """Its arrays under m4's names, and the vocabulary that it was trained with."""
 
     def __init__(
         self, folder: Path, rules: InitialModel, step: int | None, known: int | None
@@ -120,13 +105,7 @@ class SourceT5x:
     def _read(self, path: str) -> np.ndarray:
         return t5x_layout.parameter(self._sources[path], self._there.read)
 
-    def learned(self) -> dict[str, Any]:
-        """Returns nothing: T5X learns no rates."""
-        return {}
-
-    def with_optimizer(
-        self, program: TrainProgram, leaves: Sequence[Leaf], rows: Callable[[str], Rows]
-    ) -> tuple[TrainState, str]:
+    def with_optimizer(self, program: TrainProgram, plan: Plan) -> tuple[TrainState, str]:
         """Returns parameters, Adafactor's moments and the steps, for a model of equal shapes."""
         check_adafactor(program.optimizer)
         try:
@@ -137,22 +116,11 @@ class SourceT5x:
         except InputError as error:
             said = str(error).removeprefix(f"{self.folder}: ")
             raise InputError(f"{self.folder}: {said}") from error
-        like = program.abstract_state().params
-        fresh = program.new_params(fresh_paths(leaves, self.shapes, rows, like))
 
-        def make(params: Any, given: Any) -> Any:
+        def init(params: Any, given: Any) -> Any:
             return with_moments(program.optimizer.init(params), self.step, given)
 
-        with program.axis_rules():
-            params = take_over(leaves, self._read, fresh, rows, {}, like)
-            placed = program.shardings.optimizer
-            optimizer = jax.jit(make, out_shardings=placed)(params, given)
-        step = jax.device_put(np.asarray(self.step, np.int32), program.shardings.step)
-        return TrainState(step, params, optimizer), "kept"
-
-    def last_loss(self) -> str | None:
-        """Returns None: T5X's losses are in files of TensorBoard alone."""
-        return None
+        return self.begin(program, plan, init, given, step=self.step), "kept"
 
 
 def is_t5x(folder: Path) -> bool:

@@ -20,7 +20,6 @@ from m4 import config
 from m4.data.cache.cache import Cache
 from m4.eval.decoding.search import search
 from m4.experiment import identity
-from m4.jobs.checkpoints.initial import begin
 from m4.jobs.checkpoints.source_hf import SourceHf
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
@@ -67,10 +66,10 @@ def begun(name: str, transformer: Transformer, **mesh: int) -> Any:
         transformer, make_mesh(devices=devices, **mesh), optax.identity(), batch_size=8
     )
     like = program.abstract_state().params
-    leaves = initial.plan(there.shapes, initial.shapes_of(like), None)
-    there.check(transformer, initial.unused(leaves, there.shapes))
     rows = Rows(np.arange(there.vocabulary().size, dtype=np.int32), {})
-    return begin(there, leaves, lambda _: rows, program).params
+    plan = initial.plan(there.shapes, initial.shapes_of(like), None, lambda _: rows)
+    there.check(transformer, plan.unused())
+    return there.begin(program, plan).params
 
 
 def logits(model: Transformer, params: Any, given: dict[str, np.ndarray]) -> np.ndarray:

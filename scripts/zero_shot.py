@@ -109,6 +109,8 @@ def commands(out: Path) -> Iterator[tuple[str, list[str]]]:
         settings = [f"--gin.{name}={value}" for name, value in changes.items()]
         run = [f"--gin_file={GIN}", f"--model_dir={out / system}", *settings]
         yield f"{system}:train", ["train", *run]
+        yield f"{system}:eval", ["eval", str(out / system)]
+        yield f"{system}:zero_shot", ["eval", str(out / system), "--zero_shot"]
 
 
 if __name__ == "__main__":

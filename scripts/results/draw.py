@@ -15,7 +15,7 @@ from m4.eval.scoring.delta import BILINGUAL, plain
 from m4.eval.scoring.score import score_rows
 from m4.settings import InputError
 from m4.storage.files import write_jsonl, write_text
-from scripts.results import curves, kept, page, starts, summary
+from scripts.results import curves, kept, page, starts, summary, zero_shot
 from scripts.results.found import Compared, read
 
 
@@ -38,6 +38,10 @@ def draw(folder: Path) -> list[Path]:
     if found.starts:
         write_jsonl(folder / "starts.jsonl", map(dataclasses.asdict, found.starts))
         written += [folder / "starts.jsonl", *starts.draw(found.asked, found.starts, folder)]
+    elif found.zero_shot:
+        write_jsonl(folder / "zero_shot.jsonl", map(dataclasses.asdict, found.zero_shot))
+        drawn = zero_shot.draw(found.asked, found.zero_shot, folder)
+        written += [folder / "zero_shot.jsonl", *drawn]
     elif first is not None and first.baseline == BILINGUAL:
         drawn = report.draw(first.rows, first.means, folder, found.levels)
         for path in drawn:

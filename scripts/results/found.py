@@ -11,7 +11,7 @@ from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, f
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import COPY
 from m4.storage.files import read_json, read_jsonl
-from scripts.results import curves, kept, starts
+from scripts.results import curves, kept, starts, zero_shot
 from scripts.results.kept import Asked, Kept
 
 METRICS = ("bleu", "chrf")
@@ -46,6 +46,7 @@ class Found:
     baselines: list[dict[str, Any]]
     curves: list[curves.Curve]
     starts: list[starts.Row]
+    zero_shot: list[zero_shot.Row]
 
     def of(self, name: str) -> Kept | None:
         return next((one for one in self.systems if one.name == name), None)
@@ -58,7 +59,10 @@ def read(folder: Path, again: bool = True) -> Found:
     means.jsonl.
     """
     asked = kept.asked(folder)
-    systems = [kept.read(folder, name) for name in (*asked.runs, BILINGUAL, COPY)]
+    systems = [
+        kept.read(folder, name)
+        for name in (*asked.runs, *zero_shot.systems(asked), BILINGUAL, COPY)
+    ]
     systems = [one for one in systems if one.directions]
     about = {name: read_json(path) for name in asked.runs
              if (path := kept.of(folder, name) / "about.json").is_file()}  # fmt: skip
@@ -69,13 +73,18 @@ def read(folder: Path, again: bool = True) -> Found:
     counted = read_jsonl(rates) if rates.is_file() else []
     lines, baselines = curves.read(folder), kept.baselines(folder)
     rows = starts.rows(asked, compared) if asked.starts and again else starts.read(folder)
-    return Found(asked, levels, sizes, systems, compared, counted, about, baselines, lines, rows)
+    untrained = (zero_shot.rows(asked, systems, counted) if asked.zero_shot and again
+                 else zero_shot.read(folder))  # fmt: skip
+    return Found(asked, levels, sizes, systems, compared, counted, about, baselines, lines, rows,
+                 untrained)  # fmt: skip
 
 
 def computed(
     asked: Asked, systems: Sequence[Kept], sizes: dict[str, int], levels: ResourceLevels
 ) -> list[Compared]:
     """Returns differences from the bilingual models, and from each run of those after it."""
+    if asked.zero_shot:  # compared by `zero_shot.rows`
+        return []
     names = [one.name for one in systems]
     found = [
         compare(asked, systems, sizes, levels, baseline, metric)

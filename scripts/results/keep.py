@@ -19,7 +19,7 @@ from typing import Any
 
 from m4.data.cache.cache import Cache
 from m4.data.cleaning.language_id import Py3langid, installed
-from m4.data.directions import pair_of
+from m4.data.directions import languages_of, pair_of
 from m4.eval.decoding.hypotheses import check_hypotheses, steps_of
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.decoding.testsets import train_pairs
@@ -31,7 +31,7 @@ from m4.settings import InputError
 from m4.storage import run_folder
 from m4.storage.files import read_json, write_json, write_jsonl, write_text
 from m4.storage.metrics_log import read_metrics
-from scripts.results import kept
+from scripts.results import kept, zero_shot
 from scripts.results.kept import Asked, Kept
 
 # Rows of a run's metrics.jsonl that are kept, at even distances; those with dev scores are in
@@ -62,15 +62,24 @@ def keep(asked: Asked, base: Path) -> list[str]:
         lines.append(line)
         if one is not None:
             found.append(one)
+        for part in zero_shot.PARTS if asked.zero_shot else ():
+            decodes = base / run / "decodes" / part
+            if decodes.is_dir():
+                steps = steps_of(decodes, kept.SPLIT)
+                system = System(f"{name}_{part}", decodes, checkpoint_step=steps)
+                found.append(_score(system, sorted(steps)))
+                lines.append(f"{system.name}: {len(steps)} directions")
     with tempfile.TemporaryDirectory() as temporary:
         gathered = Path(temporary)
-        results = _gather(base / asked.baselines, gathered)
+        results = _gather(base / asked.baselines, gathered) if asked.baselines else {}
         if results:
             steps = steps_of(gathered, kept.SPLIT)
             system = System(BILINGUAL, gathered, checkpoint_step=steps)
             found.append(_score(system, sorted(results)))
             _keep_baselines(folder, results)
         _keep_scores(folder, found, sizes)
+    if not asked.baselines:
+        return lines
     have = len(kept.read(folder, BILINGUAL).directions)
     return [*lines, f"{BILINGUAL}: {have} of {len(sizes)} ({len(results)} found now)"]
 
@@ -210,7 +219,8 @@ def _keep_scores(
             new = before
         kept.measured([copies, new])  # the same sentences as before, or none of it is kept
         kept.write(folder, new)
-        rows = rates(one, Py3langid() if installed() else None, counted.values(), sizes)
+        codes = languages_of(map(pair_of, sizes))
+        rows = rates(one, Py3langid() if installed() else None, counted.values(), codes)
         counted |= {(row["system"], row["direction"]): row for row in rows}
     if found:
         copies.hypotheses = {}  # the corpus's own sentences

@@ -63,6 +63,9 @@ class Asked:
         notes: Paragraphs for the end of the page.
         curves: `losses` whose cost is shown, the `step` of the comparison, and the `folder` with
             rows of `scripts.seeds`. Without a folder the curves are those of the runs.
+        zero_shot: the systems that are `compared` ([system, other, "unseen" or "trained"], of the
+            directions without English that the first run is not trained on, or is), and what was
+            said `before` the runs.
         starts: `old`, the run that others continue; `seeds`, start -> its runs; the file of `cost`;
             what was said `before` the runs.
     """
@@ -83,6 +86,7 @@ class Asked:
     notes: str = ""
     curves: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     starts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    zero_shot: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

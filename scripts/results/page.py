@@ -15,7 +15,7 @@ from m4.eval.scoring.delta import (
 from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.rates import RATES, notes, shown, summary
 from m4.eval.scoring.score import COPY
-from scripts.results import curves, starts
+from scripts.results import curves, starts, zero_shot
 from scripts.results.found import Compared, Found
 from scripts.results.tables import signed, table
 
@@ -40,6 +40,8 @@ def text(found: Found) -> str:
     bilingual = [one for one in found.compared if one.baseline == BILINGUAL]
     if found.starts:
         parts += starts.sections(asked.folder, asked, found.starts, found.sizes)
+    elif found.zero_shot:
+        parts += zero_shot.sections(asked, found.zero_shot)
     elif bilingual:
         parts += [
             "![Differences from the bilingual models by language, the largest first]"
@@ -60,6 +62,8 @@ def here(found: Found) -> str:
     """The mean differences of all languages, and what curves say, in a sentence each."""
     if found.starts:
         return starts.here(found.starts)
+    if found.zero_shot:
+        return zero_shot.here(found.zero_shot)
     losses = curves.here(found.curves, found.asked.curves) if found.curves else ""
     said = [
         f"{mean.system} {difference(mean)}" + (f" over {mean.languages} languages" if not n else "")
@@ -92,6 +96,7 @@ def difference(mean: Average) -> str:
 
 def state(found: Found) -> str:
     """Returns what there is and what is missing."""
+    asked = found.asked
     many = len(found.curves) if "folder" in found.asked.curves else 0
     trained = [f"{many} configs trained"] * bool(many)
     if not found.sizes:
@@ -100,7 +105,7 @@ def state(found: Found) -> str:
     count = len(have.directions) if have else 0
     needed = count if found.starts else len(found.sizes)  # old languages have none there
     many = f"{count} of {needed} bilingual models"
-    parts = [*trained, many if count == needed else f"{many} so far"]
+    parts = [*trained, many if count == needed else f"{many} so far"] if asked.baselines else []
     for name in found.asked.runs:
         about, one = found.about.get(name), found.of(name)
         if about is None:
@@ -148,12 +153,15 @@ def _rates(found: Found) -> str:
     rows = [row for row in found.rates if row["system"] != COPY]
     head = ["system", "directions", *(f"{name}, %" if key != "length_ratio" else name
                                       for key, name in RATES.items())]  # fmt: skip
-    order = ["reference", BILINGUAL, *found.asked.runs]
+    order = ["reference", BILINGUAL, *found.asked.runs, *zero_shot.systems(found.asked)]
     ranked = sorted(rows, key=lambda row: order.index(row["system"]))
+    means = summary(ranked, found.levels)
+    sides = len({row["side"] for row in means}) > 1
     lines = [
-        [str(row["system"]), str(row["directions"]), *(shown(name, row[name]) for name in RATES)]
-        for row in summary(ranked, found.levels)
-    ]
+        [f"{row['system']}" + f", {row['side']}" * sides, str(row["directions"]),
+         *(shown(name, row[name]) for name in RATES)]
+        for row in means
+    ]  # fmt: skip
     about = 'Means over directions; what they are: docs/evaluation.md, "How translations fail".'
     return "\n\n".join([about, table(head, lines), ". ".join(map(_sentence, notes(rows))) + "."])
 

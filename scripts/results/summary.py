@@ -8,7 +8,7 @@ from pathlib import Path
 from m4.eval.scoring.delta import BILINGUAL, METRIC_NAMES, Average
 from m4.settings import InputError
 from m4.storage.files import read_jsonl
-from scripts.results import curves, kept, page, starts
+from scripts.results import curves, kept, page, starts, zero_shot
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -35,6 +35,8 @@ def _here(folder: Path) -> str:
     """Returns the curves' finding and each system's mean ΔBLEU over all languages."""
     if rows := starts.read(folder):
         return starts.here(rows)
+    if untrained := zero_shot.read(folder):
+        return zero_shot.here(untrained)
     path = folder / "means.jsonl"
     rows = read_jsonl(path) if path.is_file() else []
     wanted = {"metric": "bleu", "level": "all", "baseline": BILINGUAL}

@@ -58,6 +58,7 @@ def report(experiment: Experiment) -> Results:
     systems = [model, *(_bilingual(experiment, cache, found) if compared else [])]
     shares, epochs = _seen(experiment, cache)
     folder, data = scores_folder(experiment), experiment.data
+    untrained = sorted(path.parent.name for path in folder.glob("zero_shot*/report.html"))
     return write_results(
         folder=folder,
         systems=systems,
@@ -71,6 +72,7 @@ def report(experiment: Experiment) -> Results:
             curves={model.name: curve(experiment.folder)},
             sampling=shares,
             epochs=epochs,
+            testsets={"test": "report.html"} | {name: f"{name}/report.html" for name in untrained},
             forgotten=forgotten([(experiment.folder, model)], train_pairs(cache)),
         ),
         metrics=experiment.decoding.metrics,

@@ -43,7 +43,8 @@ langid: setup
 	$(UV) pip install --quiet --python .venv --target .venv/share/m4/langid --no-deps \
 	  --require-hashes -r requirements-langid.lock
 # Apache Beam, for corpora of many machines (docs/data_at_scale.md), in an environment of its own: it needs older
-# pyarrow, protobuf, Pillow and dateutil than requirements.lock has, and neither JAX nor TensorFlow.
+# pyarrow, Pillow and dateutil than requirements.lock has, and neither JAX nor TensorFlow. What makes ids is as
+# there, and so is protobuf, whatever Beam asks for: SentencePiece's classes are of its version.
 beam: setup
 	$(UV) venv --quiet --allow-existing --python .venv/bin/python .venv/share/m4/beam
 	$(UV) pip sync --quiet --python .venv/share/m4/beam --require-hashes requirements-beam.lock
@@ -85,7 +86,9 @@ lock: | $(UV)
 	  --no-header --no-emit-index-url --quiet -o requirements-docs.lock
 	echo 'py3langid>=0.4' | $(UV) pip compile - --no-deps --universal --generate-hashes \
 	  --no-header --no-emit-index-url --quiet -o requirements-langid.lock
-	{ echo 'apache-beam[gcp]>=2.77'; \
-	  sed -nE 's/^((babel|etils|filelock|fonttools|numba|obstore|regex|sentencepiece)==[^\\]*).*/\1/p' \
-	  requirements.lock; } | $(UV) pip compile - --python-version 3.11 --universal --generate-hashes \
-	  --no-header --no-emit-index-url --quiet -o requirements-beam.lock
+	sed -nE 's/^((babel|etils|filelock|fonttools|numba|obstore|protobuf|regex|sentencepiece)==[^\\]*).*/\1/p' \
+	  requirements.lock > .uv-beam.txt
+	echo 'apache-beam[gcp]>=2.77' | cat - .uv-beam.txt | $(UV) pip compile - --override .uv-beam.txt \
+	  --python-version 3.11 --universal --generate-hashes --no-header --no-emit-index-url --quiet \
+	  -o requirements-beam.lock
+	@rm .uv-beam.txt

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from m4.data.beam import Engine
 from m4.data.cache import build
 from m4.data.cache.cache import Cache
 from m4.data.cache.corpus_text import Progress
@@ -192,6 +193,7 @@ class CorpusSpec:
         progress: Progress | None = None,
         built: Callable[[Cache], None] = lambda _: None,
         untrained: Collection[str] = (),
+        engine: Engine | None = None,
     ) -> Cache:
         """Returns the corpus in `data_dir/<fingerprint>`: opened if it is there, else built.
 
@@ -202,6 +204,7 @@ class CorpusSpec:
             progress: Called with (stage, done, total); the stages are text, vocabulary, tokens.
             built: Called with a corpus that was built just now.
             untrained: Pairs of languages that may lack training pairs.
+            engine: Cleans and tokenizes; the corpus is the same. Defaults to this machine.
 
         Raises:
             InputError: A file of the corpus is damaged; a language has no training pairs.
@@ -225,6 +228,7 @@ class CorpusSpec:
                 identity,
                 self._grown_from(),
                 untrained,
+                engine,
             )
         cache = Cache(folder, self.mixture)
         built(cache)

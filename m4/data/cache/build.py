@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data import permutation
+from m4.data.beam import Engine
 from m4.data.cache import given_ids
 from m4.data.cache.cache import manifest_digest
 from m4.data.cache.corpus_text import Progress, text_file, write_text
@@ -34,6 +35,7 @@ from m4.data.sources import SPLITS, Source, gives_ids
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.grow import grow
 from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.settings import InputError
 from m4.storage import checksums
 from m4.storage.files import write_text as write_text_file
 
@@ -50,6 +52,7 @@ def build(
     identity: Mapping[str, Any],
     grown_from: Path | None = None,
     untrained: Collection[str] = (),
+    engine: Engine | None = None,
 ) -> None:
     """Writes a corpus into an empty folder.
 
@@ -59,16 +62,21 @@ def build(
         identity: Everything that decides the corpus, for the manifest.
         grown_from: The folder of the vocabularies that this corpus's grow from, if there is one.
         untrained: Pairs of languages that may lack training pairs.
+        engine: Cleans and tokenizes. Defaults to processes of this machine.
     """
     names = settings["language_pairs"]
     (folder / "text").mkdir(parents=True)
     if gives_ids(source):
+        if engine is not None:
+            raise InputError(
+                f"--runner={engine.runner}: only text is prepared on Beam, and the source gives ids"
+            )
         counts, ledger, made = given_ids.write(folder, source, settings, progress)
     else:
-        counts, ledger = write_text(folder, source, names, cleaning, progress, untrained)
+        counts, ledger = write_text(folder, source, names, cleaning, progress, untrained, engine)
         sizes = {pair: counts[pair]["train"]["pairs"] for pair in names}
         made = _train_vocabularies(folder, sizes, settings, progress, grown_from)
-        tokenize(folder, names, counts, settings, progress, workers)
+        tokenize(folder, names, counts, settings, progress, workers, engine)
     for pair, splits in counts.items():
         for split, count in splits.items():
             ledger.count(pair, split).leave_out("pieces: too long", count.pop("too_long"), split)

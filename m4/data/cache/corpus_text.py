@@ -5,7 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from m4.data.beam import Engine
 from m4.data.cache.origins import Recorded
+from m4.data.cleaning.chunk import chunks
 from m4.data.cleaning.clean import Cleaner, Cleaning, lines_of
 from m4.data.cleaning.english_side import EnglishSides
 from m4.data.cleaning.ledger import Count, Ledger
@@ -35,12 +37,14 @@ def write_text(
     cleaning: Cleaning,
     progress: Progress,
     untrained: Collection[str] = (),
+    engine: Engine | None = None,
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger]:
     """Writes the cleaned text of a source, text/<split>.<key of the pair>.tsv.
 
     Args:
         pairs: Names of the pairs of languages.
         untrained: Those that may lack training pairs.
+        engine: Cleans training text. Defaults to this process.
 
     Returns:
         {pair: {split: {"pairs": number}}}, and the ledger.
@@ -52,21 +56,27 @@ def write_text(
     done, subsets = 0, getattr(source, "subsets", None)
     recorded, sides = Recorded(source), EnglishSides()
     cleaner = Cleaner(cleaning, cast(Source, recorded), pairs, folder / "text", on_read=sides.add)
+    text_of, origins_of = cleaner, recorded
     for split in reversed(SPLITS):  # test and dev first: train must know them
+        if split == "train" and engine is not None:
+            for pair in pairs:
+                sides.read(pair, split, chunks(source.pairs(pair, split)))
+                sides.check(pair, split)
+            text_of = origins_of = engine.clean(cleaner, cleaning, source, pairs, progress)
         for pair in pairs:
             progress("text", done, len(SPLITS) * len(pairs))
             kept, text = 0, text_file(folder, split, pair)
             with text.open("w", encoding="utf-8", newline="\n") as file:
                 # Other text of a language is trained on alone, also where a hash decides splits.
                 used = split == "train" or is_held_out(pair)
-                for chunk in cleaner.pairs(pair, split) if used else ():
+                for chunk in text_of.pairs(pair, split) if used else ():
                     if split != "train":
                         chunk = cleaning.normalise_all(chunk)
                     file.write(lines_of(chunk, pair, split))
-                    recorded.keep(chunk.numbers, text)
+                    origins_of.keep(chunk.numbers, text)
                     kept += len(chunk)
             sides.check(pair, split)
-            counts[pair][split] = {"pairs": kept, **recorded.end(text)}
+            counts[pair][split] = {"pairs": kept, **origins_of.end(text)}
             if split == "train" and not kept and pair not in untrained:
                 raise InputError(
                     f"{pair} has no training pairs: {why_none(cleaner.ledger.count(pair, split))}"

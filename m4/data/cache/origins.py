@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from m4.data.sources import Pair, Source
 
-_FILE = 1 << 32
+FILE = 1 << 32
 
 
 class Origin(NamedTuple):
@@ -45,13 +45,17 @@ class Recorded:
         return getattr(self._source, name)
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        return self.noted(self._source.pairs(pair, split))
+
+    def noted(self, pairs: Iterator[Pair]) -> Iterator[Pair]:
+        """Yields pairs that are read from the source, and forgets those before."""
         source: Any = self._source
         self._files: dict[str, int] = {}
         self._places = array("q")
-        for texts in source.pairs(pair, split):
+        for texts in pairs:
             if self.knows:
                 name, line = source.reading.origin
-                self._places.append(self._files.setdefault(name, len(self._files)) * _FILE + line)
+                self._places.append(self._files.setdefault(name, len(self._files)) * FILE + line)
             yield texts
 
     def keep(self, numbers: npt.NDArray[np.int64], text: Path) -> None:
@@ -63,6 +67,10 @@ class Recorded:
         if self.knows:
             with origin_file(text).open("ab") as file:
                 np.frombuffer(self._places, np.int64)[numbers - 1].tofile(file)
+
+    def found(self) -> tuple[list[str] | None, npt.NDArray[np.int64]]:
+        """Returns the files, and of each pair the number of its file * FILE + its line."""
+        return [*self._files] if self.knows else None, np.array(self._places)
 
     def end(self, text: Path) -> dict[str, list[str]]:
         """Returns what the manifest says of the files that were read."""
@@ -104,4 +112,4 @@ def read_origins(text: Path, files: Sequence[str]) -> list[Origin] | None:
     if not path.is_file():
         return None
     places = np.cumsum(np.frombuffer(zlib.decompress(path.read_bytes()), np.int64))
-    return [Origin(files[int(place) // _FILE], int(place) % _FILE) for place in places]
+    return [Origin(files[int(place) // FILE], int(place) % FILE) for place in places]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from m4.data.beam import Engine
 from m4.data.cache.corpus_text import Progress, text_file
 from m4.data.cache.origins import Compressed
 from m4.data.directions import (
@@ -101,6 +103,7 @@ def tokenize(
     settings: dict[str, Any],
     progress: Progress,
     workers: int | None = None,
+    engine: Engine | None = None,
 ) -> None:
     """Text -> <split>.<name>.{tokens,offsets}.npy; too long train pairs leave the text too.
 
@@ -115,13 +118,11 @@ def tokenize(
         for pair in pairs
         for synthetic in [_synthetic_sides(pair)]
     }
-    results = tokenized(
-        [span for of_file in spans.values() for span in of_file],
-        arrays,
-        ways,
-        settings["sampling_alpha"],
-        min(len(available_cpus()), total * ways // _WORKER_PAIRS) if workers is None else workers,
-    )
+    every = [span for of_file in spans.values() for span in of_file]
+    if workers is None:
+        workers = min(len(available_cpus()), total * ways // _WORKER_PAIRS)
+    run = functools.partial(tokenized, workers=workers) if engine is None else engine.tokenized
+    results = run(every, arrays, ways, settings["sampling_alpha"])
     done = 0
 
     def of(split: str, pair: str) -> Iterator[Tokenized]:

@@ -150,8 +150,8 @@ class Cleaner:
         self._on_drop = on_drop
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
         self.opened = {stage.name: stage.open(language_pairs) for stage in cleaning.stages}
-        # Counts of the source's files; not every source has files.
-        self._tallies: dict[str, Tally] = getattr(getattr(source, "reading", None), "tallies", {})
+        # Counts of the source's files that were read last; not every source has files.
+        self.tallies: dict[str, Tally] = getattr(getattr(source, "reading", None), "tallies", {})
         # File -> its counts, and the (pair of languages, split) that it was read for.
         self._files: dict[str, tuple[Tally, set[tuple[str, str]]]] = {}
 
@@ -167,10 +167,10 @@ class Cleaner:
         """Yields what is left of a split; at the end its counts are complete."""
         checks, not_checked = self.checks(pair, split)
         part = Part(pair, split, self.ledger.count(pair, split), self._on_drop)
-        self._tallies.clear()
+        self.tallies.clear()
         read = part.read(self._source.pairs(pair, split), self._on_read)
         yield from (self._drop if split == "train" else self._flag)(part, checks, read)
-        self._keep_tallies(pair, split, self._tallies)
+        self._keep_tallies(pair, split, self.tallies)
         part.leave_to_others(not_checked)
 
     def add(self, pair: str, split: str, count: Count, tallies: Mapping[str, Tally]) -> None:
@@ -191,7 +191,7 @@ class Cleaner:
         them alone: they are under `ANY`.
         """
         for name, (tally, read_for) in sorted(self._files.items()):
-            self._tallies[name] = tally
+            self.tallies[name] = tally
             pairs, splits = (set(of) for of in zip(*read_for, strict=True))
             pair = pairs.pop() if len(pairs) == 1 else ANY
             count = self.ledger.count(pair, splits.pop() if len(splits) == 1 else ANY)

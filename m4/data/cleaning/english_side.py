@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -56,6 +57,13 @@ class EnglishSides:
                 count["letters"] += int(scripts.sum())
                 for script in np.flatnonzero(scripts).tolist():
                     count[script] += int(scripts[script])
+
+    def read(self, pair: str, split: str, chunks: Iterable[Chunk]) -> None:
+        """Counts what `add` would count of all chunks, and reads no further."""
+        for chunk in chunks:
+            self.add(pair, split, chunk)
+            if min(of["words"] for of in self._counts[pair, split].values()) >= _MOST_WORDS:
+                break
 
     def english(self, pair: str, split: str) -> str | None:
         """Returns the side that clearly is English, "first" or "second"."""

@@ -85,7 +85,10 @@ class RangeTokenizer:
     def __call__(self, span: TextRange) -> Tokenized:
         with span.path.open("rb") as file:
             file.seek(span.start)
-            text = file.read(span.stop - span.start)
+            return self.of(span, file.read(span.stop - span.start))
+
+    def of(self, span: TextRange, text: bytes) -> Tokenized:
+        """Tokenizes a range, whose text is given."""
         letters = np.frombuffer(text, np.uint8)
         ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n")))
         starts = np.concatenate([[0], ends + 1])[:-1]

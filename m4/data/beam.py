@@ -24,8 +24,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +39,14 @@ import m4
 from m4.data.cache.origins import FILE, Recorded, origin_file
 from m4.data.cleaning import AnyCheck, Check, FirstCheck, FittedCheck, HeldOut
 from m4.data.cleaning.chunk import Chunk
-from m4.data.cleaning.clean import Cleaner, Cleaning, Part, read_spool, write_spool
+from m4.data.cleaning.clean import Cleaner, Cleaning, Part, alone, read_spool, write_spool
 from m4.data.cleaning.keys import Digests
 from m4.data.cleaning.ledger import Count
+from m4.data.directions import SIDES
 from m4.data.sources import Source, shards_of
+from m4.data.sources.reading.files import packing
 from m4.data.sources.reading.lines import Reading, Tally
+from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import RangeTokenizer, TextRange, TokenArray, Tokenized
 from m4.settings import InputError, SettingError, import_module
@@ -61,6 +67,8 @@ _TRIES = (
     3  # of a pipeline that lost a worker; runners of many machines try bundles again themselves
 )
 _POLL_SECONDS = 1.0
+_SAMPLED_LANGUAGES, _SAMPLED_PAIRS = 20, 2000
+_KEY_BYTES = 12
 _PROGRAM = "import sys; from m4.data import beam; beam.program(*sys.argv[1:])"
 _LOST = "Channel closed prematurely"
 
@@ -114,7 +122,7 @@ def from_json(value: Any) -> Any:
         return {key: from_json(one) for key, one in value["items"]}
     kind = next(iter(value))
     module, _, name = value[kind].partition(":")
-    found = functools.reduce(getattr, name.split("."), import_module(module))
+    found: Any = functools.reduce(getattr, name.split("."), import_module(module))
     given = {key: from_json(one) for key, one in value.get("given", {}).items()}
     return {"name": lambda: found, "partial": lambda: functools.partial(found, **given)}.get(
         kind, lambda: found(**given)
@@ -268,9 +276,7 @@ class _Job:
             for place in range(max(first, 0), last):
                 stage = self._stages[place]
                 if stage in checks:
-                    check = checks[stage]
-                    look = _look(check, facts) if place == first else check
-                    stream = part.checked(stage, look, stream)
+                    stream = part.checked(stage, _look(checks[stage], facts), stream)
             with self.work.writing(f"{name}.tsv") as path:
                 write_spool(path, part, met.watched(stream))
             if number == 0:
@@ -392,7 +398,7 @@ def _look(check: AnyCheck, facts: Sequence[tuple[Any, ...]]) -> Check:
 
 def _count(pair: str, count: Count) -> None:
     """Adds a shard's counts to Beam's metrics."""
-    from apache_beam.metrics import Metrics
+    from apache_beam.metrics import Metrics  # pyright: ignore[reportMissingImports]
 
     said = {"read": count.read, "kept": count.kept}
     for name in ("dropped", "changed", "not_checked"):
@@ -402,7 +408,7 @@ def _count(pair: str, count: Count) -> None:
 
 
 def _segment(element: tuple[int, Any], place: str, name: str, number: int) -> Iterator[Any]:
-    from apache_beam.pvalue import TaggedOutput
+    from apache_beam.pvalue import TaggedOutput  # pyright: ignore[reportMissingImports]
 
     unit, given = element
     for output, value in _opened(place, name).segment(number, unit, given):
@@ -462,7 +468,7 @@ def program(place: str, name: str, *given: str) -> None:
     Raises:
         InputError: Beam refuses an option; a line of the corpus is bad.
     """
-    import apache_beam as beam
+    import apache_beam as beam  # pyright: ignore[reportMissingImports]
 
     options = _options(given)
     job = Work(place).json(f"{name}.job")
@@ -490,7 +496,7 @@ def program(place: str, name: str, *given: str) -> None:
                 shards = made.shards
                 known = (shards, repeated, fitted) | f"facts {number}" >> beam.Flatten()
                 ready = known | f"known {number}" >> beam.GroupByKey()
-        (
+        _ = (
             shards
             | "one" >> beam.Map(lambda shard: (0, shard))
             | "all" >> beam.GroupByKey()
@@ -500,8 +506,8 @@ def program(place: str, name: str, *given: str) -> None:
 
 def _options(given: Sequence[str]) -> Any:
     """Returns Beam's options. InputError: Beam refuses one."""
-    from apache_beam.options.pipeline_options import PipelineOptions
-    from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
+    from apache_beam.options.pipeline_options import PipelineOptions  # pyright: ignore[reportMissingImports]
+    from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator  # pyright: ignore[reportMissingImports]
 
     said, log = io.StringIO(), io.StringIO()
     handler = logging.StreamHandler(log)
@@ -539,16 +545,72 @@ class Engine:
         runner: One of RUNNERS.
         options: Options of Beam.
         workers: Processes of the direct runner, which change nothing.
+        price: Dollars of a CPU hour, for `cost`.
         work: Where shards are kept until the corpus is there.
     """
 
     runner: str
     options: Sequence[str]
     workers: int
-    work: Work = dataclasses.field(default_factory=lambda: Work(tempfile.gettempdir()))
+    price: float | None = None
+    work: Work = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self._python()
+
+    def open(self, place: str) -> None:
+        """Keeps shards in a folder or a bucket. InputError: it cannot be written to."""
+        if self.runner == "dataflow" and not is_address(place):
+            raise InputError(
+                f"data_dir = {place}: --runner=dataflow needs a bucket, gs://BUCKET/..."
+            )
+        self.work = Work(place)
+        self.work.write("started", b"")
+
+    def cost(self, source: Source, cleaning: Cleaning, pairs: Sequence[str]) -> str:
+        """Returns what the corpus takes, measured on some pairs of it, which it cleans."""
+        files = {pair: [s.path for s in shards_of(source, pair, "train")] for pair in pairs}
+        cleaner = Cleaner(cleaning, source, pairs, Path())
+        sample: list[str] = []
+        read = kinds = 0
+        started = time.process_time()
+        for pair in pairs[:: 1 + len(pairs) // _SAMPLED_LANGUAGES]:
+            part = Part(pair, "train", Count())
+            found = [*part.read(islice(source.pairs(pair, "train"), _SAMPLED_PAIRS))]
+            sample += [f"{a}\t{b}\n" for c in found for a, b in zip(c.first, c.second, strict=True)]
+            for stage, check in cleaner.checks(pair, "train")[0].items():
+                if isinstance(check, FirstCheck) and found:
+                    kinds = max(kinds, len(check.keys(found[0])))
+                look = alone(check, functools.partial(iter, found))
+                found = [*part.checked(stage, look, iter(found))]
+            read += part.count.read
+        seconds = time.process_time() - started
+        text = "".join(sample).encode()
+        with tempfile.TemporaryDirectory() as folder:
+            path, model = Path(folder) / "text", Path(folder) / "vocabulary.model"
+            path.write_bytes(text)
+            vocabulary.train(
+                model, [side for line in sample for side in line.split("\t")], 1000, []
+            )
+            tokenizer = RangeTokenizer([TokenArray(s, s, model, 128) for s in SIDES], 1, None)
+            started = time.process_time()
+            tokenizer(TextRange(path, 0, len(text), True))
+            seconds += time.process_time() - started
+        packed = len(text) / max(len(zlib.compress(text)), 1)
+        size = sum(
+            path.stat().length * (packed if packing(path.name) else 1)
+            for of_pair in files.values()
+            for path in of_pair
+            if path is not None
+        )
+        number = size * read / max(len(text), 1)
+        hours = number * seconds / max(read, 1) / 3600
+        dollars = "" if self.price is None else f", {hours * self.price:,.2f} dollars"
+        shuffled = f"{number * kinds * _KEY_BYTES / 1e9:,.3f} GB of keys shuffled"
+        return (
+            f"about {number:,.0f} pairs: {hours:,.3f} CPU hours ({read / max(seconds, 1e-9):,.0f} "
+            f"pairs a CPU second, measured on {read:,}), {shuffled}{dollars}"
+        )
 
     def clean(
         self,
@@ -631,7 +693,7 @@ class Engine:
                 assert isinstance(opened, HeldOut)
                 arrays = opened.arrays()
                 for key, new in np.load(self.work.get(file)).items():
-                    arrays[key] = np.union1d(arrays.get(key, new), new)
+                    arrays[key] = np.union1d(arrays[key], new) if key in arrays else new
                 opened.load(arrays)
 
     def tokenized(
@@ -691,7 +753,8 @@ class Engine:
                         ]
                         for a in arrays
                     }
-                    yield Tokenized(text, *counts[number], made, kept)
+                    pairs, too_long = counts[number]
+                    yield Tokenized(text, pairs, too_long, made, kept)
 
     def _place_of(self, key: str, first: TextRange, text: bytes) -> tuple[str, int]:
         """Returns where workers read the text of a group, and the offset of its file."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from m4.data.beam import Engine
 from m4.data.cache.cache import Cache, Damaged
 from m4.data.cache.corpus_text import Progress
 from m4.data.cache.identity import differences, fingerprint_of
@@ -123,6 +124,7 @@ def build_corpus(
     built: Callable[[Cache], None] = lambda _: None,
     progress: Progress | None = None,
     untrained: Collection[str] = (),
+    engine: Engine | None = None,
 ) -> Cache:
     """Returns the corpus in `place/<fingerprint>`: opened if it is there, else built.
 
@@ -130,7 +132,7 @@ def build_corpus(
         place: A folder or an address.
         built: Called with a corpus that was built just now; what it writes into the folder is
             uploaded, too.
-        progress, untrained: See `CorpusSpec.build`.
+        progress, untrained, engine: See `CorpusSpec.build`.
     """
     data_dir = local_data_dir(place)
     identity = spec.identity()
@@ -141,13 +143,25 @@ def build_corpus(
             f"data_dir = {place}: the corpus is not there, and a saved config names no folder to "
             "write to; give it on the command line (--gin.experiment.Data.data_dir=...)"
         )
+    if found is None and not is_address(place):
+        check_output(data_dir / fingerprint, f"data_dir = {place}")
+    if found is None and engine is not None:
+        engine.open(f"{place.rstrip('/')}/.{fingerprint}.beam")
+        print(engine.cost(spec.opened_source, spec.cleaning, spec.language_pairs()))
     build = functools.partial(
-        spec.build, data_dir, identity=identity, progress=progress, built=built, untrained=untrained
+        spec.build,
+        data_dir,
+        identity=identity,
+        progress=progress,
+        built=built,
+        untrained=untrained,
+        engine=engine,
     )
     if not is_address(place):
-        if found is None:
-            check_output(data_dir / fingerprint, f"data_dir = {place}")
-        return build()
+        cache = build()
+        if found is None and engine is not None:
+            engine.work.remove()
+        return cache
     if found is not None:
         return Cache(found, spec.mixture)
     try:  # of a machine that built it and could not upload it all
@@ -156,6 +170,8 @@ def build_corpus(
         remove(data_dir / fingerprint)
         cache = build()
     upload(cache.folder, f"{place.rstrip('/')}/{fingerprint}")
+    if engine is not None:
+        engine.work.remove()
     return cache
 
 
@@ -187,8 +203,11 @@ def upload(folder: Path, address: str) -> None:
     objects.put("manifest.json", folder / "manifest.json")
 
 
-def opened_or_built(experiment: Experiment) -> Cache:
+def opened_or_built(experiment: Experiment, engine: Engine | None = None) -> Cache:
     """Returns the experiment's corpus, opened or built by one process alone, with a bar.
+
+    Args:
+        engine: Cleans and tokenizes. Defaults to processes of this machine.
 
     What cleaning left out of one that is built is printed, and in data_report.html next to it.
     """
@@ -226,6 +245,7 @@ def opened_or_built(experiment: Experiment) -> Cache:
             built=built,
             progress=progress,
             untrained=experiment.data.untrained,
+            engine=engine,
         )
 
 

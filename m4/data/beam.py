@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import m4
 from m4.data.cache.origins import FILE, Recorded, origin_file
 from m4.data.cleaning import AnyCheck, Check, FirstCheck, FittedCheck, HeldOut
 from m4.data.cleaning.chunk import Chunk
@@ -79,7 +78,7 @@ class WorkersFailed(RuntimeError):
 
 def code_hash() -> str:
     """Returns a hash of the code of this m4."""
-    folder = Path(m4.__file__).parent
+    folder = Path(__file__).parents[1]
     found = {p.relative_to(folder).as_posix(): p.read_text("utf-8") for p in folder.rglob("*.py")}
     return _hash(sorted(found.items()))
 

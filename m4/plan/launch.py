@@ -71,8 +71,7 @@ def check_compiler(platform: str) -> None:
             raise InputError(f"TPU_LIBRARY_PATH={path}: no such file")
     elif importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            "the TPU compiler is not installed: `make pod`, or `pip install '.[pod]'` in a "
-            "clone (libtpu, 205 MB; needs no TPU)"
+            "the TPU compiler is not installed: `make pod` (libtpu, 205 MB; needs no TPU)"
         )
 
 

@@ -54,10 +54,8 @@ def bleu(
     try:
         metric = BLEU(tokenize=name, force=True)
     except RuntimeError as error:
-        extra = name.partition("-")[0]
         raise InputError(
-            f"BLEU into {language!r} needs sacreBLEU's tokenizer {name!r}: "
-            f"pip install 'sacrebleu[{extra}]'"
+            f"BLEU into {language!r} needs sacreBLEU's tokenizer {name!r}: `make setup` installs it"
         ) from error
     return statistics("bleu", metric, hypotheses, each_of(references))
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal or in a notebook, lines elsewhere.
+"""Progress of long work: a bar on a terminal, lines elsewhere.
 
 with ProgressBar("train", 100, "steps") as bar:
     for step in range(100):
@@ -11,7 +11,6 @@ import time
 from typing import Any, TextIO
 
 _SECONDS_PER_LINE = 10.0  # where there is no terminal
-_SECONDS_PER_REDRAW = 0.2  # in a notebook
 _BAR_WIDTH = 24
 
 
@@ -32,7 +31,6 @@ class ProgressBar:
     def __init__(self, name: str, total: int, unit: str = "steps", stream: TextIO | None = None):
         self.name, self.total, self.unit = name, total, unit
         self._stream = stream or sys.stdout
-        self._notebook = stream is None and _in_notebook()
         self._start = self._first_time = time.monotonic()
         self._first: int | None = None  # of the first update
         self._done, self._text = 0, ""
@@ -67,12 +65,11 @@ class ProgressBar:
             self._first, self._first_time = done, time.monotonic()
         self.total = self.total if total is None else total
         self._done, self._text, self._seconds_left = done, text, left
-        period = _SECONDS_PER_REDRAW if self._notebook else _SECONDS_PER_LINE
         if self._rich is not None:
             left_and_rate = ", ".join([f"left {self._left()}", *self._rate()])
             count = f"{done}/{self.total} {self.unit} {text}"
             self._rich.update(0, completed=done, total=self.total, text=count, left=left_and_rate)
-        elif time.monotonic() - self._last_shown > period:
+        elif time.monotonic() - self._last_shown > _SECONDS_PER_LINE:
             self._write_line()
 
     def close(self, *, failed: bool = False) -> None:
@@ -84,11 +81,9 @@ class ProgressBar:
             self._rich.stop()
         elif self._opened and not failed:
             self._write_line()
-        if self._notebook and self._opened:
-            print(file=self._stream, flush=True)
 
     def _open(self) -> None:
-        if not self._opened and not self._notebook and self._stream.isatty():
+        if not self._opened and self._stream.isatty():
             self._rich = _rich_bar(self._stream)
             self._rich.start()
             self._rich.add_task(self.name, total=self.total, text="", left="left ?")
@@ -118,14 +113,7 @@ class ProgressBar:
             times.append(f"left {self._left()}")
         text = f"  {self._text}" if self._text else ""
         line = f"{self._done}/{self.total} {self.unit}{text}  [{', '.join(times + self._rate())}]"
-        if self._notebook:
-            # The output of a notebook has no cursor, but returns to the start of a line; trailing
-            # spaces cover what a longer line left.
-            full = _BAR_WIDTH * min(self._done, self.total) // max(self.total, 1)
-            bar = "█" * full + "░" * (_BAR_WIDTH - full)
-            print(f"\r{f'{self.name} {bar} {line}':<100}", end="", file=self._stream, flush=True)
-        else:
-            print(f"{self.name}: {line}", file=self._stream, flush=True)
+        print(f"{self.name}: {line}", file=self._stream, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -147,10 +135,3 @@ def _rich_bar(stream: TextIO) -> Any:
         TextColumn("{task.fields[left]}", markup=False),
         console=Console(file=stream),
     )
-
-
-def _in_notebook() -> bool:
-    """Returns whether IPython runs as the kernel of a notebook, which shows standard output."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return type(shell).__name__ == "ZMQInteractiveShell"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
-import types
 
 import pytest
 
@@ -71,25 +69,3 @@ def test_on_a_terminal_it_is_a_bar(clock: Clock) -> None:
     # Square brackets are text, not rich's markup.
     assert "train [dense]" in stream.getvalue()
     assert "loss [2]" in stream.getvalue()
-
-
-class ZMQInteractiveShell:
-    """The class, by its name, of the shell that IPython's get_ipython() returns in a notebook."""
-
-
-def test_in_a_notebook_it_is_one_line_redrawn(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ipython = types.SimpleNamespace(get_ipython=ZMQInteractiveShell)
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    with ProgressBar("train", 48) as bar:
-        bar.update(0)
-        clock.now += 2.0
-        bar.update(24, "loss 2.5")
-    shown = capsys.readouterr().out
-    assert shown.count("\n") == 1
-    assert shown.endswith("\n")
-    last = shown.rstrip().split("\r")[-1].rstrip()
-    assert (
-        last == f"train {'█' * 12}{'░' * 12} 24/48 steps  loss 2.5  [0:02, left 0:02, 12 steps/s]"
-    )

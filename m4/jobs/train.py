@@ -127,7 +127,7 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
             },
             flops=_flops(parts),
             begin=begin,
-            progress=bar,
+            progress=bar.update,
             log=log,
         )
     if rule is not None and distributed.is_primary() and (said := rule.stopped(trained.note)):

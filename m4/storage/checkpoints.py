@@ -74,10 +74,10 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path | str,
-        *,
         keep: int = 3,
         keep_period: int | None = None,
         keep_best: int = 0,
+        *,
         read_only: bool = False,
     ):
         """Opens a folder of checkpoints.

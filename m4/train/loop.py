@@ -18,7 +18,6 @@ import numpy as np
 from m4.model import pipeline
 from m4.parallel import distributed
 from m4.parallel.platform.hardware import available_cpus
-from m4.progress import ProgressBar
 from m4.settings import InputError
 from m4.storage.checkpoints import Checkpoints, shapes
 from m4.storage.files import undamaged
@@ -89,7 +88,7 @@ def train(
     note: Mapping[str, Any] | None = None,
     flops: Flops | None = None,
     begin: Begin | None = None,
-    progress: ProgressBar | None = None,
+    progress: Callable[[int, str], None] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Trained:
     """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
@@ -111,6 +110,7 @@ def train(
         note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
         flops: FLOPs of a step and of the devices, for the share that is used (MFU).
         begin: Makes the state before the first step. Defaults to random numbers.
+        progress: Called with each step and a text about the last row of metrics.
         log: Called with each row of metrics, in the primary process.
 
     Raises:
@@ -119,7 +119,8 @@ def train(
         Interrupted: Ctrl-C, SIGTERM or SIGHUP, in any process; the step is saved first.
     """
     about = {**(note or {}), **_about(program, stream)}
-    with contextlib.closing(_checkpoints(training, folder)) as checkpoints:
+    kept = training.keep_checkpoints, training.keep_period, training.keep_best
+    with contextlib.closing(Checkpoints(folder / "checkpoints", *kept)) as checkpoints:
         latest = distributed.on_primary_then_broadcast(
             "latest checkpoint", lambda: checkpoints.latest
         )
@@ -189,7 +190,7 @@ def train(
 class Log:
     """Guards the steps and writes a row of metrics every `period` steps and at the end."""
 
-    def __init__(self, period: int, metrics: Metrics, progress: ProgressBar | None):
+    def __init__(self, period: int, metrics: Metrics, progress: Callable[[int, str], None] | None):
         self._period, self._metrics, self._progress = period, metrics, progress
 
     def after(self, run: Run) -> None:
@@ -200,7 +201,7 @@ class Log:
             row = {**run.counters.row(), **run.clock.row(), **run.guard.row(run.step)}
             self._metrics.write(run.step, row)
         if self._progress is not None:
-            self._progress.update(run.step, run.counters.text)
+            self._progress(run.step, run.counters.text)
 
 
 class Evaluate:
@@ -319,15 +320,6 @@ def _devices(program: TrainProgram) -> int:
     """Returns the number of devices; on CPUs that of the cores."""
     on_cpu = program.mesh.devices.flat[0].platform == "cpu"
     return len(available_cpus()) * jax.process_count() if on_cpu else program.mesh.size
-
-
-def _checkpoints(training: Training, folder: Path) -> Checkpoints:
-    return Checkpoints(
-        folder / "checkpoints",
-        keep=training.keep_checkpoints,
-        keep_period=training.keep_period,
-        keep_best=training.keep_best,
-    )
 
 
 def _restored(

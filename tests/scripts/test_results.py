@@ -17,7 +17,6 @@ from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.decoding.testsets import split_pairs
 from m4.eval.metrics import bootstrap
 from m4.eval.metrics.bleu import bleu
-from m4.eval.scoring import export
 from m4.eval.scoring.delta import averages, deltas
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import System, measure
@@ -305,9 +304,6 @@ def check_drawn(folder: Path) -> None:
                     and mean.level in ("all", found.levels.of(row.train_pairs))
                     and row.sentences >= found.levels.min_test_sentences]  # fmt: skip
             assert (len(rows), np.mean(rows)) == (mean.languages, pytest.approx(mean.delta))
-    if found.compared and not found.starts and found.compared[0].baseline == "bilingual":
-        drawn = export.latex_text(found.compared[0].rows, found.compared[0].means, found.levels)
-        assert (folder / "delta_bleu.tex").read_text(encoding="utf-8") == drawn
 
 
 def test_a_changed_number_is_noticed(results: Path, tmp_path: Path) -> None:
@@ -317,7 +313,6 @@ def test_a_changed_number_is_noticed(results: Path, tmp_path: Path) -> None:
         "scores.jsonl": ('"score": ', '"score": 1'),
         "deltas.jsonl": ('"delta": ', '"delta": 1'),
         "means.jsonl": ('"languages": 2', '"languages": 3'),
-        "delta_bleu.tex": ("bilingual", "other"),
         "experiment.toml": ("+5.9", "+5.8"),
     }
     for number, (name, (before, after)) in enumerate(changes.items()):

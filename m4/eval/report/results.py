@@ -12,7 +12,6 @@ from m4.eval.report import atlas, curves, remedies
 from m4.eval.report.figures import inline, save
 from m4.eval.report.page import Background, page
 from m4.eval.report.plot import plot
-from m4.eval.scoring import export
 from m4.eval.scoring.by_step import read_rows
 from m4.eval.scoring.delta import (
     BILINGUAL,
@@ -50,25 +49,19 @@ class Results(NamedTuple):
 
 
 def draw(
-    rows: Sequence[Delta],
-    means: Sequence[Average],
-    folder: Path,
-    levels: ResourceLevels = DEFAULT_LEVELS,
+    rows: Sequence[Delta], folder: Path, levels: ResourceLevels = DEFAULT_LEVELS
 ) -> list[Path]:
-    """Writes the plot and the tables of differences to a folder; the same rows give the same bytes.
+    """Draws differences as delta_<metric>.png, .pdf and .svg; the same rows give the same bytes.
 
-    The plot is delta_<metric>.png, .pdf and .svg, the tables of languages and means .tex. No run is
-    needed: `delta.from_plain` reads the rows of a deltas.jsonl.
+    No run is needed: `delta.from_plain` reads the rows of a deltas.jsonl.
 
     Args:
         rows: Differences of one metric from one baseline (`delta.deltas`).
     """
     stem = Path(folder) / f"delta_{rows[0].metric}"
     pictures = [stem.with_suffix(f".{kind}") for kind in ("png", "pdf", "svg")]
-    tex = stem.with_suffix(".tex")
     plot(rows, pictures, levels)
-    write_text(tex, export.latex_text(rows, means, levels))
-    return [*pictures, tex]
+    return pictures
 
 
 def write_results(
@@ -113,7 +106,7 @@ def write_results(
     drawn = None
     if rows:
         write_jsonl(different, plain(chain(*differences)))
-        drawn = draw(rows, means, folder, levels)
+        drawn = draw(rows, folder, levels)
     background = background or Background()
     changed = background.forgotten
     kept = {row.direction for rows in changed.values() for row in rows}

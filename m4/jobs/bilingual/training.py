@@ -8,6 +8,7 @@ process trains them one after the other.
 
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import os
 import queue
@@ -252,17 +253,6 @@ def train_in_worker(one: Baseline) -> tuple[str, int]:
 # -------------------------------------------------------------------------------------- one model
 
 
-class _Reported(ProgressBar):
-    """A bar that reports instead of drawing."""
-
-    def __init__(self, name: str, total: int, report: Report):
-        super().__init__(name, total)
-        self._report = report
-
-    def update(self, done: int, text: str = "", total: int | None = None) -> None:
-        self._report(self.name, done, text)
-
-
 def mesh_for(training: Training, devices: Sequence[Any]) -> Mesh:
     """Returns a mesh of as many of the devices as divide a batch's rows: the model is small."""
     rows = training.batch_size // training.grad_accum_steps
@@ -284,7 +274,7 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
         parts.stream,
         evaluators=[parts.dev_chrf()],
         note={"language": language, "vocabulary": cache.vocabulary.fingerprint},
-        progress=_Reported(language, training.total_steps, report),
+        progress=functools.partial(report, language),
     )
 
     def hypotheses(sources: list[str], directions: list[str]) -> list[dict[str, str]]:

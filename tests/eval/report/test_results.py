@@ -89,7 +89,7 @@ def test_files(made):
     written, _ = made
     names = sorted(path.name for path in written.html.parent.iterdir())
     assert names == [
-        "delta_bleu.pdf", "delta_bleu.png", "delta_bleu.svg", "delta_bleu.tex",
+        "delta_bleu.pdf", "delta_bleu.png", "delta_bleu.svg",
         "deltas.jsonl", "rates.jsonl", "report.html", "scores.jsonl",
     ]  # fmt: skip
     # 3 systems with copy, 6 directions, 2 metrics, 3 subsets.

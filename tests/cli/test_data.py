@@ -28,13 +28,12 @@ def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
     )
     folder = tmp_path / "model"
     command = [sys.executable, "-c", code, "data", "preview", f"--gin_file={TINY}",
-               f"--model_dir={folder}", "--temperatures=1,inf"]  # fmt: skip
+               f"--model_dir={folder}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "es Spanish" in done.stdout
     made = json.loads((folder / "data_preview.json").read_text("utf-8"))
     assert made["sampler"] == "temperature"
-    assert list(made["pairs"]["gl"]["samplers"]) == ["configured", "T=1", "T=∞"]
     # Four steps of 8 rows are far less than one epoch.
     assert made["repeated_more"] == {}
 
@@ -42,7 +41,7 @@ def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def previewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("previewed") / "model"
-    said = m4("data", "preview", f"--gin_file={TINY}", f"--model_dir={folder}", "--temperatures=")
+    said = m4("data", "preview", f"--gin_file={TINY}", f"--model_dir={folder}")
     assert said.status == 0, said.err
     return folder
 
@@ -62,7 +61,7 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
         ),
         encoding="utf-8",
     )
-    given = (f"--gin_file={config}", f"--model_dir={previewed}", "--temperatures=",
+    given = (f"--gin_file={config}", f"--model_dir={previewed}",
              "--gin.TRAIN_STEPS=200", "--gin.experiment.Data.sample_by='tokens'")  # fmt: skip
 
     def preview(*arguments: str) -> dict:
@@ -72,7 +71,7 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
         return json.loads((previewed / "data_preview.json").read_text("utf-8"))
 
     def drawn(made: dict, code: str) -> dict:
-        return made["pairs"][code]["samplers"]["configured"]
+        return made["pairs"][code]
 
     uniform = preview("--gin.experiment.Data.sampler=@uniform.uniform", "--most_epochs=5")
     assert drawn(uniform, "es")["token_share"] == pytest.approx(1 / 3, rel=0.05)
@@ -121,7 +120,7 @@ def test_the_pairs_of_a_step_are_those_of_its_batch(previewed: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--temperatures=1,hot"], "--temperatures=1,hot: 'hot' must be a number from 1 on"),
+        (["--most_epochs=0"], "--most_epochs=0.0: must be above 0"),
         (["--gin.experiment.Data.sample_by='words'"], "Data.sample_by = 'words': must be"),
     ],
 )  # fmt: skip

@@ -265,7 +265,7 @@ def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
     assert "belongs to another config" in said.mistake
 
     with local_lock(folder / ".lock.train", ""):
-        said = m4("data", "preview", "--temperatures=", f"--model_dir={folder}")
+        said = m4("data", "preview", f"--model_dir={folder}")
         assert said.status == 0, said.err  # it writes other files than training
         before = contents(folder)
         said = train(folder, *arguments)

@@ -279,7 +279,7 @@ def test_killed_job_is_resumed_on_another_machine(
     """
     monkeypatch.setattr(locks, "PERIOD_SECONDS", 5.0)
     home = machine()
-    result = m4("data", "preview", "--temperatures=", f"--model_dir={address}")
+    result = m4("data", "preview", f"--model_dir={address}")
     assert result.status == 0, result.err
     assert "data_preview.json" in emulator.names(folder_of(address))
     result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}")

@@ -1,8 +1,8 @@
 """Counts how often each language would be seen in training, with the stream's own arithmetic."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -27,34 +27,6 @@ class DrawnPair(NamedTuple):
     epochs: float  # how often its pairs are seen, in its most frequent direction
     repeated: int  # pairs that are seen more than once there
     times: int  # how often the most repeated pair is seen there
-
-
-class Column(NamedTuple):
-    """One sampler over all pairs; `drawn` is empty where it cannot be used, for `problem`."""
-
-    name: str
-    drawn: Mapping[str, DrawnPair]
-    problem: str = ""
-
-
-class Preview(NamedTuple):
-    """A corpus under several samplers."""
-
-    total_steps: int
-    sampler: str
-    sample_by: str  # unit of the shares, "examples" or "tokens"
-    pairs: Mapping[str, int]  # training pairs by `key_of`, the largest first
-    tokens: Mapping[str, int]  # ids of these pairs: source and target, tag and eos
-    columns: Sequence[Column]  # the samplers, the configured one first
-
-    @property
-    def configured(self) -> Column:
-        """The configured sampler."""
-        return self.columns[0]
-
-    def share(self, drawn: DrawnPair) -> float:
-        """Returns the share of two languages in the sampler's unit."""
-        return drawn.pair_share if self.sample_by == "examples" else drawn.token_share
 
 
 def corpus_sizes(cache: Cache) -> tuple[dict[str, int], dict[str, int]]:
@@ -93,77 +65,52 @@ def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnP
     return result
 
 
-def repeated_more_than(preview: Preview, most_epochs: float) -> dict[str, float]:
-    """Returns pair -> epochs where the configured sampler exceeds a bound, the worst first.
+def repeated_more_than(drawn: Mapping[str, DrawnPair], most_epochs: float) -> dict[str, float]:
+    """Returns pair -> epochs where they exceed a bound, the worst first.
 
     Source of such bounds: Muennighoff et al. 2023, "Scaling Data-Constrained Language Models": up
     to 4 epochs are nearly as good as new data, beyond 16 repeating gives next to nothing.
     """
-    epochs = {code: one.epochs for code, one in preview.configured.drawn.items()}
-    over = [code for code in epochs if epochs[code] > most_epochs]
-    return {code: epochs[code] for code in sorted(over, key=lambda code: (-epochs[code], code))}
+    over = {code: one.epochs for code, one in drawn.items() if one.epochs > most_epochs}
+    return {code: over[code] for code in sorted(over, key=lambda code: (-over[code], code))}
 
 
-def warnings(preview: Preview, most_epochs: float) -> list[str]:
+def warnings(drawn: Mapping[str, DrawnPair], most_epochs: float) -> list[str]:
     """Returns a line for each thing that somebody should look at."""
-    lines = [f"{one.name}: {one.problem}" for one in preview.columns if one.problem]
-    if over := repeated_more_than(preview, most_epochs):
+    lines = []
+    if over := repeated_more_than(drawn, most_epochs):
         most = [f"{code} {times(epochs)}" for code, epochs in list(over.items())[:_MOST_NAMES]]
         more = ", ..." if len(over) > _MOST_NAMES else ""
         lines.append(
-            f"{len(over)} of {len(preview.pairs)} pairs of languages would be seen more than "
+            f"{len(over)} of {len(drawn)} pairs of languages would be seen more than "
             f"{most_epochs:g} times ({', '.join(most)}{more}): lower the temperature or unimax's "
             "max_epochs, or train for fewer steps"
         )
-    if never := [code for code, one in preview.configured.drawn.items() if not one.pairs]:
+    if never := [code for code, one in drawn.items() if not one.pairs]:
         lines.append(f"never drawn: {', '.join(never)}")
     return lines
 
 
-def as_json(preview: Preview, most_epochs: float) -> dict[str, Any]:
-    """Returns the content of data_preview.json."""
-    return {
-        "total_steps": preview.total_steps,
-        "sampler": preview.sampler,
-        "sample_by": preview.sample_by,
-        "most_epochs": most_epochs,
-        "repeated_more": repeated_more_than(preview, most_epochs),
-        "pairs": {
-            code: {
-                "name": title_of(code),
-                "pairs": pairs,
-                "tokens": preview.tokens[code],
-                "samplers": {
-                    one.name: one.drawn[code]._asdict() for one in preview.columns if one.drawn
-                },
-            }
-            for code, pairs in preview.pairs.items()
-        },
-        "problems": {one.name: one.problem for one in preview.columns if one.problem},
-    }
-
-
-def table(preview: Preview, most_epochs: float) -> Table:
-    """Returns a table for the terminal: the configured sampler, then the epochs of the others."""
-    configured, *others = preview.columns
-    title = f"{preview.sampler}, by {preview.sample_by}, {preview.total_steps:,} steps"
-    made = Table(box=SIMPLE_HEAD, title=f"{title}; last columns: epochs")
+def table(
+    cache: Cache, drawn: Mapping[str, DrawnPair], sample_by: str, most_epochs: float
+) -> Table:
+    """Returns a table for the terminal, with shares in the sampler's unit."""
+    made = Table(box=SIMPLE_HEAD)
     made.add_column("languages", overflow="ellipsis", no_wrap=True, max_width=24)
-    names = ("pairs", "tokens", "share", "epochs", "repeated", "times", *(o.name for o in others))
-    for name in names:
+    for name in ("pairs", "tokens", "share", "epochs", "repeated", "times"):
         made.add_column(name, justify="right", no_wrap=True)
-    for code, pairs in preview.pairs.items():
-        drawn, known = configured.drawn[code], title_of(code)
+    pairs, tokens = corpus_sizes(cache)
+    for code in pairs:
+        one, known = drawn[code], title_of(code)
         made.add_row(
             code if known == code else f"{code} {known}",
-            f"{pairs:,}",
-            short(preview.tokens[code]),
-            f"{100 * preview.share(drawn):.2f}%",
-            times(drawn.epochs),
-            f"{drawn.repeated:,}",
-            f"{drawn.times}",
-            *(times(one.drawn[code].epochs) if one.drawn else "–" for one in others),
-            style="yellow" if drawn.epochs > most_epochs else None,
+            f"{pairs[code]:,}",
+            short(tokens[code]),
+            f"{100 * (one.pair_share if sample_by == 'examples' else one.token_share):.2f}%",
+            times(one.epochs),
+            f"{one.repeated:,}",
+            f"{one.times}",
+            style="yellow" if one.epochs > most_epochs else None,
         )
     return made
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import collections
 import functools
-import json
 
 import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.inspection import preview
-from m4.data.inspection.preview import Column, DrawnPair, Preview
+from m4.data.inspection.preview import DrawnPair
 from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
@@ -79,42 +78,19 @@ def test_a_recount_of_the_batches(made_cache: Cache, sampler: mixture.Sampler) -
         assert one.times == max(most.values())
 
 
-def example() -> Preview:
-    """Two languages, the small one repeated; a temperature that cannot be drawn."""
+def test_warnings() -> None:
     many = DrawnPair(900, 0.9, 9000, 0.8, 0.9, 0, 1)
     few = DrawnPair(100, 0.1, 2250, 0.2, 20.0, 5, 20)
-    return Preview(
-        1000,
-        "temperature",
-        "examples",
-        {"es": 1000, "gl": 5},
-        {"es": 10_000, "gl": 112},
-        [
-            Column("configured", {"es": many, "gl": few}),
-            Column("T=1", {}, "en-gl: a share of 1e-09 is too small"),
-            Column("T=∞", {"es": few, "gl": many}),
-        ],
-    )
-
-
-def test_warnings_and_json() -> None:
-    seen = example()
-    assert preview.repeated_more_than(seen, 16) == {"gl": 20.0}
-    assert preview.repeated_more_than(seen, 20) == {}  # more than, not as often as
-    problem, repeated = preview.warnings(seen, 16)
-    assert problem == "T=1: en-gl: a share of 1e-09 is too small"
+    drawn = {"es": many, "gl": few}
+    assert preview.repeated_more_than(drawn, 16) == {"gl": 20.0}
+    assert preview.repeated_more_than(drawn, 20) == {}  # more than, not as often as
+    (repeated,) = preview.warnings(drawn, 16)
     assert repeated.startswith(
         "1 of 2 pairs of languages would be seen more than 16 times (gl 20.0): lower "
     )
-    assert preview.warnings(seen._replace(columns=seen.columns[:1]), 20) == []
-    never = Column("configured", {"es": DrawnPair(1, 1.0, 9, 1.0, 0.1, 0, 1),
-                                  "gl": DrawnPair(0, 0.0, 0, 0.0, 0.0, 0, 0)})  # fmt: skip
-    assert preview.warnings(seen._replace(columns=[never]), 16) == ["never drawn: gl"]
-    made = json.loads(json.dumps(preview.as_json(seen, 16)))
-    found = made["pairs"]["gl"]["samplers"]["configured"]
-    assert found == seen.columns[0].drawn["gl"]._asdict()
-    assert list(made["pairs"]["es"]["samplers"]) == ["configured", "T=∞"]
-    assert made["problems"] == {"T=1": "en-gl: a share of 1e-09 is too small"}
+    assert preview.warnings(drawn, 20) == []
+    never = DrawnPair(0, 0.0, 0, 0.0, 0.0, 0, 0)
+    assert preview.warnings({"es": many, "gl": never}, 16) == ["never drawn: gl"]
 
 
 def test_corpus_sizes(made_cache: Cache) -> None:

@@ -12,11 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from m4.build import Parts
     from m4.data.cache.cache import Cache
     from m4.experiment import Experiment
     from m4.jobs.checkpoints.initial import Start
-    from m4.train.measuring.step_clock import Flops
 
 EXAMPLE = "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000"
 
@@ -70,7 +68,8 @@ def check_and_train(
     from m4.jobs.checkpoints.initial import check_start
 
     start = check_start(experiment)
-    return train(start, training_corpus(experiment), log)
+    corpus = training_corpus(experiment)
+    return train(start, corpus, log)
 
 
 def training_corpus(experiment: Experiment) -> Cache:
@@ -93,9 +92,12 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
     from m4.eval.decoding.testsets import train_pairs
     from m4.jobs.checkpoints import initial
     from m4.parallel import distributed
+    from m4.plan.flops import forward_flops, model_flops
+    from m4.plan.peaks import peak_flops
     from m4.progress import ProgressBar
     from m4.storage.checkpoints import read_note
     from m4.train import loop
+    from m4.train.measuring.step_clock import Flops
 
     experiment = start.experiment
     training, folder = experiment.training, experiment.folder
@@ -109,6 +111,15 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
             print(f"already at step {step}, {ended}: {folder}")
         return folder
     parts, begin = build(experiment, corpus), None
+    note = {
+        "vocabulary": corpus.vocabulary.fingerprint,
+        "corpus": corpus.fingerprint,
+        "train_pairs": train_pairs(corpus),
+    }
+    peak = math.inf  # the primary process alone writes the share of it that is used
+    if distributed.is_primary():
+        peak = peak_flops([*parts.mesh.devices.flat], parts.model.dtype)
+    flops = Flops(model_flops(forward_flops(parts.model, *parts.batch_shape)), peak)
     if start.source is not None:
         begin = initial.begin(experiment, start.source, parts.model, corpus)
     with ProgressBar("train", training.total_steps) as bar:
@@ -120,12 +131,8 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
             evaluators=parts.evaluators(),
             sampling=parts.sampling(),
             groups=parts.trained.levels,
-            note={
-                "vocabulary": corpus.vocabulary.fingerprint,
-                "corpus": corpus.fingerprint,
-                "train_pairs": train_pairs(corpus),
-            },
-            flops=_flops(parts),
+            note=note,
+            flops=flops,
             begin=begin,
             progress=bar.update,
             log=log,
@@ -133,16 +140,3 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
     if rule is not None and distributed.is_primary() and (said := rule.stopped(trained.note)):
         print(said)
     return folder
-
-
-def _flops(parts: Parts) -> Flops:
-    """Returns what MFU is computed from; the primary process alone writes it."""
-    from m4.parallel import distributed
-    from m4.plan.flops import forward_flops, model_flops
-    from m4.plan.peaks import peak_flops
-    from m4.train.measuring.step_clock import Flops
-
-    peak = math.inf
-    if distributed.is_primary():
-        peak = peak_flops([*parts.mesh.devices.flat], parts.model.dtype)
-    return Flops(model_flops(forward_flops(parts.model, *parts.batch_shape)), peak)

@@ -157,7 +157,7 @@ def test_same_files_same_bytes(made, tmp_path):
         assert first.read_bytes() == second.read_bytes()
     # From the rows alone, without hypotheses.
     rows = [row for row in from_plain(read_jsonl(one.deltas)) if row.metric == "bleu"]
-    again = draw(rows, one.averages, tmp_path / "again")
+    again = draw(rows, tmp_path / "again")
     assert [p.read_bytes() for p in again] == [p.read_bytes() for p in one.drawn]
 
 

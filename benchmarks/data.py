@@ -254,6 +254,7 @@ def build(folder: Path, text: str, languages: int, pieces: int) -> Path:
         "tokens_per_second_of_tokenizing": round(ids / seconds["tokens"]),
     }
     print(json.dumps({"name": "build", **line}), flush=True)
+    return cache.folder
 
 
 def table(rows: list[tuple[str, dict[str, Any]]]) -> str:

@@ -31,6 +31,7 @@ from m4.eval.text import Output, Text
 from m4.jobs.decoding import score
 from m4.jobs.decoding.text import missing_lines
 from m4.settings import InputError
+from tests.data.arrays import tokens as tokens_of
 
 # All characters that cleaning removes or replaces, and two that become others in NFC.
 INVISIBLE = [c for c in map(chr, range(sys.maxunicode + 1)) if normalise._ANY.match(c)]
@@ -55,7 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
 def trained_on(made: Cache, side: str) -> list[list[int]]:
     """The ids that the model trains on."""
-    flat, offsets = made.tokens("train", side)
+    flat, offsets = tokens_of(made, "train", side)
     return [row.tolist() for row in np.split(flat, offsets[1:-1])]
 
 
@@ -67,7 +68,7 @@ def test_dev_and_test_sets(made: Cache) -> None:
     for side in ("first", "second"):
         wanted = trained_on(made, side)
         for split in ("dev", "test"):
-            flat, offsets = made.tokens(split, side)
+            flat, offsets = tokens_of(made, split, side)
             assert [row.tolist() for row in np.split(flat, offsets[1:-1])] == wanted
     pairs = Portion("test").pairs(made)["en-gl"]
     assert made.vocabulary.encode([source for source, _ in pairs]) == trained_on(made, "first")

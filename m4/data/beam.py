@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cache.origins import FILE, Recorded, origin_file
+from m4.data.cache.origins import FILE, Recorded
 from m4.data.cleaning import AnyCheck, Check, FirstCheck, FittedCheck, HeldOut
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.clean import Cleaner, Cleaning, Part, alone, read_spool, write_spool
@@ -325,22 +325,18 @@ class _Job:
         identity, file, offset, spans = self._job["units"][unit]
         if self.work.json(f"{identity}.json") is None:
             arrays: dict[str, npt.NDArray[Any]] = {}
-            counts = []
             with self.work.get(file).open("rb") as text:
                 for number, (name, *span) in enumerate(spans):
                     span = TextRange(Path(name), *span)
                     text.seek(span.start - offset)
                     made = self._tokenizer.of(span, text.read(span.stop - span.start))
-                    counts.append([made.pairs, made.too_long])
-                    if made.kept is not None:
-                        arrays[f"{number} kept"] = made.kept
-                    for array, ways in made.arrays.items():
+                    for store, ways in made.items():
                         for way, ragged in enumerate(ways):
-                            arrays[f"{number} {array} {way} ids"] = ragged.ids
-                            arrays[f"{number} {array} {way} lengths"] = ragged.lengths
+                            arrays[f"{number} {store} {way} ids"] = ragged.ids
+                            arrays[f"{number} {store} {way} lengths"] = ragged.lengths
             with self.work.writing(f"{identity}.npz") as path, path.open("wb") as out:
                 np.savez(out, **arrays)  # type: ignore[arg-type]
-            self._end(identity, {"counts": counts})
+            self._end(identity, {})
         return unit, ("shard", identity)
 
 
@@ -576,7 +572,9 @@ class Engine:
         for pair in pairs[:: 1 + len(pairs) // _SAMPLED_LANGUAGES]:
             part = Part(pair, "train", Count())
             found = [*part.read(islice(source.pairs(pair, "train"), _SAMPLED_PAIRS))]
-            sample += [f"{a}\t{b}\n" for c in found for a, b in zip(c.first, c.second, strict=True)]
+            sample += [
+                f"{text}\n" for chunk in found for side in SIDES for text in chunk.side(side)
+            ]
             for stage, check in cleaner.checks(pair, "train")[0].items():
                 if isinstance(check, FirstCheck) and found:
                     kinds = max(kinds, len(check.keys(found[0])))
@@ -588,10 +586,8 @@ class Engine:
         with tempfile.TemporaryDirectory() as folder:
             path, model = Path(folder) / "text", Path(folder) / "vocabulary.model"
             path.write_bytes(text)
-            vocabulary.train(
-                model, [side for line in sample for side in line.split("\t")], 1000, []
-            )
-            tokenizer = RangeTokenizer([TokenArray(s, s, model, 128) for s in SIDES], 1, None)
+            vocabulary.train(model, sample, 1000, [])
+            tokenizer = RangeTokenizer([TokenArray("first", "first", model, 128)], 1, None)
             started = time.process_time()
             tokenizer(TextRange(path, 0, len(text), True))
             seconds += time.process_time() - started
@@ -732,28 +728,15 @@ class Engine:
         }
         names = self._run(job)
         for group, name in zip(groups, names, strict=True):
-            counts = self.work.json(f"{name}.json")["counts"]
             with np.load(self.work.get(f"{name}.npz")) as found:
                 for number, span in enumerate(group):
-                    text, kept = _bytes_of(span.path, span.start, span.stop), None
-                    if f"{number} kept" in found:
-                        kept = found[f"{number} kept"]
-                        lines = text.splitlines(keepends=True)
-                        text = b"".join([lines[row] for row in kept.tolist()])
-                    made = {
-                        a.name: [
-                            Ragged(
-                                *(
-                                    found[f"{number} {a.name} {way} {what}"]
-                                    for what in Ragged._fields
-                                )
-                            )
+                    yield {
+                        store: [
+                            Ragged(*(found[f"{number} {store} {way} {f}"] for f in Ragged._fields))
                             for way in range(ways if span.train else 1)
                         ]
-                        for a in arrays
+                        for store in span.stores
                     }
-                    pairs, too_long = counts[number]
-                    yield Tokenized(text, pairs, too_long, made, kept)
 
     def _place_of(self, key: str, first: TextRange, text: bytes) -> tuple[str, int]:
         """Returns where workers read the text of a group, and the offset of its file."""
@@ -856,17 +839,17 @@ class Cleaned:
                 self._places = np.array([*own, 0])[places // FILE] * FILE + places % FILE
             yield from read_spool(self._work.get(f"{name}.tsv"))
 
-    def keep(self, numbers: npt.NDArray[np.int64], text: Path) -> None:
+    def keep(self, numbers: npt.NDArray[np.int64], path: Path) -> None:
         """Writes the origins of pairs of the last chunk's shard."""
         if self.knows:
-            with origin_file(text).open("ab") as file:
+            with path.open("ab") as file:
                 self._places[numbers - 1].tofile(file)
 
-    def end(self, text: Path) -> dict[str, list[str]]:
+    def end(self, path: Path) -> dict[str, list[str]]:
         """Returns what the manifest says of the files that were read."""
         if not self.knows:
             return {}
-        origin_file(text).touch()
+        path.touch()
         return {"files": [*self._files]}
 
 

@@ -32,6 +32,7 @@ from m4.data.directions import (
     Mixture,
     directions_of,
     is_synthetic,
+    key_of,
     pair_of,
     reverse,
     sides_of,
@@ -45,6 +46,8 @@ from m4.data.sources import SPLITS
 from m4.data.stream import mixture as mixing
 from m4.data.vocabulary.vocabulary import SPACE, escaped, without_tags
 from m4.settings import InputError
+from m4.storage.files import whole
+from m4.storage.local_copy import cache_folder
 
 
 @contextlib.contextmanager
@@ -142,9 +145,17 @@ class PairSource(seqio.DataSource):
         if shard_info and shard_info.num_shards > 1:
             raise InputError(f"{self.pair}: one shard only, use tf.data.Dataset.shard")
         # In the graph: an iterator over a file can be checkpointed, a generator's cannot.
-        path = str(self.cache.text_file(self.pair, _ALIASES.get(split, split)))
-        lines = tf.data.TextLineDataset(path)
+        lines = tf.data.TextLineDataset(str(self._lines(_ALIASES.get(split, split))))
         return lines.map(_split_line, num_parallel_calls=tf.data.AUTOTUNE)
+
+    def _lines(self, split: str) -> Path:
+        """Returns a file of the pairs, a line each, which is written once on this machine."""
+        corpora = cache_folder() / "pairs" / self.cache.fingerprint
+        if not (path := corpora / f"{split}.{key_of(self.pair)}.tsv").is_file():
+            with whole(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
+                pairs = self.cache.pairs(self.pair, split)
+                file.writelines(f"{first}\t{second}\n" for first, second in pairs)
+        return path
 
 
 def register_cache(

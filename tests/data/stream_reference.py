@@ -126,18 +126,15 @@ def lay_out(
     for k in chosen:
         row, direction = row_of[k], examples.directions[k]
         used[2, row] += 1
-        flats = data.flats[:2], data.flats[2:]
-        forward = bool(data.forward[direction])
-        source, target = flats[0][not forward], flats[1][forward]
-        start, length = examples.source_starts[k], examples.source_lengths[k]
-        ids = [*source[start : start + length]]
+        ids = data.sources.take(examples.sources[k : k + 1]).ids.tolist()
+        length = examples.source_lengths[k]
         if data.marked:
             ids = [data.tags[direction], *ids[: length - 2], EOS_ID]
         for position, token in enumerate(ids):
             encoder[:, row, used[0, row]] = token, used[2, row], position, direction
             used[0, row] += 1
-        start, length = examples.target_starts[k], examples.target_lengths[k]
-        ids = [*target[start : start + length]]
+        ids = data.targets.take(examples.targets[k : k + 1]).ids.tolist()
+        length = examples.target_lengths[k]
         if data.marked:
             ids = [*ids[: length - 1], EOS_ID]
         for position, token in enumerate(ids):

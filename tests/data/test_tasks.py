@@ -22,6 +22,7 @@ from m4.data.sources import SPLITS
 from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture as mixing
 from m4.data.stream.batches import evaluation_batches
+from tests.data.arrays import tokens as tokens_of
 from tests.data.corpus import Made
 
 pytestmark = [
@@ -97,11 +98,11 @@ def test_signs_and_normal_forms_are_those_of_the_cache(
     made = CorpusSpec(Tsv(tmp_path), ["gl"], vocabulary_size=320, normalization=form)
     made = made.build(tmp_path / "c")
     tags = {made.vocabulary.tag_id(code) for code in ("en", "gl")}
-    assert made.tokens("train", "first", "source")[0].tolist() == [
+    assert tokens_of(made, "train", "first", "source")[0].tolist() == [
         i for pair in made.pairs("en-gl", "train") for i in made.vocabulary.encode([pair.first])[0]
     ]
     for side, role in itertools.product(SIDES, ROLES):
-        assert not tags.intersection(made.tokens("train", side, role)[0].tolist())
+        assert not tags.intersection(tokens_of(made, "train", side, role)[0].tolist())
     tasks.register_cache(made, "tags")
     task = tasks.seqio.get_mixture_or_task("tags.gl_en")
     assert ids_of(task.get_dataset(LENGTHS, "dev", shuffle=False)) == wanted(made, "gl-en", "dev")

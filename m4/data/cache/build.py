@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import compress, islice
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from m4.data import permutation
 from m4.data.beam import Engine
 from m4.data.cache import given_ids
 from m4.data.cache.cache import manifest_digest
-from m4.data.cache.corpus_text import Progress, text_file, write_text
+from m4.data.cache.corpus_text import Progress, lines_of_pairs, take_numbers, write_text
 from m4.data.cache.identity import FORMAT, fingerprint_of
 from m4.data.cache.lengths import length_factors
 from m4.data.cache.tokens import tokenize, vocabulary_file
@@ -38,8 +37,6 @@ from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.settings import InputError
 from m4.storage import checksums
 from m4.storage.files import write_text as write_text_file
-
-_BLOCK = 1 << 18
 
 
 def build(
@@ -75,8 +72,8 @@ def build(
     else:
         counts, ledger = write_text(folder, source, names, cleaning, progress, untrained, engine)
         sizes = {pair: counts[pair]["train"]["pairs"] for pair in names}
-        made = _train_vocabularies(folder, sizes, settings, progress, grown_from)
-        tokenize(folder, names, counts, settings, progress, workers, engine)
+        made = {"vocabularies": _train_vocabularies(folder, sizes, settings, progress, grown_from)}
+        made |= tokenize(folder, names, counts, settings, progress, workers, engine)
     for pair, splits in counts.items():
         for split, count in splits.items():
             ledger.count(pair, split).leave_out("pieces: too long", count.pop("too_long"), split)
@@ -88,8 +85,8 @@ def build(
         "format": FORMAT,
         "identity": identity,
         "language_pairs": counts,
-        "vocabularies": made,
-        "length_factors": length_factors(folder, settings, counts),
+        **made,
+        "length_factors": length_factors(folder, settings, counts, made),
         **({"rates": rates()} if (rates := getattr(source, "rates", None)) else {}),
         "ledger": ledger.as_json(examples=False),
         "corpus": _sha256(json.dumps(texts)),
@@ -132,7 +129,7 @@ def _train_vocabularies(
             for sides, side in zip((source, target), sides_of(direction), strict=True):
                 sides[pair_of(direction)].append(side)
         wanted = [("source", size, source, tags), ("target", target_size, target, [])]
-    made = {}
+    made, lines = {}, {}
     for done, (role, pieces, sides, tags) in enumerate(wanted):
         form: Form = "nfc" if role == "target" else settings["normalization"]
         # A shared vocabulary sees each text as it is as a source, and as a target.
@@ -140,7 +137,9 @@ def _train_vocabularies(
         progress("vocabulary", done, len(wanted))
         path = vocabulary_file(folder, role)
         texts = sample(
-            folder,
+            lambda pair: lines_of_pairs(
+                folder, "train", pair, take_numbers(folder, "train", pair), lines
+            ),
             {pair: size for pair, size in sizes.items() if pair in text},
             sides,
             settings["vocabulary_sentences"],
@@ -158,7 +157,7 @@ def _train_vocabularies(
 
 
 def sample(
-    folder: Path,
+    text: Callable[[str], Iterator[tuple[list[str], list[str]]]],
     sizes: Mapping[str, int],
     sides: Mapping[str, Sequence[str]],
     sentences: int,
@@ -170,7 +169,8 @@ def sample(
     keyed permutation of them, as many times over as it needs. The text is read once.
 
     Args:
-        sizes: Pair of languages -> number of training pairs.
+        text: Pair of languages -> its text, in blocks of both sides.
+        sizes: Pair -> number of training pairs.
         sides: Pair -> the sides that are taken: first, second or both.
         sentences: Number of sentences in all.
         temperature_: Temperature of the languages' shares.
@@ -186,24 +186,22 @@ def sample(
         {code: size for code, size in totals.items() if size}, temperature_
     )
     budget = min(sentences, sum(totals.values()))
-    for pair, size in sizes.items():
-        codes = dict(zip(SIDES, split_direction(pair), strict=True))
-        with text_file(folder, "train", pair).open("rb") as file:
-            for start in range(0, size, _BLOCK):
-                stop = min(start + _BLOCK, size)
-                times = {}
-                for side in SIDES[::-1]:
-                    if side in sides[pair]:
-                        first, code = firsts[pair, side], codes[side]
-                        rows = totals[code], first + start, first + stop, code
-                        times[side] = _times(*rows, round(budget * rates[code]))
-                needed = np.any([*times.values(), np.zeros(stop - start, bool)], axis=0)
-                lines = compress(islice(file, stop - start), needed.tobytes())
-                for row, line in zip(np.flatnonzero(needed).tolist(), lines, strict=True):
-                    texts = dict(zip(SIDES, line.decode().rstrip("\n").split("\t"), strict=True))
-                    for side, of_row in times.items():
-                        for _ in range(of_row[row]):
-                            yield texts[side]
+    for pair in sizes:
+        codes, start = dict(zip(SIDES, split_direction(pair), strict=True)), 0
+        for columns in text(pair):
+            stop = start + len(columns[0])
+            texts, times = dict(zip(SIDES, columns, strict=True)), {}
+            for side in SIDES[::-1]:
+                if side in sides[pair]:
+                    first, code = firsts[pair, side], codes[side]
+                    rows = totals[code], first + start, first + stop, code
+                    times[side] = _times(*rows, round(budget * rates[code]))
+            needed = np.any([*times.values(), np.zeros(stop - start, bool)], axis=0)
+            for row in np.flatnonzero(needed).tolist():
+                for side, of_row in times.items():
+                    for _ in range(of_row[row]):
+                        yield texts[side][row]
+            start = stop
 
 
 def _times(size: int, start: int, stop: int, name: str, wanted: int) -> npt.NDArray[np.int64]:

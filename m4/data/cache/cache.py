@@ -1,13 +1,14 @@
-"""The token cache: every pair tokenized once, memory-mapped, with a manifest that names it.
+"""The token cache: every sentence tokenized once, memory-mapped, with a manifest that names it.
 
-A cache is a folder: manifest.json, vocabulary.model, <split>.<side>.{tokens,offsets}.npy (flat
-ids without tag and eos; the offsets of each sentence; side is first or second; the pairs of
-languages one after another), text/<split>.<key of the pair>.tsv, the same sentence pairs in the
-same order, with .origin (where they come from; see origins.py), and
-token_counts.npy (how often a model takes in each id; see tokens.py). Where sources and targets have
-separate vocabularies: vocabulary.<role>.model, <split>.<side>.<role>.*.npy and
-token_counts.<role>.npy, role being source or target. Where only their normal forms differ, the
-arrays alone are by role.
+A cache is a folder: manifest.json, vocabulary.model, text/<split>.<language>.txt (each sentence of
+a language once, a line each), and arrays in shards (`m4.data.cache.shards`): <split>.tokens and
+<split>.offsets (ids without tag and eos, of the languages' sentences, one language after another),
+<split>.pairs (the numbers of their sentences, pairs of languages one after another; a pair's place
+there is its row). Next to the text .origin (where pairs come from; see origins.py) and
+.subsets.json, and token_counts.npy (how often a model takes in each id; see tokens.py). Where
+sources and targets have separate vocabularies: vocabulary.<role>.model, <split>.<role>.tokens and
+so on, and token_counts.<role>.npy, role being source or target. Where only their normal forms
+differ, the arrays alone are by role.
 """
 
 import hashlib
@@ -19,17 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from m4.data.cache.corpus_text import read_pairs, text_file
+from m4.data.cache.corpus_text import BLOCK, Lines, lines_of_pairs, pair_file
 from m4.data.cache.identity import FORMAT
 from m4.data.cache.lengths import whole_factors
 from m4.data.cache.origins import Origin, read_origins
-from m4.data.cache.tokens import array_name, by_role, vocabulary_file
+from m4.data.cache.shards import PairShards, SentenceShards
+from m4.data.cache.tokens import array_name, bases, by_role, stem, vocabulary_file
 from m4.data.cleaning.ledger import LEDGER, LEDGER_FILE, Ledger
 from m4.data.directions import (
     ROLES,
-    SIDES,
     Mixture,
     directions_of,
     languages_of,
@@ -45,8 +45,6 @@ from m4.settings import InputError, check_value, pasted
 from m4.storage import checksums, records
 from m4.storage.files import read_json, undamaged
 from m4.storage.records import count, listed, named, optional, record, text
-
-_HEADER_BYTES = 128  # of a .npy file of one axis
 
 
 def _pairs(value: Any, where: str) -> None:
@@ -87,6 +85,8 @@ _MANIFEST = record(
         "vocabularies": named(named(records.anything)),
         "files": checksums.FILES,
         "fingerprint": text,
+        "sentences": record(dict.fromkeys(SPLITS, named(count))),
+        "shards": record(dict.fromkeys(SPLITS, named(listed(count)))),
         "rates?": named(records.number),
     }
 )
@@ -199,6 +199,16 @@ class Cache:
         return self.manifest["identity"]["mixture"] in (None, "english_centric", "direct")
 
     @cached_property
+    def _sentences(self) -> dict[str, SentenceShards]:
+        """Split and role -> the arrays that were read."""
+        return {}
+
+    @cached_property
+    def _lines(self) -> dict[str, dict[str, Lines]]:
+        """Split -> language -> its text, as far as it was read."""
+        return {split: {} for split in SPLITS}
+
+    @cached_property
     def source_vocabulary(self) -> Vocabulary:
         """The vocabulary of the sources; it has the tags."""
         return Vocabulary(vocabulary_file(self.folder, "source" if self.separate else None))
@@ -273,45 +283,53 @@ class Cache:
         """Returns the rows of a pair of languages in the split's arrays."""
         return range(*self._count(pair, split)["rows"])
 
-    def tokens(
-        self, split: str, side: str, role: str = "source"
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Returns (flat ids, offsets), memory-mapped.
+    def pair_numbers(self, split: str) -> PairShards:
+        """Returns, for each row, the numbers of its sentences within their languages."""
+        return PairShards(self.path, split, self.manifest["shards"][split]["pairs"])
 
-        Sentence r is flat[offsets[r] : offsets[r + 1]]. The train split holds its R sentences
-        `segmentations` times: the v-th way to tokenize sentence r is entry v * R + r.
+    def sentences(self, split: str, role: str = "source") -> SentenceShards:
+        """Returns the ids of the split's sentences, a language's from `first_sentences` on.
+
+        The train split holds its n sentences `segmentations` times: the v-th way to tokenize
+        sentence r is entry v * n + r.
 
         Args:
             split: train, dev or test.
-            side: first or second.
             role: source or target, which differ if the two have separate vocabularies.
         """
-        assert split in SPLITS, split
-        assert side in SIDES, side
-        stem = self.folder / f"{split}.{self._array_name(side, role)}"
-        assert not self._by_role or stem.with_name(f"{stem.name}.offsets.npy").is_file(), (
-            f"{self.mixture} has no {role} that is the {side} of its pair"
-        )
-        offsets = _mapped(Path(f"{stem}.offsets.npy"))
-        return _mapped(Path(f"{stem}.tokens.npy")), offsets
+        assert role in ROLES, role
+        name = stem(split, role if self._by_role else "")
+        if name not in self._sentences:
+            firsts = self.manifest["shards"][split][role if self._by_role else ""]
+            self._sentences[name] = SentenceShards(self.path, name, firsts)
+        return self._sentences[name]
+
+    def first_sentences(self, split: str) -> dict[str, int]:
+        """Returns language -> the number of its first sentence in the split."""
+        return bases(self.manifest["sentences"][split])
+
+    def path(self, name: str) -> Path:
+        """Returns the path of a file of the corpus."""
+        return self.folder / name
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         """Yields the sentence pairs of two languages, in the order of the rows."""
-        return read_pairs(self.text_file(pair, split))
-
-    def text_file(self, pair: str, split: str) -> Path:
-        """Returns the file of a split's text: first<TAB>second, in the order of the rows."""
-        self._count(pair, split)
-        return text_file(self.folder, split, pair_of(pair))
+        rows, pair = self.rows(pair, split), pair_of(pair)
+        numbers = self.pair_numbers(split)
+        for start in range(rows.start, rows.stop, BLOCK):
+            block = numbers.take(np.arange(start, min(start + BLOCK, rows.stop)))
+            for texts in lines_of_pairs(self.folder, split, pair, block, self._lines[split]):
+                yield from map(Pair, *texts)
 
     def origins(self, pair: str, split: str) -> list[Origin] | None:
         """Returns file and line of each pair, in the order of the rows, or None without files."""
         files = self._count(pair, split).get("files", [])
-        return read_origins(self.text_file(pair, split), files)
+        return read_origins(pair_file(self.folder, split, pair_of(pair), "origin"), files)
 
     def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
         """Returns the named parts of a dev or test split, parallel to `pairs`."""
-        path = self.text_file(pair, split).with_suffix(".subsets.json")
+        self._count(pair, split)
+        path = pair_file(self.folder, split, pair_of(pair), "subsets.json")
         return read_json(path, named(listed(records.flag))) if path.is_file() else {}
 
     def ledger(self) -> Ledger:
@@ -344,8 +362,3 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of a manifest, which holds its own as "sha256"."""
     rest = {name: value for name, value in manifest.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _mapped(path: Path) -> npt.NDArray[Any]:
-    """Maps an array into memory; an empty one is read, as it cannot be mapped."""
-    return np.load(path, mmap_mode="r" if path.stat().st_size > _HEADER_BYTES else None)

@@ -1,33 +1,122 @@
-"""The text of a cache: cleaned pairs, one TSV file a split and pair of languages."""
+"""The text of a cache: each sentence of a language once, and which sentences are pairs.
+
+text/<split>.<language>.txt has the sentences of a language, a line each. Their order is that in
+which the pairs of languages, one after another, first have them; so a pair's sentences are close to
+each other.
+"""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from m4.data.beam import Engine
 from m4.data.cache.origins import Recorded
-from m4.data.cleaning.chunk import chunks
+from m4.data.cleaning.chunk import Chunk, chunks
 from m4.data.cleaning.clean import Cleaner, Cleaning, lines_of
 from m4.data.cleaning.english_side import EnglishSides
+from m4.data.cleaning.keys import Numbers
 from m4.data.cleaning.ledger import Count, Ledger
-from m4.data.directions import is_held_out, key_of
-from m4.data.sources import SPLITS, Pair, Source
+from m4.data.directions import SIDES, is_held_out, key_of, split_direction
+from m4.data.sources import SPLITS, Source
 from m4.settings import InputError
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
+BLOCK = 1 << 16  # pairs
+_BYTES = 1 << 24
 
 
-def text_file(folder: Path, split: str, pair: str) -> Path:
-    return folder / "text" / f"{split}.{key_of(pair)}.tsv"
+def text_file(folder: Path, split: str, language: str) -> Path:
+    """Returns the file of a language's sentences."""
+    return folder / "text" / f"{split}.{language}.txt"
 
 
-def read_pairs(path: Path) -> Iterator[Pair]:
-    """The pairs of a cache's own text file: nothing in it needs checking."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            first, second = line.removesuffix("\n").split("\t")
-            yield Pair(first, second)
+def pair_file(folder: Path, split: str, pair: str, kind: str) -> Path:
+    """Returns a file about the pairs of two languages: 'origin', 'subsets.json'."""
+    return folder / "text" / f"{split}.{key_of(pair)}.{kind}"
+
+
+class Lines:
+    """The lines of a text file, by their numbers, with 8 bytes of memory each."""
+
+    def __init__(self, path: Path) -> None:
+        self._ends = np.full(1, -1)
+        self._text: Any = b""
+        if path.stat().st_size:
+            with path.open("rb") as file:
+                self._text = mmap(file.fileno(), 0, access=ACCESS_READ)
+            of_bytes = np.frombuffer(self._text, np.uint8)
+            ends = [
+                np.flatnonzero(of_bytes[start : start + _BYTES] == ord("\n")) + start
+                for start in range(0, len(of_bytes), _BYTES)
+            ]
+            self._ends = np.concatenate([self._ends, *ends])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def take(self, numbers: npt.NDArray[np.integer]) -> list[str]:
+        """Returns the lines of these numbers, without the line ends."""
+        starts, stops = self._ends[numbers] + 1, self._ends[numbers + 1]
+        text = self._text
+        return [text[a:b].decode() for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+class TextWriter:
+    """The text of a split as it is written, and its pairs as [n, 2] numbers of sentences."""
+
+    def __init__(self, folder: Path, split: str, *, once: bool = True) -> None:
+        """Writes nothing.
+
+        Args:
+            once: Whether equal sentences are stored once. Else every one is another.
+        """
+        self._folder, self._split, self._once = folder, split, once
+        self._numbers: dict[str, Numbers] = defaultdict(Numbers)
+
+    def add(self, pair: str, chunk: Chunk) -> None:
+        """Adds pairs of two languages; InputError for a tab or line end inside a sentence."""
+        columns = []
+        for side, code in zip(SIDES, split_direction(pair), strict=True):
+            texts, numbers = chunk.side(side), self._numbers[code]
+            if self._once:
+                found, new = numbers(chunk.digests(side))
+                texts = [texts[place] for place in new.tolist()]
+            else:
+                found = np.arange(numbers.count, numbers.count + len(chunk))
+                numbers.count += len(chunk)
+            lines = "".join([f"{text}\n" for text in texts])
+            if lines.count("\n") != len(texts) or "\t" in lines or "\r" in lines:
+                lines_of(chunk, pair, self._split)  # raises
+            with text_file(self._folder, self._split, code).open("ab") as file:
+                file.write(lines.encode())
+            columns.append(found)
+        with _numbers_file(self._folder, self._split, pair).open("ab") as file:
+            np.stack(columns, axis=1).astype(np.uint32).tofile(file)
+
+    def end(self, pair: str) -> None:
+        """Makes files also of languages without text, and of no pairs."""
+        _numbers_file(self._folder, self._split, pair).touch()
+        for code in split_direction(pair):
+            text_file(self._folder, self._split, code).touch()
+
+
+def _numbers_file(folder: Path, split: str, pair: str) -> Path:
+    return pair_file(folder, split, pair, "numbers")
+
+
+def take_numbers(folder: Path, split: str, pair: str) -> npt.NDArray[np.uint32]:
+    """Returns [n, 2] what `TextWriter` wrote of a pair of languages."""
+    return np.fromfile(_numbers_file(folder, split, pair), np.uint32).reshape(-1, 2)
+
+
+def remove_numbers(folder: Path, split: str, pair: str) -> None:
+    _numbers_file(folder, split, pair).unlink()
 
 
 def write_text(
@@ -39,7 +128,7 @@ def write_text(
     untrained: Collection[str] = (),
     engine: Engine | None = None,
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger]:
-    """Writes the cleaned text of a source, text/<split>.<key of the pair>.tsv.
+    """Writes the cleaned text of a source.
 
     Args:
         pairs: Names of the pairs of languages.
@@ -63,20 +152,21 @@ def write_text(
                 sides.read(pair, split, chunks(source.pairs(pair, split)))
                 sides.check(pair, split)
             text_of = origins_of = engine.clean(cleaner, cleaning, source, pairs, progress)
+        writer = TextWriter(folder, split)
         for pair in pairs:
             progress("text", done, len(SPLITS) * len(pairs))
-            kept, text = 0, text_file(folder, split, pair)
-            with text.open("w", encoding="utf-8", newline="\n") as file:
-                # Other text of a language is trained on alone, also where a hash decides splits.
-                used = split == "train" or is_held_out(pair)
-                for chunk in text_of.pairs(pair, split) if used else ():
-                    if split != "train":
-                        chunk = cleaning.normalise_all(chunk)
-                    file.write(lines_of(chunk, pair, split))
-                    origins_of.keep(chunk.numbers, text)
-                    kept += len(chunk)
+            kept, origins = 0, pair_file(folder, split, pair, "origin")
+            # Other text of a language is trained on alone, also where a hash decides splits.
+            used = split == "train" or is_held_out(pair)
+            for chunk in text_of.pairs(pair, split) if used else ():
+                if split != "train":
+                    chunk = cleaning.normalise_all(chunk)
+                writer.add(pair, chunk)
+                origins_of.keep(chunk.numbers, origins)
+                kept += len(chunk)
+            writer.end(pair)
             sides.check(pair, split)
-            counts[pair][split] = {"pairs": kept, **origins_of.end(text)}
+            counts[pair][split] = {"pairs": kept, **origins_of.end(origins)}
             if split == "train" and not kept and pair not in untrained:
                 raise InputError(
                     f"{pair} has no training pairs: {why_none(cleaner.ledger.count(pair, split))}"
@@ -84,7 +174,7 @@ def write_text(
             if subsets is not None and split != "train":
                 parts = {name: list(map(bool, part)) for name, part in subsets(pair, split).items()}
                 assert all(len(part) == kept for part in parts.values()), (pair, split)
-                text.with_suffix(".subsets.json").write_text(json.dumps(parts))
+                pair_file(folder, split, pair, "subsets.json").write_text(json.dumps(parts))
             done += 1
     progress("text", done, done)
     return counts, cleaner.finish()
@@ -96,3 +186,21 @@ def why_none(count: Count) -> str:
         return "the source has none"
     reasons = ", ".join(f"{reason} {pairs:,}" for reason, pairs in count.dropped.most_common())
     return f"all {count.read:,} are dropped: {reasons} (Cleaning.stages)"
+
+
+def lines_of_pairs(
+    folder: Path, split: str, pair: str, numbers: npt.NDArray[np.integer], lines: dict[str, Lines]
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Yields blocks of the texts of pairs.
+
+    Args:
+        numbers: [n, 2] numbers of the sentences.
+        lines: Keeps the languages' lines for other pairs of them.
+    """
+    for code in split_direction(pair):
+        if code not in lines:
+            lines[code] = Lines(text_file(folder, split, code))
+    first, second = (lines[code] for code in split_direction(pair))
+    for start in range(0, len(numbers), BLOCK):
+        block = numbers[start : start + BLOCK]
+        yield first.take(block[:, 0]), second.take(block[:, 1])

@@ -10,57 +10,61 @@ from typing import Any
 
 import numpy as np
 
-from m4.data.cache.corpus_text import Progress
+from m4.data.cache.corpus_text import Progress, TextWriter
 from m4.data.cache.tokens import (
+    Unfinished,
     array_name,
     vocabulary_file,
     write_arrays,
     write_token_counts,
 )
+from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.ledger import Ledger
-from m4.data.directions import ROLES, SIDES
+from m4.data.directions import ROLES, SIDES, split_direction
 from m4.data.preprocess import EOS_ID, PAD_ID
-from m4.data.sources import SPLITS, IdBlock, IdSource, Pair
+from m4.data.sources import SPLITS, IdBlock, IdSource
 from m4.data.sources.reading.lines import plain
 from m4.data.vocabulary.ragged import Ragged
-from m4.data.vocabulary.tokenizing import TokenArray, Tokenized, id_type
+from m4.data.vocabulary.tokenizing import TokenArray
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.settings import InputError
 
 
 def write(
     folder: Path, source: IdSource, settings: dict[str, Any], progress: Progress
-) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger, dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, dict[str, dict[str, Any]]], Ledger, dict[str, Any]]:
     """Writes text, arrays and vocabularies of all pairs of languages.
 
     Returns:
-        The manifest's counts, the ledger, and what the manifest says of each vocabulary.
+        The manifest's counts, the ledger, and what the manifest says of vocabularies and arrays.
     """
     pairs = settings["language_pairs"]
     made = _write_vocabularies(folder, source)
     roles = [None, None] if "shared" in made else list(ROLES)
     longest = settings["source_length"], settings["target_length"]
     arrays = [
-        TokenArray(array_name(side, own), side, vocabulary_file(folder, own), most, role)
+        TokenArray(array_name(side, own), side, vocabulary_file(folder, own), most, role, own or "")
         for side, own, most, role in zip(SIDES, roles, longest, ROLES, strict=True)
     ]
-    ledger = Ledger()
-    blocks = _Blocks(source, arrays, ledger)
+    blocks = _Blocks(source, arrays)
     parts, done = len(SPLITS) * len(pairs), 0
-
-    def of(split: str, pair: str) -> Iterator[Tokenized]:
-        nonlocal done
-        yield from blocks.of(split, pair)
-        done += 1
-        progress("tokens", done, parts)
-
     counts: dict[str, dict[str, dict[str, Any]]] = {
         pair: {split: {} for split in SPLITS} for pair in pairs
     }
-    write_arrays(folder, pairs, arrays, counts, of)
-    sizes = {pair: counts[pair]["train"]["pairs"] for pair in pairs}
-    write_token_counts(folder, arrays, sizes, marked=False)
-    return counts, ledger, made
+    for split in SPLITS:
+        writer = TextWriter(folder, split, once=False)
+        for pair in pairs:
+            unfinished = [Unfinished(folder, split, c, arrays) for c in split_direction(pair)]
+            for chunk, sides in blocks.of(split, pair):
+                writer.add(pair, chunk)
+                for array, side, of in zip(arrays, sides, unfinished, strict=True):
+                    of.append({array.store: [side]})
+            writer.end(pair)
+            done += 1
+            progress("tokens", done, parts)
+    arrays_made = write_arrays(folder, pairs, arrays, counts)
+    write_token_counts(folder, pairs, arrays, counts, arrays_made, marked=False)
+    return counts, blocks.ledger, {"vocabularies": made, **arrays_made}
 
 
 def _write_vocabularies(folder: Path, source: IdSource) -> dict[str, dict[str, Any]]:
@@ -79,42 +83,24 @@ def _write_vocabularies(folder: Path, source: IdSource) -> dict[str, dict[str, A
 
 
 class _Blocks:
-    """A source's blocks as what the cache is written from, and the counts of what is left out."""
+    """A source's blocks as what the cache is written from, and the ledger of them."""
 
-    def __init__(self, source: IdSource, arrays: Sequence[TokenArray], ledger: Ledger) -> None:
-        self._source, self._arrays, self._ledger = source, arrays, ledger
+    def __init__(self, source: IdSource, arrays: Sequence[TokenArray]) -> None:
+        self._source, self.ledger = source, Ledger()
         self._vocabularies = [Vocabulary(array.vocabulary) for array in arrays]
-        self._types = [id_type(array.vocabulary) for array in arrays]
 
-    def of(self, split: str, pair: str) -> Iterator[Tokenized]:
-        """A task's pairs; those of training that are too long are left out."""
-        count = self._ledger.count(pair, split)
+    def of(self, split: str, pair: str) -> Iterator[tuple[Chunk, tuple[Ragged, Ragged]]]:
+        """Yields a task's pairs as text and as ids."""
+        count = self.ledger.count(pair, split)
         read = 0
         for block in self._source.blocks(pair, split):
             sides = block.inputs, block.targets
             self._check(sides, pair, split, read)
-            pairs = len(block.texts)
-            read += pairs
+            numbers = np.arange(read + 1, read + 1 + len(block.texts))
+            read += len(numbers)
             count.read, count.kept = read, read
-            texts = self._texts(block, count.flagged if split != "train" else None)
-            too_long = np.any(
-                [s.lengths > a.longest for s, a in zip(sides, self._arrays, strict=True)], axis=0
-            )
-            kept = None
-            if split == "train" and too_long.any():
-                kept = np.flatnonzero(~too_long)
-                sides = [side.take(kept) for side in sides]
-                texts = [texts[number] for number in kept.tolist()]
-            yield Tokenized(
-                "".join(f"{a}\t{b}\n" for a, b in texts).encode(),
-                len(texts),
-                int(too_long.sum()),
-                {
-                    array.name: [side._replace(ids=side.ids.astype(kind))]
-                    for array, side, kind in zip(self._arrays, sides, self._types, strict=True)
-                },
-                kept,
-            )
+            columns = self._texts(block, count.flagged if split != "train" else None)
+            yield Chunk(numbers, *columns), sides
         if split == "train" and not read:
             raise InputError(f"{pair} has no training pairs: the source has none")
 
@@ -135,7 +121,7 @@ class _Blocks:
                     f"vocabulary has 1 to {vocabulary.size - 1}"
                 )
 
-    def _texts(self, block: IdBlock, flagged: Any) -> list[Pair]:
+    def _texts(self, block: IdBlock, flagged: Any) -> list[list[str]]:
         """The text of each side: one that gives the ids, if there is one."""
         columns = []
         for side, vocabulary, given in zip(
@@ -160,4 +146,4 @@ class _Blocks:
                 other = vocabulary.encode(columns[-1])
                 if differ := sum(a != b for a, b in zip(other, bare, strict=True)):
                     flagged["ids: their text gives others"] += differ
-        return [Pair(*pair) for pair in zip(*columns, strict=True)]
+        return columns

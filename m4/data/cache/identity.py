@@ -8,7 +8,7 @@ from typing import Any
 from m4.data.sources import Source
 
 # Raised whenever the same settings would give other files (test_format.py notices).
-FORMAT = 10
+FORMAT = 11
 
 
 def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:

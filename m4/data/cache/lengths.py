@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from m4.data.cache.tokens import array_name, by_role
-from m4.data.directions import ROLES, directions_of, pair_of, sides_of, split_direction
+from m4.data.cache.shards import PairShards, SentenceShards
+from m4.data.cache.tokens import bases, by_role, stem
+from m4.data.directions import ROLES, SIDES, directions_of, pair_of, sides_of, split_direction
 from m4.data.preprocess import EOS_IDS, TAG_IDS
 
 # Tokens of a translation, whatever its source; and its tokens a token of the source, at least.
@@ -16,7 +17,7 @@ _MOST_PAIRS = 1_000_000
 
 
 def length_factors(
-    folder: Path, settings: Mapping[str, Any], counts: Mapping[str, Any]
+    folder: Path, settings: Mapping[str, Any], counts: Mapping[str, Any], made: Mapping[str, Any]
 ) -> dict[str, float]:
     """Returns direction -> a, so that targets of 99.9% of the pairs fit a L + 16 tokens.
 
@@ -26,27 +27,32 @@ def length_factors(
         folder: A corpus's folder, with its arrays.
         settings: `CorpusSpec.settings`.
         counts: Pair of languages -> counts by split, as in the manifest.
+        made: What `tokens.write_arrays` returned.
     """
     source_more, target_more = (0, 0) if "own_vocabularies" in settings else (
         TAG_IDS + EOS_IDS, EOS_IDS)  # fmt: skip
+    shards, first = made["shards"]["train"], bases(made["sentences"]["train"])
+    pairs = PairShards(folder.joinpath, "train", shards["pairs"])
+    stores = {
+        role: SentenceShards(folder.joinpath, stem("train", store), shards[store])
+        for role in ROLES
+        for store in (role if by_role(settings) else "",)
+    }
     factors = {}
     for direction in directions_of(settings["mixture"] or "direct", [*counts]):
-        first, end = counts[pair_of(direction)]["train"]["rows"]
-        if first == end:
+        begin, end = counts[pair_of(direction)]["train"]["rows"]
+        if begin == end:
             continue
-        rows = np.arange(first, end, max(1, (end - first) // _MOST_PAIRS))
+        numbers = pairs.take(np.arange(begin, end, max(1, (end - begin) // _MOST_PAIRS)))
         lengths = [
-            _lengths(folder, array_name(side, role if by_role(settings) else None), rows)
-            for side, role in zip(sides_of(direction), ROLES, strict=True)
+            stores[role].lengths(numbers[:, SIDES.index(side)] + first[code])
+            for side, role, code in zip(
+                sides_of(direction), ROLES, split_direction(direction), strict=True
+            )
         ]
         needed = (lengths[1] + target_more - SPARE_TOKENS) / (lengths[0] + source_more)
         factors[direction] = round(float(np.quantile(needed, 0.999, method="higher")), 3)
     return factors
-
-
-def _lengths(folder: Path, name: str, rows: Any) -> Any:
-    offsets = np.load(folder / f"train.{name}.offsets.npy", mmap_mode="r")
-    return offsets[rows + 1] - offsets[rows]
 
 
 def whole_factors(factors: Mapping[str, float], directions: Sequence[str]) -> dict[str, int]:

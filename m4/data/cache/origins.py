@@ -25,11 +25,6 @@ class Origin(NamedTuple):
     line: int
 
 
-def origin_file(text: Path) -> Path:
-    """Next to a split's text."""
-    return text.with_suffix(".origin")
-
-
 class Recorded:
     """A source that notes where the pairs that are read from it come from.
 
@@ -58,57 +53,38 @@ class Recorded:
                 self._places.append(self._files.setdefault(name, len(self._files)) * FILE + line)
             yield texts
 
-    def keep(self, numbers: npt.NDArray[np.int64], text: Path) -> None:
-        """Writes the origins of the pairs that stay in `text`, until they are `Compressed`.
+    def keep(self, numbers: npt.NDArray[np.int64], path: Path) -> None:
+        """Writes the origins of the pairs that stay, until `compress_origins`.
 
         Args:
             numbers: Numbers of the pairs in the order of the source, from 1.
+            path: File of the origins.
         """
         if self.knows:
-            with origin_file(text).open("ab") as file:
+            with path.open("ab") as file:
                 np.frombuffer(self._places, np.int64)[numbers - 1].tofile(file)
 
     def found(self) -> tuple[list[str] | None, npt.NDArray[np.int64]]:
         """Returns the files, and of each pair the number of its file * FILE + its line."""
         return [*self._files] if self.knows else None, np.array(self._places)
 
-    def end(self, text: Path) -> dict[str, list[str]]:
+    def end(self, path: Path) -> dict[str, list[str]]:
         """Returns what the manifest says of the files that were read."""
         if not self.knows:
             return {}
-        origin_file(text).touch()  # no pair may be left
+        path.touch()  # no pair may be left
         return {"files": [*self._files]}
 
 
-class Compressed:
-    """Compresses what `Recorded` has written, without the pairs that leave the text."""
-
-    def __init__(self, text: Path) -> None:
-        path = origin_file(text)
-        self._path = path if path.is_file() else None
-        self._place, self._last = 0, 0
-        self._compress = zlib.compressobj(1)
-        self._parts: list[bytes] = []
-
-    def append(self, pairs: int, kept: npt.NDArray[np.int64] | None) -> None:
-        """Takes the next `pairs` pairs, of which those in `kept` stay, or all."""
-        if self._path is None:
-            return
-        found = np.fromfile(self._path, np.int64, pairs, offset=8 * self._place)
-        self._place += pairs
-        found = found if kept is None else found[kept]
-        deltas = np.diff(found, prepend=self._last)
-        self._parts.append(self._compress.compress(deltas.tobytes()))
-        self._last = int(found[-1]) if len(found) else self._last
-
-    def finish(self) -> None:
-        if self._path is not None:
-            self._path.write_bytes(b"".join([*self._parts, self._compress.flush()]))
+def compress_origins(path: Path, kept: npt.NDArray[np.int64]) -> None:
+    """Compresses what `Recorded` has written, of the pairs that are kept, if it has."""
+    if path.is_file():
+        deltas = np.diff(np.fromfile(path, np.int64)[kept], prepend=0)
+        path.write_bytes(zlib.compress(deltas.tobytes(), 1))
 
 
-def read_origins(text: Path, files: Sequence[str]) -> list[Origin] | None:
-    """Returns the origin of each row of a split's text, or None if its source knew none."""
-    path = origin_file(text)
+def read_origins(path: Path, files: Sequence[str]) -> list[Origin] | None:
+    """Returns the origin of each row of a split's pairs, or None if its source knew none."""
     if not path.is_file():
         return None
     places = np.cumsum(np.frombuffer(zlib.decompress(path.read_bytes()), np.int64))

@@ -1,11 +1,11 @@
-"""The token arrays of a cache: every sentence tokenized once, flat, with offsets."""
+"""The token arrays of a cache: every sentence of a language tokenized once, in shards."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +13,36 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.beam import Engine
-from m4.data.cache.corpus_text import Progress, text_file
-from m4.data.cache.origins import Compressed
+from m4.data.cache.corpus_text import (
+    BLOCK,
+    Progress,
+    lines_of_pairs,
+    pair_file,
+    remove_numbers,
+    take_numbers,
+    text_file,
+)
+from m4.data.cache.origins import compress_origins
+from m4.data.cache.shards import PairShards, SentenceShards, write_pairs, write_sentences
 from m4.data.directions import (
     ROLES,
     SIDES,
     directions_of,
     is_synthetic,
+    languages_of,
     sides_with,
     split_direction,
 )
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.ragged import Ragged
-from m4.data.vocabulary.tokenizing import (
-    TokenArray,
-    Tokenized,
-    id_type,
-    ranges_of,
-    tokenized,
-)
+from m4.data.vocabulary.tokenizing import TokenArray, Tokenized, id_type, ranges_of, tokenized
 from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
 
-# Fewer pairs a worker are done before it has started.
-_WORKER_PAIRS = 100_000
-_BLOCK = 1 << 22
+# Fewer sentences a worker are done before it has started.
+_WORKER_SENTENCES, _SENTENCE_BYTES = 200_000, 50
+Counts = dict[str, dict[str, dict[str, Any]]]
 
 
 def vocabulary_file(folder: Path, role: str | None) -> Path:
@@ -90,6 +94,7 @@ def arrays_of(folder: Path, settings: dict[str, Any]) -> list[TokenArray]:
             vocabulary_file(folder, None if shared else role),
             longest[role],
             role,
+            role,
         )
         for role in ROLES
         for side in sides_with(role, directions)
@@ -99,191 +104,257 @@ def arrays_of(folder: Path, settings: dict[str, Any]) -> list[TokenArray]:
 def tokenize(
     folder: Path,
     pairs: Sequence[str],
-    counts: dict[str, dict[str, dict[str, Any]]],
+    counts: Counts,
     settings: dict[str, Any],
     progress: Progress,
     workers: int | None = None,
     engine: Engine | None = None,
-) -> None:
-    """Text -> <split>.<name>.{tokens,offsets}.npy; too long train pairs leave the text too.
+) -> dict[str, Any]:
+    """Tokenizes the text and writes the arrays; returns what the manifest says of these.
 
-    workers: processes; None: as many as there are cores and enough text. They change nothing.
+    Args:
+        workers: Number of processes, which changes nothing. Defaults to as many as there are cores
+            and enough text.
+        engine: Tokenizes. Defaults to these processes.
     """
-    total = sum(counts[pair][split]["pairs"] for split in SPLITS for pair in pairs)
-    arrays = arrays_of(folder, settings)
-    ways = settings["segmentations"]
+    arrays, ways = arrays_of(folder, settings), settings["segmentations"]
+    stores = _stores(arrays, pairs)
     spans = {
-        (split, pair): list(ranges_of(text_file(folder, split, pair), split == "train", synthetic))
+        (split, code): list(
+            ranges_of(text_file(folder, split, code), split == "train", of, is_synthetic(code))
+        )
         for split in SPLITS
-        for pair in pairs
-        for synthetic in [_synthetic_sides(pair)]
+        for code, of in stores.items()
     }
     every = [span for of_file in spans.values() for span in of_file]
+    total = sum(span.stop - span.start for span in every)
     if workers is None:
-        workers = min(len(available_cpus()), total * ways // _WORKER_PAIRS)
+        sentences = total // _SENTENCE_BYTES * ways
+        workers = min(len(available_cpus()), sentences // _WORKER_SENTENCES)
     run = functools.partial(tokenized, workers=workers) if engine is None else engine.tokenized
     results = run(every, arrays, ways, settings["sampling_alpha"])
     done = 0
-
-    def of(split: str, pair: str) -> Iterator[Tokenized]:
-        nonlocal done
-        for _ in spans[split, pair]:
-            result = next(results)
-            done += result.pairs + (result.too_long if split == "train" else 0)
+    for (split, code), of_file in spans.items():
+        unfinished = Unfinished(folder, split, code, arrays)
+        for span in of_file:
+            unfinished.append(next(results))
+            done += span.stop - span.start
             progress("tokens", done, total)
-            yield result
-
-    write_arrays(folder, pairs, arrays, counts, of, ways)
-    sizes = {pair: counts[pair]["train"]["pairs"] for pair in pairs}
-    write_token_counts(folder, arrays, sizes, ways)
+    made = write_arrays(folder, pairs, arrays, counts, ways)
+    write_token_counts(folder, pairs, arrays, counts, made, ways)
+    return made
 
 
-def _synthetic_sides(pair: str) -> tuple[str, ...]:
-    """Returns the sides of a pair that a model wrote."""
-    sides = zip(SIDES, split_direction(pair), strict=True)
-    return tuple(side for side, code in sides if is_synthetic(code))
+def _stores(arrays: Sequence[TokenArray], pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns language -> the stores that have its sentences."""
+    found: dict[str, dict[str, None]] = {code: {} for code in languages_of(pairs)}
+    for pair in pairs:
+        for side, code in zip(SIDES, split_direction(pair), strict=True):
+            found[code] |= {a.store: None for a in arrays if a.side == side}
+    return {code: tuple(of) for code, of in found.items()}
+
+
+class Unfinished:
+    """The ids of a language's sentences before it is known which are used: on disk, by way."""
+
+    def __init__(self, folder: Path, split: str, code: str, arrays: Sequence[TokenArray]) -> None:
+        self._stem = folder / f"{split}.{code}"
+        self._types = {a.store: np.dtype(id_type(a.vocabulary)) for a in arrays}
+
+    def append(self, found: Tokenized) -> None:
+        """Adds sentences in the order of their numbers."""
+        for store, ways in found.items():
+            for way, part in enumerate(ways):
+                with self._path(store, way, "ids").open("ab") as file:
+                    part.ids.astype(self._types[store]).tofile(file)
+                with self._path(store, way, "lengths").open("ab") as file:
+                    part.lengths.astype(np.int32).tofile(file)
+
+    def lengths(self, store: str, way: int = 0) -> npt.NDArray[np.int32]:
+        """Returns [n] lengths, none where the language has no sentences in a store."""
+        path = self._path(store, way, "lengths")
+        there = path.is_file() and path.stat().st_size
+        return np.memmap(path, np.int32, "r") if there else np.zeros(0, np.int32)
+
+    def used(self, store: str, way: int, used: npt.NDArray[np.bool_]) -> Iterator[Ragged]:
+        """Yields the sentences that are used, and removes them here."""
+        lengths = self.lengths(store, way)
+        if not len(lengths):  # the language has none in this role, but its numbers stay
+            yield Ragged(np.zeros(0, self._types[store]), np.zeros(int(used.sum()), np.int64))
+        else:
+            with self._path(store, way, "ids").open("rb") as file:
+                for start in range(0, len(lengths), BLOCK):
+                    of_block = lengths[start : start + BLOCK].astype(np.int64)
+                    ids = np.fromfile(file, self._types[store], int(of_block.sum()))
+                    rows = np.flatnonzero(used[start : start + BLOCK])
+                    yield Ragged(ids, of_block).take(rows)
+        for what in ("ids", "lengths"):
+            self._path(store, way, what).unlink(missing_ok=True)
+
+    def _path(self, store: str, way: int, what: str) -> Path:
+        return self._stem.with_name(f"{self._stem.name}.{store}.{way}.{what}")
 
 
 def write_arrays(
     folder: Path,
     pairs: Sequence[str],
     arrays: Sequence[TokenArray],
-    counts: dict[str, dict[str, dict[str, Any]]],
-    results: Callable[[str, str], Iterator[Tokenized]],
+    counts: Counts,
     ways: int = 1,
-) -> None:
-    """Writes the arrays of every split, and leaves pairs that are too long out of its text.
+) -> dict[str, Any]:
+    """Writes the arrays of every split, without training pairs that are too long.
+
+    Sentences that no pair has any more leave the text, too.
 
     Args:
         counts: Gets what the manifest says of each pair of languages and split.
-        results: (split, pair of languages) -> its tokenized sentence pairs.
         ways: Number of ways in which training sentences are tokenized.
+
+    Returns:
+        "sentences", their number by split and language, and "shards", by split the first entry of
+        each shard of each array.
 
     Raises:
         InputError: All training pairs of two languages are too long.
     """
+    made: dict[str, Any] = {"sentences": {}, "shards": {}}
     for split in SPLITS:
-        kind = ways if split == "train" else 1
-        files = {a.name: _ArrayFile(folder / f"{split}.{a.name}", a, kind) for a in arrays}
-        row = 0
-        for pair in pairs:
-            part = _Part(files, text_file(folder, split, pair))
-            for result in results(split, pair):
-                part.append(result)
-            counts[pair][split] |= part.finish(row)
-            row += part.pairs
-            if split == "train" and not part.pairs and part.too_long:
-                least = min(a.longest for a in arrays)
-                raise InputError(
-                    f"{pair} has no training pairs: all {part.too_long} are longer "
-                    f"than {least} pieces (CorpusSpec.lengths)"
-                )
-        for file in files.values():
-            file.finish()
-
-
-class _Part:
-    """Two languages' part of a split, as it is written: its text and its rows of the arrays."""
-
-    def __init__(self, files: dict[str, _ArrayFile], path: Path) -> None:
-        self._files, self._path = files, path
-        self._unfinished = path.with_suffix(".kept")
-        self._unfinished.write_bytes(b"")
-        self._digest = hashlib.sha256()
-        self._sums, self._most = dict.fromkeys(files, 0), dict.fromkeys(files, 0)
-        self.pairs = self.too_long = 0
-        self._origins = Compressed(path)
-
-    def append(self, result: Tokenized) -> None:
-        with self._unfinished.open("ab") as file:
-            file.write(result.text)
-        self._digest.update(result.text)
-        self.pairs += result.pairs
-        self.too_long += result.too_long
-        left = result.too_long if result.kept is not None else 0
-        self._origins.append(result.pairs + left, result.kept)
-        for name, ways in result.arrays.items():
-            self._files[name].append(ways)
-            self._sums[name] += sum(len(way.ids) for way in ways)
-            longest = (int(way.lengths.max(initial=0)) for way in ways)
-            self._most[name] = max(self._most[name], *longest)
-
-    def finish(self, row: int) -> dict[str, Any]:
-        """For the manifest. row: the first one of the part."""
-        self._unfinished.replace(self._path)
-        self._origins.finish()
-        return {
-            "pairs": self.pairs,
-            "rows": [row, row + self.pairs],
-            "too_long": self.too_long,
-            "mean_pieces": {
-                name: round(sum_ / max(self.pairs * self._files[name].ways, 1), 3)
-                for name, sum_ in self._sums.items()
-            },
-            "longest": self._most,
-            "sha256": self._digest.hexdigest(),
+        split_ways = ways if split == "train" else 1
+        unfinished = {c: Unfinished(folder, split, c, arrays) for c in languages_of(pairs)}
+        used = {
+            code: np.zeros(max(len(of.lengths(a.store)) for a in arrays), bool)
+            for code, of in unfinished.items()
         }
-
-
-class _ArrayFile:
-    """A token array in the making, on disk: none of it stays in memory.
-
-    The array holds all sentences in one segmentation, then all in the next; until the end each
-    segmentation has its own files.
-    """
-
-    def __init__(self, stem: Path, array: TokenArray, ways: int) -> None:
-        self.ways, self._stem, self._dtype = ways, stem, np.dtype(id_type(array.vocabulary))
-        for path in self._parts("ids") + self._parts("lengths"):
-            path.write_bytes(b"")
-
-    def _parts(self, what: str) -> list[Path]:
-        return [self._stem.with_name(f"{self._stem.name}.{w}.{what}") for w in range(self.ways)]
-
-    def append(self, ways: Sequence[Ragged]) -> None:
-        for ids, lengths, way in zip(self._parts("ids"), self._parts("lengths"), ways, strict=True):
-            with ids.open("ab") as file:
-                way.ids.tofile(file)
-            with lengths.open("ab") as file:
-                way.lengths.astype(np.int32).tofile(file)
-
-    def finish(self) -> None:
-        """Writes .tokens.npy and .offsets.npy."""
-        sizes = [path.stat().st_size // self._dtype.itemsize for path in self._parts("ids")]
-        with open(f"{self._stem}.tokens.npy", "wb") as file:
-            header = {"descr": self._dtype.str, "fortran_order": False, "shape": (sum(sizes),)}
-            np.lib.format.write_array_header_1_0(file, header)
-            for path in self._parts("ids"):
-                with path.open("rb") as part:
-                    shutil.copyfileobj(part, file)
-                path.unlink()
-        rows = sum(path.stat().st_size // 4 for path in self._parts("lengths"))
-        offsets = np.lib.format.open_memmap(
-            f"{self._stem}.offsets.npy", "w+", np.int64, shape=(rows + 1,)
+        kept = {}
+        for pair in pairs:
+            numbers = take_numbers(folder, split, pair)
+            kept[pair] = _kept(pair, numbers, arrays, unfinished, counts[pair][split], split)
+            for side, code in enumerate(split_direction(pair)):
+                used[code][numbers[kept[pair], side]] = True
+        shards = {}
+        for store in dict.fromkeys(array.store for array in arrays):
+            sentences = (
+                block
+                for way in range(split_ways)
+                for code, of in unfinished.items()
+                for block in of.used(store, way, used[code])
+            )
+            kind = next(id_type(array.vocabulary) for array in arrays if array.store == store)
+            shards[store] = write_sentences(folder, stem(split, store), sentences, kind)
+        numbers_now = {code: _leave_out(folder, split, code, of) for code, of in used.items()}
+        sizes = {code: int(of.sum()) for code, of in used.items()}
+        made["sentences"][split] = sizes
+        stores = {
+            store: SentenceShards(folder.joinpath, stem(split, store), firsts)
+            for store, firsts in shards.items()
+        }
+        pairs_written = _finish_pairs(
+            folder, split, pairs, arrays, counts, kept, numbers_now, sizes, stores, split_ways
         )
-        row = last = 0
-        for path in self._parts("lengths"):
-            # Nothing cannot be mapped.
-            mapped = np.memmap(path, np.int32, "r") if path.stat().st_size else np.zeros(0)
-            for lengths in blocks_of(mapped):
-                np.cumsum(lengths, out=offsets[row + 1 : row + 1 + len(lengths)])
-                offsets[row + 1 : row + 1 + len(lengths)] += last
-                row += len(lengths)
-                last = int(offsets[row])
-            path.unlink()
-        assert last == sum(sizes), self._stem
-        offsets.flush()
+        made["shards"][split] = {**shards, "pairs": write_pairs(folder, split, pairs_written)}
+    return made
 
 
-def blocks_of(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    for start in range(0, len(array), _BLOCK):
-        yield array[start : start + _BLOCK]
+def stem(split: str, store: str) -> str:
+    """Returns the first part of the names of a split's token arrays."""
+    return f"{split}.{store}" if store else split
+
+
+def bases(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Returns language -> the number of its first sentence among all."""
+    ends = np.cumsum([*sizes.values()]).tolist()
+    return {code: end - size for (code, size), end in zip(sizes.items(), ends, strict=True)}
+
+
+def _kept(
+    pair: str,
+    numbers: npt.NDArray[np.uint32],
+    arrays: Sequence[TokenArray],
+    unfinished: Mapping[str, Unfinished],
+    count: dict[str, Any],
+    split: str,
+) -> npt.NDArray[np.int64]:
+    """Returns the rows of a pair of languages that stay, and counts those that are too long."""
+    long = np.zeros(len(numbers), bool)
+    for array in arrays:
+        side = SIDES.index(array.side)
+        lengths = unfinished[split_direction(pair)[side]].lengths(array.store)
+        long |= lengths[numbers[:, side]] > array.longest
+    count["too_long"] = int(long.sum())
+    if split != "train":
+        return np.arange(len(numbers))
+    if len(numbers) and long.all():
+        raise InputError(
+            f"{pair} has no training pairs: all {len(numbers)} are longer "
+            f"than {min(a.longest for a in arrays)} pieces (CorpusSpec.lengths)"
+        )
+    return np.flatnonzero(~long)
+
+
+def _leave_out(
+    folder: Path, split: str, code: str, used: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Leaves sentences that are not used out of a text; returns [n] the numbers of all."""
+    if not used.all():
+        path = text_file(folder, split, code)
+        part = path.with_suffix(".used")
+        with path.open("rb") as file, part.open("wb") as left:
+            left.writelines(compress(file, used.tobytes()))
+        part.replace(path)
+    return np.cumsum(used) - 1
+
+
+def _finish_pairs(
+    folder: Path,
+    split: str,
+    pairs: Sequence[str],
+    arrays: Sequence[TokenArray],
+    counts: Counts,
+    kept: Mapping[str, npt.NDArray[np.int64]],
+    numbers_now: Mapping[str, npt.NDArray[np.int64]],
+    sizes: Mapping[str, int],
+    stores: Mapping[str, SentenceShards],
+    ways: int,
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yields the numbers of each pair's sentences, and counts for the manifest."""
+    row, lines, first, total = 0, {}, bases(sizes), sum(sizes.values())
+    for pair in pairs:
+        old, codes = take_numbers(folder, split, pair), split_direction(pair)
+        compress_origins(pair_file(folder, split, pair, "origin"), kept[pair])
+        remove_numbers(folder, split, pair)
+        columns = [numbers_now[code][old[kept[pair], side]] for side, code in enumerate(codes)]
+        numbers = np.stack(columns, axis=1)
+        digest, sums = hashlib.sha256(), dict.fromkeys((a.name for a in arrays), 0)
+        most = dict(sums)
+        for texts in lines_of_pairs(folder, split, pair, numbers, lines):
+            block = "".join([f"{a}\t{b}\n" for a, b in zip(*texts, strict=True)])
+            digest.update(block.encode())
+        for array in arrays:
+            side = SIDES.index(array.side)
+            entries = numbers[:, side] + first[codes[side]]
+            for way in range(ways):
+                lengths = stores[array.store].lengths(entries + way * total)
+                sums[array.name] += int(lengths.sum())
+                most[array.name] = max(most[array.name], int(lengths.max(initial=0)))
+        counts[pair][split] |= {
+            "pairs": len(numbers),
+            "rows": [row, row + len(numbers)],
+            "mean_pieces": {
+                name: round(sum_ / max(len(numbers) * ways, 1), 3) for name, sum_ in sums.items()
+            },
+            "longest": most,
+            "sha256": digest.hexdigest(),
+        }
+        row += len(numbers)
+        yield numbers
 
 
 def write_token_counts(
     folder: Path,
+    pairs: Sequence[str],
     arrays: Sequence[TokenArray],
-    pairs: dict[str, int],
+    counts: Counts,
+    made: Mapping[str, Any],
     ways: int = 1,
     marked: bool = True,
 ) -> None:
@@ -295,33 +366,35 @@ def write_token_counts(
     and token_counts.target.npy, of the decoder.
 
     Args:
+        made: The result of `write_arrays`.
         marked: Whether the arrays lack tag and eos (`Cache.marked`).
     """
-    of: dict[Path, list[TokenArray]] = {}
+    rows = PairShards(folder.joinpath, "train", made["shards"]["train"]["pairs"])
+    first, total = bases(made["sentences"]["train"]), sum(made["sentences"]["train"].values())
+    totals: dict[Path, npt.NDArray[np.int64]] = {}
     for array in arrays:
-        of.setdefault(array.vocabulary, []).append(array)
-    for path, members in of.items():
-        vocabulary = Vocabulary(path)
-        totals = np.zeros(vocabulary.size, np.int64)
-        for array in members:
-            flat, offsets = (
-                np.load(folder / f"train.{array.name}.{what}.npy", mmap_mode="r")
-                for what in ("tokens", "offsets")
-            )
-            for block in blocks_of(flat):
-                totals += (1 if array.role else 2) * np.bincount(block, minlength=vocabulary.size)
-            if not marked and array.role == "target":
-                for ends in blocks_of(offsets[1:]):
-                    totals -= np.bincount(flat[ends - 1], minlength=vocabulary.size)
+        vocabulary, side = Vocabulary(array.vocabulary), SIDES.index(array.side)
+        of = totals.setdefault(array.vocabulary, np.zeros(vocabulary.size, np.int64))
+        firsts = made["shards"]["train"][array.store]
+        store = SentenceShards(folder.joinpath, stem("train", array.store), firsts)
+        for pair in pairs:
+            codes, (start, stop) = split_direction(pair), counts[pair]["train"]["rows"]
+            number = ways * (stop - start)
+            for begin in range(start, stop, BLOCK):
+                numbers = rows.take(np.arange(begin, min(begin + BLOCK, stop)))[:, side]
+                for way in range(ways):
+                    found = store.take(numbers + (first[codes[side]] + way * total))
+                    ids = np.bincount(found.ids, minlength=vocabulary.size)
+                    of += (1 if array.role else 2) * ids
+                    if not marked and array.role == "target":
+                        ends = found.ids[np.cumsum(found.lengths) - 1]
+                        of -= np.bincount(ends, minlength=vocabulary.size)
             if marked and array.role != "target":
                 # The tag in front of a side asks for the other one's language.
-                other = 1 - SIDES.index(array.side)
-                for pair, number in pairs.items():
-                    totals[vocabulary.tag_id(split_direction(pair)[other])] += ways * number
-                totals[EOS_ID] += ways * sum(pairs.values())
+                of[vocabulary.tag_id(codes[1 - side])] += number
+                of[EOS_ID] += number
             if array.role != "source":
-                totals[PAD_ID] += ways * sum(pairs.values())
-        np.save(
-            folder / path.name.replace("vocabulary", "token_counts").replace(".model", ".npy"),
-            totals,
-        )
+                of[PAD_ID] += number
+    for path, of in totals.items():
+        name = path.name.replace("vocabulary", "token_counts").replace(".model", ".npy")
+        np.save(folder / name, of)

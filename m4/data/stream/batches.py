@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from mmap import MADV_DONTNEED, mmap
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import ROLES, SIDES, pair_of, sides_of, sides_with, split_direction
+from m4.data.directions import ROLES, SIDES, pair_of, sides_of, split_direction
 from m4.data.preprocess import EOS_ID, PAD_ID
 from m4.data.stream import numba_loops
 from m4.data.stream.packing import Ints, Shape, first_fit_decreasing
 from m4.settings import InputError
 
 Batch = dict[str, npt.NDArray[Any]]
-# A smaller corpus stays in memory.
-_KEPT_BYTES = 1 << 30
 # In the order in which numba_loops.lay_out takes them.
 ENCODER_KEYS = (
     "encoder_input_tokens",
@@ -37,15 +34,15 @@ DECODER_KEYS = (
 
 
 class Examples(NamedTuple):
-    """K pairs to lay out.
+    """K pairs to lay out: their sentences' numbers and lengths.
 
-    Lengths count tag and eos (of a `marked` corpus); starts are places in the flat arrays.
+    Lengths count tag and eos (of a `marked` corpus).
     """
 
     directions: Ints
-    source_starts: Ints
+    sources: Ints
     source_lengths: Ints
-    target_starts: Ints
+    targets: Ints
     target_lengths: Ints
 
     def take(self, index: Any) -> Examples:
@@ -61,68 +58,41 @@ class SplitReader:
 
     def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
         self.folder = cache.folder
-        # The sides of the pairs, as sources and as targets. A mixture may have no first side as a
-        # source, as that to English: then its place is taken by what is there.
-        arrays = []
-        opened: dict[str, Any] = {}  # one vocabulary: both roles have the same files, mapped once
-        for role in ROLES:
-            there = sides_with(role, directions)
-            for side in (there[0], there[-1]):
-                pair = cache.tokens(split, side, role)
-                assert isinstance(pair[1], np.memmap), "offsets are never an empty file"
-                arrays.append(opened.setdefault(str(pair[1].filename), pair))
-        bases = (array.base for pair in opened.values() for array in pair)
-        self._maps = [base for base in bases if isinstance(base, mmap)]
-        self.flats = [_read_only(flat) for flat, _ in arrays]
-        self.offsets = [_read_only(offsets) for _, offsets in arrays]
+        self._numbers = cache.pair_numbers(split)
+        self.sources, self.targets = (cache.sentences(split, role) for role in ROLES)
         self.pairs = [pair_of(direction) for direction in directions]
         rows = [cache.rows(pair, split) for pair in self.pairs]
         self.first_rows = np.array([r.start for r in rows], np.int64)
         self.sizes = [len(r) for r in rows]
-        self.forward = np.array([sides_of(direction) == SIDES for direction in directions])
+        self._forward = np.array([sides_of(direction) == SIDES for direction in directions])
+        first, languages = cache.first_sentences(split), [*map(split_direction, directions)]
+        self._first = np.array([[first[code] for code in codes] for codes in languages], np.int64)
         vocabulary, self.marked = cache.source_vocabulary, cache.marked
-        targets = [split_direction(direction)[1] for direction in directions]
-        tags = map(vocabulary.tag_id, targets) if self.marked else [PAD_ID] * len(targets)
-        self.tags = np.fromiter(tags, np.int32, len(targets))
-        self._extra = cache.extra_ids
+        tags = [vocabulary.tag_id(to) if self.marked else PAD_ID for _, to in languages]
+        self.tags = np.array(tags, np.int32)
+        self.extra = cache.extra_ids
         self.ways = cache.segmentations if split == "train" else 1
-        self._entries = (len(self.offsets[0]) - 1) // self.ways
-        self._check(max(r.stop for r in rows))
+        self._sentences = sum(cache.manifest["sentences"][split].values())
 
     def examples(self, directions: Ints, indices: Ints, epochs: Ints | None = None) -> Examples:
         """Returns the pairs `indices` of their directions, each segmented by its epoch (or 0)."""
-        entries = self.first_rows[directions] + indices
+        numbers = self._numbers.take(self.first_rows[directions] + indices)
+        sources, targets = numba_loops.entries(directions, numbers, self._forward, self._first)
         if epochs is not None and self.ways > 1:
-            entries += epochs % self.ways * self._entries
+            way = epochs % self.ways * self._sentences
+            sources, targets = sources + way, targets + way
         return Examples(
             directions,
-            *numba_loops.places(directions, entries, self.forward, *self._extra, *self.offsets),
+            sources,
+            self.sources.lengths(sources) + self.extra[0],
+            targets,
+            self.targets.lengths(targets) + self.extra[1],
         )
 
     def release(self) -> None:
-        """Releases the files' pages that were read.
-
-        They stay in the system's cache, but no longer count as this process's memory, which would
-        grow to the size of the corpus.
-        """
-        if sum(map(len, self._maps)) > _KEPT_BYTES:
-            for mapped in self._maps:
-                mapped.madvise(MADV_DONTNEED)
-
-    def _check(self, most_rows: int) -> None:
-        """Raises InputError where compiled code would read beyond an array."""
-        for flat, offsets in zip(self.flats, self.offsets, strict=True):
-            entries = len(offsets) - 1
-            if entries != self._entries * self.ways or self._entries < most_rows:
-                raise InputError(
-                    f"{self.folder}: damaged, {entries} sentences for {most_rows} pairs in "
-                    f"{self.ways} ways (delete the folder, it is rebuilt)"
-                )
-            if len(flat) != offsets[-1]:
-                raise InputError(
-                    f"{self.folder}: damaged, {len(flat)} ids where {offsets[-1]} are expected "
-                    "(delete the folder, it is rebuilt)"
-                )
+        """Releases the files' pages that were read (`shards.release`)."""
+        for one in (self._numbers, self.sources, self.targets):
+            one.release()
 
 
 def lay_out(
@@ -146,6 +116,15 @@ def lay_out(
     """
     number, parts = part
     rows = shape.rows // parts
+    if parts > 1:
+        chosen = chosen[row_of[chosen] // rows == number]
+    lengths = examples.source_lengths[chosen], examples.target_lengths[chosen]
+    sources, source_starts = data.sources.flat(
+        examples.sources[chosen], np.maximum(lengths[0] - data.extra[0], 0)
+    )
+    targets, target_starts = data.targets.flat(
+        examples.targets[chosen], np.maximum(lengths[1] - data.extra[1], 0)
+    )
     batch: Batch = {
         key: np.zeros((rows, width), np.float32 if key == "decoder_loss_weights" else np.int32)
         for keys, width in (
@@ -162,12 +141,15 @@ def lay_out(
         shape.source_length,
         shape.target_length,
         examples.directions,
-        data.forward,
         data.marked,
         data.tags,
         EOS_ID,
-        *examples[1:],
-        *data.flats,
+        source_starts,
+        lengths[0],
+        target_starts,
+        lengths[1],
+        sources,
+        targets,
         *(array.reshape(-1) for array in batch.values()),
     )
     if wrong >= 0:
@@ -176,13 +158,6 @@ def lay_out(
             "longer than in the manifest (delete the folder, it is rebuilt)"
         )
     return batch
-
-
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns the same memory as the one array type that the loops are compiled for."""
-    view = np.asarray(array).view()
-    view.flags.writeable = False
-    return view
 
 
 def evaluation_batches(

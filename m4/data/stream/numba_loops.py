@@ -89,29 +89,21 @@ def examples(directions, occurrence, sizes, keys, window):
 
 
 @compiled
-def places(
-    directions, entries, forward, source_extra, target_extra,
-    source_first, source_second, target_first, target_second,
-):  # fmt: skip
-    """Returns source starts, source lengths, target starts and target lengths of [K] entries.
+def entries(directions, numbers, forward, first):
+    """Returns the places of [K] sources and of [K] targets among a split's sentences.
 
-    The last four arguments are the offsets of a side in a role. `source_extra` and `target_extra`
-    count the ids that are not in the arrays.
+    Args:
+        numbers: [K, 2] sentences of the pairs' first and second languages.
+        forward: [D] whether a direction's source is its pair's first language.
+        first: [D, 2] first sentence of a direction's source and target language.
     """
-    pairs = len(entries)
-    source_starts, source_lengths = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
-    target_starts, target_lengths = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
-    for k in range(pairs):
-        entry = entries[k]
-        if forward[directions[k]]:
-            start, stop = source_first[entry], source_first[entry + 1]
-            first, last = target_second[entry], target_second[entry + 1]
-        else:
-            start, stop = source_second[entry], source_second[entry + 1]
-            first, last = target_first[entry], target_first[entry + 1]
-        source_starts[k], source_lengths[k] = start, stop - start + source_extra
-        target_starts[k], target_lengths[k] = first, last - first + target_extra
-    return source_starts, source_lengths, target_starts, target_lengths
+    sources, targets = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
+    for k in range(len(numbers)):
+        direction = directions[k]
+        side = 0 if forward[direction] else 1
+        sources[k] = np.int64(numbers[k, side]) + first[direction, 0]
+        targets[k] = np.int64(numbers[k, 1 - side]) + first[direction, 1]
+    return sources, targets
 
 
 @compiled
@@ -301,32 +293,27 @@ def copy(array, at, length, values, start):
 
 @compiled
 def lay_out(
-    chosen, row_of, rows, first_row, source_width, target_width, directions, forward,
+    chosen, row_of, rows, first_row, source_width, target_width, directions,
     marked, tags, eos, source_starts, source_lengths, target_starts, target_lengths,
-    source_first, source_second, target_first, target_second,
+    source, target,
     inputs, input_segments, input_positions, input_directions,
     shifted, targets, weights, target_segments, target_positions, target_directions,
 ):  # fmt: skip
     """Writes the chosen pairs of `rows` rows from `first_row` on into the last ten arrays.
 
-    These are flat and zero before (`batches.lay_out`). With `marked` a source gets a tag, and both
-    sides an eos. Returns -1, or the first pair that does not fit or is not in the arrays: nothing
-    outside of them is read or written.
+    These are flat and zero before (`batches.lay_out`). Starts and lengths are of the chosen pairs.
+    With `marked` a source gets a tag, and both sides an eos. Returns -1, or the first pair that
+    does not fit or is not in `source` and `target`: nothing outside of arrays is read or written.
     """
     tag, both = np.int64(marked), 2 * np.int64(marked)
     segments = np.zeros(rows, np.int32)
     source_ends, target_ends = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    for k in chosen:
+    for i in range(len(chosen)):
+        k = chosen[i]
         row = row_of[k] - first_row
-        if row < 0 or row >= rows:
-            continue
         segments[row] += 1
         segment, direction = segments[row], np.int32(directions[k])
-        if forward[direction]:
-            source, target = source_first, target_second
-        else:
-            source, target = source_second, target_first
-        start, length, used = source_starts[k], source_lengths[k], source_ends[row]
+        start, length, used = source_starts[i], source_lengths[i], source_ends[row]
         if length < 1 or used + length > source_width:
             return k
         if start < 0 or start + length - both > len(source):
@@ -340,7 +327,7 @@ def lay_out(
         count_up(input_positions, at, length)
         fill(input_directions, at, length, direction)
         source_ends[row] += length
-        start, length, used = target_starts[k], target_lengths[k], target_ends[row]
+        start, length, used = target_starts[i], target_lengths[i], target_ends[row]
         if length < 1 or used + length > target_width:
             return k
         if start < 0 or start + length - tag > len(target):

@@ -42,18 +42,18 @@ class Dropout:
         self._size = len(pieces)
         self._keys, self._merged = _table(keys.copy(), merged.astype(np.int32))
 
-    def sample(self, best: Ragged, alpha: float, seed: int) -> Ragged:
+    def sample(self, best: Ragged, alpha: float, seeds: npt.NDArray[np.uint64]) -> Ragged:
         """Returns other segmentations of texts, from the best ones.
 
-        Each merge is left out with probability `alpha`, drawn again at every step. The same
-        arguments always give the same ids.
+        Each merge is left out with probability `alpha`, drawn again at every step. A text's ids
+        depend on its own seed alone.
         """
         characters = self._characters.take(best.ids)
         # The ends of each text's characters. np.add.reduceat has no empty rows.
         ends = np.concatenate([[0], np.cumsum(characters.lengths)])[np.cumsum(best.lengths)]
         table = (self._keys, self._merged, self._size)
         ends = ends.astype(np.int64)
-        return Ragged(*_sample(characters.ids, ends, table, self._space, alpha, np.uint64(seed)))
+        return Ragged(*_sample(characters.ids, ends, table, self._space, alpha, seeds))
 
 
 @compiled
@@ -94,15 +94,15 @@ def _sample(
     table: tuple[Keys, Ids, int],
     space: int,
     alpha: float,
-    seed: np.uint64,
+    seeds: npt.NDArray[np.uint64],
 ) -> tuple[Ids, Keys]:
     """Returns ids and their number by text; `ends` are the ends of each text's characters."""
     ids, lengths = np.empty(len(characters), np.int32), np.zeros(len(ends), np.int64)
     pair = np.empty(len(characters), np.int32)  # the piece that a symbol makes with the next one
     limit = np.uint64(alpha * 2.0**53)
-    state, written, start = seed, 0, 0
+    written, start = 0, 0
     for text in range(len(ends)):
-        before = written
+        state, before = seeds[text], written
         while start < ends[text]:
             stop = start + 1
             while stop < ends[text] and characters[stop] != space:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 class Ragged(NamedTuple):
     """Rows of different lengths: all ids one after another, and the length of each row."""
 
-    ids: npt.NDArray[np.int32]
+    ids: npt.NDArray[np.integer]
     lengths: npt.NDArray[np.int64]
 
     def take(self, rows: npt.NDArray[np.integer]) -> Ragged:

@@ -14,68 +14,66 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from m4.data.directions import SIDES
+from m4.data.cleaning.keys import digests
 from m4.data.splits import text_hash
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.parallel.platform.signals import end_with
 
 _RANGE_BYTES = 1 << 20
-# Names of the sides in the seeds of sampled segmentations. Others would give other ids.
-_SEEDED = {"first": "english", "second": "foreign"}
 
 
 class TokenArray(NamedTuple):
-    """One token array of a split: its side, its vocabulary, and its largest number of ids."""
+    """The ids of one side of all pairs: its vocabulary, and its largest number of ids.
+
+    Attributes:
+        name: What the manifest calls it: 'first', or 'first.source' where roles have their own ids.
+        role: 'source' or 'target'. Defaults to both, whose ids are the same.
+        store: The role where roles have their own ids, else ''.
+    """
 
     name: str
     side: str
     vocabulary: Path
     longest: int
-    role: str | None = None  # "source" or "target"; None for both, whose ids are the same.
+    role: str | None = None
+    store: str = ""
 
 
 class TextRange(NamedTuple):
-    """Whole lines of a text file, from byte `start` up to `stop`.
+    """Whole lines of a language's text, from byte `start` up to `stop`.
 
-    In `train` pairs that are too long are left out, and there are several segmentations. The
-    sources of `synthetic` sides get a mark in front.
+    In `train` there are several segmentations. The sources of a `synthetic` language get a mark in
+    front.
     """
 
     path: Path
     start: int
     stop: int
     train: bool
-    synthetic: tuple[str, ...] = ()
+    stores: tuple[str, ...] = ("",)
+    synthetic: bool = False
 
 
-class Tokenized(NamedTuple):
-    """A tokenized range."""
-
-    text: bytes
-    pairs: int
-    too_long: int  # pairs with a side that is too long
-    arrays: dict[str, list[Ragged]]  # name -> one Ragged for each segmentation, the best one first
-    # Numbers of the pairs that are left. Defaults to all.
-    kept: npt.NDArray[np.int64] | None = None
+# Store -> a Ragged for each segmentation of the sentences of a range, the best one first.
+Tokenized = dict[str, list[Ragged]]
 
 
 class RangeTokenizer:
     """Tokenizes ranges of text.
 
     Training sentences are tokenized `segmentations` times: once in the best way, then with
-    BPE-dropout `alpha`, from the range's own seed. A sampled segmentation that is longer than
+    BPE-dropout `alpha`, from the sentence's own seed. A sampled segmentation that is longer than
     allowed is replaced by the best one.
     """
 
     def __init__(
         self, arrays: Sequence[TokenArray], segmentations: int, alpha: float | None
     ) -> None:
-        self.arrays, self.segmentations, self.alpha = arrays, segmentations, alpha
+        self._arrays = {a.store: a for a in arrays}
+        self.segmentations, self.alpha = segmentations, alpha
         self._vocabularies = {a.vocabulary: Vocabulary(a.vocabulary) for a in arrays}
-        self._types = {path: id_type(path) for path in self._vocabularies}
         if segmentations > 1:
             # Here, because it brings a compiler, which nothing else needs to tokenize.
             from m4.data.vocabulary.bpe_dropout import Dropout
@@ -89,40 +87,15 @@ class RangeTokenizer:
 
     def of(self, span: TextRange, text: bytes) -> Tokenized:
         """Tokenizes a range, whose text is given."""
-        letters = np.frombuffer(text, np.uint8)
-        ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n")))
-        starts = np.concatenate([[0], ends + 1])[:-1]
-        lines = ends[1::2] + 1
-        assert letters[ends].tobytes() == b"\t\n" * len(lines), span
-        sides = {
-            side: [
-                text[start:end].decode()
-                for start, end in zip(starts[i::2].tolist(), ends[i::2].tolist(), strict=True)
-            ]
-            for i, side in enumerate(SIDES)
-        }
-        best = {
-            a.name: Ragged.of(self._encode(a, sides[a.side], a.side in span.synthetic))
-            for a in self.arrays
-        }
-        long = np.any([best[a.name].lengths > a.longest for a in self.arrays], axis=0)
-        pairs, kept = len(lines), None
-        if span.train and long.any():
-            text = letters[np.repeat(~long, np.diff(lines, prepend=0))].tobytes()
-            kept = np.flatnonzero(~long)
-            best = {name: ragged.take(kept) for name, ragged in best.items()}
-            pairs = len(kept)
+        texts = text.decode().split("\n")[:-1]
         ways = self.segmentations if span.train else 1
-        return Tokenized(
-            text,
-            pairs,
-            int(long.sum()),
-            {
-                a.name: [self._way(a, best[a.name], span, way) for way in range(ways)]
-                for a in self.arrays
-            },
-            kept,
-        )
+        found = {}
+        for store in span.stores:
+            array = self._arrays[store]
+            best = Ragged.of(self._encode(array, texts, span.synthetic))
+            others = [self._sampled(array, best, texts, way) for way in range(1, ways)]
+            found[store] = [best, *others]
+        return found
 
     def _encode(self, array: TokenArray, texts: Sequence[str], synthetic: bool) -> list[list[int]]:
         vocabulary = self._vocabularies[array.vocabulary]
@@ -131,21 +104,16 @@ class RangeTokenizer:
         mark = [vocabulary.synthetic_id] if synthetic else []
         return [mark + ids for ids in vocabulary.encode(texts)]
 
-    def _way(self, array: TokenArray, best: Ragged, span: TextRange, way: int) -> Ragged:
-        """Returns one segmentation of each sentence, with ids of the array's type."""
-        found = best
-        if way > 0:
-            assert self.alpha is not None
-            # The name, not the path: a cache is the same in every folder.
-            name = array.name.replace(array.side, _SEEDED[array.side])
-            seed = text_hash(f"{span.path.name} {span.start} {name} {way}")
-            sampled = self._dropouts[array.vocabulary].sample(best, self.alpha, seed)
-            if (too_long := sampled.lengths > array.longest).any():
-                number = np.arange(len(too_long))
-                rows = np.where(too_long, number + len(number), number)
-                sampled = Ragged.joined([sampled, best]).take(rows)
-            found = sampled
-        return found._replace(ids=found.ids.astype(self._types[array.vocabulary]))
+    def _sampled(self, array: TokenArray, best: Ragged, texts: Sequence[str], way: int) -> Ragged:
+        """Returns another segmentation of each sentence."""
+        assert self.alpha is not None
+        seeds = digests(texts) + np.uint64(text_hash(f"{array.store} {way}"))
+        sampled = self._dropouts[array.vocabulary].sample(best, self.alpha, seeds)
+        if (too_long := sampled.lengths > array.longest).any():
+            number = np.arange(len(too_long))
+            rows = np.where(too_long, number + len(number), number)
+            sampled = Ragged.joined([sampled, best]).take(rows)
+        return sampled
 
 
 def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:
@@ -153,7 +121,9 @@ def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:
     return np.uint16 if Vocabulary(vocabulary).size <= 1 << 16 else np.int32
 
 
-def ranges_of(path: Path, train: bool, synthetic: tuple[str, ...] = ()) -> Iterator[TextRange]:
+def ranges_of(
+    path: Path, train: bool, stores: tuple[str, ...] = ("",), synthetic: bool = False
+) -> Iterator[TextRange]:
     """Yields a text file in stretches of about a megabyte."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -161,7 +131,7 @@ def ranges_of(path: Path, train: bool, synthetic: tuple[str, ...] = ()) -> Itera
         while start < size:
             file.seek(min(start + _RANGE_BYTES, size))
             file.readline()
-            yield TextRange(path, start, stop := file.tell(), train, synthetic)
+            yield TextRange(path, start, stop := file.tell(), train, stores, synthetic)
             start = stop
 
 

@@ -43,7 +43,7 @@ def batch(experiment: Experiment, step: int) -> None:
         allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
         raise InputError(f"--step={step}: must be {allowed}")
     from m4.build import training_stream
-    from m4.data.directions import pair_of
+    from m4.data.directions import key_of, pair_of
     from m4.jobs.corpus import open_corpus
 
     cache = open_corpus(experiment)
@@ -63,7 +63,7 @@ def batch(experiment: Experiment, step: int) -> None:
         zip(pairs, *lengths, strict=True), key=lambda one: (one[0].row, one[0].direction)
     ):
         code = pair_of(pair.direction)
-        place = (cache.text_file(code, "train").name, pair.index + 1)
+        place = (f"train.{key_of(code)}", pair.index + 1)
         if (known := origins[code]) is not None:
             place = known[pair.index]
         print(pair.row, pair.direction, source, target, *place, *texts[code][pair.index], sep="\t")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from m4.data.cache.cache import Cache
-from m4.data.cache.corpus_text import read_pairs, text_file
+from m4.data.cache.corpus_text import text_file
 from m4.data.cleaning.keys import digests
 from m4.data.sources import SPLITS
 from m4.data.splits import normal
@@ -85,11 +85,11 @@ def subsets(experiment: Experiment, cache: Cache, portion: Portion, decodes: Pat
     kept = read_json(path, _MARKS) if path.is_file() else {}
     if kept.get("of") != of:
         folder = local_data_dir(place_of(experiment)) / cache.fingerprint
-        if not all(text_file(folder, "train", pair).is_file() for pair in _pairs(cache)):
+        if not all(path.is_file() for path in _texts(folder, cache)):
             print(f"{name}: not compared with the training text, which is not in {folder}",
                   file=sys.stderr)  # fmt: skip
             return {}
-        kept = {"of": of, "seen": _seen(texts, folder, _pairs(cache))}
+        kept = {"of": of, "seen": _seen(texts, _texts(folder, cache))}
         write_json(path, kept)
     counts = {direction: sum(marks) for direction, marks in kept["seen"].items()}
     if found := [f"{direction} {count:,}" for direction, count in counts.items() if count]:
@@ -99,22 +99,20 @@ def subsets(experiment: Experiment, cache: Cache, portion: Portion, decodes: Pat
     return {direction: {"seen": marks} for direction, marks in kept["seen"].items() if any(marks)}
 
 
-def _pairs(cache: Cache) -> list[str]:
-    return cache.language_pairs()
+def _texts(folder: Path, cache: Cache) -> list[Path]:
+    return [text_file(folder, "train", code) for code in cache.languages()]
 
 
-def _seen(
-    texts: dict[str, list[list[str]]], folder: Path, pairs: list[str]
-) -> dict[str, list[bool]]:
+def _seen(texts: dict[str, list[list[str]]], trained_on: list[Path]) -> dict[str, list[bool]]:
     keys = {text: normal(text) for rows in texts.values() for row in rows for text in row}
     wanted = np.unique(digests([*keys.values()]))
     found = np.zeros(len(wanted), bool)
-    for pair in pairs:
-        lines = read_pairs(text_file(folder, "train", pair))
-        while batch := [*islice(lines, 4096)]:
-            numbers = digests([normal(side) for one in batch for side in one])
-            place = np.minimum(np.searchsorted(wanted, numbers), len(wanted) - 1)
-            found[place[wanted[place] == numbers]] = True
+    for path in trained_on:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            while batch := [*islice(lines, 4096)]:
+                numbers = digests([*map(normal, batch)])
+                place = np.minimum(np.searchsorted(wanted, numbers), len(wanted) - 1)
+                found[place[wanted[place] == numbers]] = True
     number = dict(zip(keys, digests([*keys.values()]).tolist(), strict=True))
     seen = {*wanted[found].tolist()}
     return {

@@ -22,6 +22,7 @@ from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS, Source
 from m4.data.sources.tsv import Tsv
 from tests.damage import damaged_json, refused
+from tests.data.arrays import tokens as tokens_of
 from tests.data.cleaning.cases import Listed
 from tests.data.corpus import Made
 
@@ -35,7 +36,7 @@ def listed(**pairs: list[tuple[str, str]]) -> Listed:
 
 def test_arrays_are_the_text_in_order(made: Made, made_cache: Cache) -> None:
     for split in SPLITS:
-        arrays = {side: made_cache.tokens(split, side) for side in ("first", "second")}
+        arrays = {side: tokens_of(made_cache, split, side) for side in ("first", "second")}
         for code in made_cache.language_pairs():
             pairs = list(made_cache.pairs(code, split))
             assert pairs == list(made.pairs(code, split))

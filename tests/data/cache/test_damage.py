@@ -46,9 +46,9 @@ def at(position: int, value: int) -> Callable[[Any], Any]:
     return change
 
 
-TOKENS, OFFSETS = "train.first.tokens.npy", "train.second.offsets.npy"
+TOKENS, OFFSETS = "train.tokens.00000.npy", "train.offsets.00000.npy"
 ARRAYS: dict[str, Callable[[Path], object]] = {
-    "an offset of 2**40": changed(OFFSETS, at(3, 2**40)),
+    "an offset of 2**30": changed(OFFSETS, at(3, 2**30)),
     "an id as high as the vocabulary's size": changed(TOKENS, at(5, 400)),
     "all padding": changed(TOKENS, np.zeros_like),
     "half a file": lambda folder: (folder / OFFSETS).write_bytes(
@@ -70,7 +70,7 @@ def flipped(name: str) -> Callable[[Path], object]:
 OTHERS: dict[str, Callable[[Path], object]] = {
     "a bit of the ids": flipped(TOKENS),
     "a bit of the vocabulary": flipped("vocabulary.model"),
-    "a bit of a test sentence": flipped("text/test.gl.tsv"),
+    "a bit of a test sentence": flipped("text/test.gl.txt"),
     "a bit of the subsets": flipped("text/test.gl.subsets.json"),
     "another number in the manifest": lambda folder: (folder / "manifest.json").write_text(
         (folder / "manifest.json").read_text().replace('"pairs": 60', '"pairs": 59')

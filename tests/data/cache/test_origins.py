@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from m4.data.cache.origins import origin_file
+from m4.data.cache.corpus_text import pair_file
 from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.normalise import Normalise
 from m4.data.cleaning.stages import Duplicates
@@ -69,7 +69,7 @@ def test_a_cache_knows_file_and_line_of_each_row_in_little_space(tmp_path: Path)
     assert {origin.file for origin in origins} == {"gl.train.0.tsv", "gl.train.1.tsv"}
     for pair, (file, line) in zip(cache.pairs("en-gl", "train"), origins, strict=True):
         assert lines(tmp_path / file)[line - 1] == f"{pair.first}  \t{pair.second}"
-    assert origin_file(cache.text_file("en-gl", "train")).stat().st_size < 400
+    assert pair_file(cache.folder, "train", "en-gl", "origin").stat().st_size < 400
     assert cache.origins("en-gl", "dev") == [("gl.dev.0.tsv", 1)]
 
 

@@ -15,6 +15,7 @@ from m4.data.samplers.uniform import uniform
 from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
+from tests.data.arrays import tokens as tokens_of
 from tests.data.corpus import Made
 
 PAIRS = 40
@@ -73,7 +74,7 @@ def test_marks_are_in_front_of_synthetic_sources_and_nowhere_else(cache: Cache) 
     assert vocabulary.languages == ["en", "gl", "pt"]
     # A text that has the word is no marked one.
     assert mark not in vocabulary.encode(["<bt> bos días <bt>"])[0]
-    flat, offsets = cache.tokens("train", "second")
+    flat, offsets = tokens_of(cache, "train", "second")
     rows, ways = (
         sum(cache.size(code, "train") for code in cache.language_pairs()),
         cache.segmentations,
@@ -84,7 +85,7 @@ def test_marks_are_in_front_of_synthetic_sources_and_nowhere_else(cache: Cache) 
         offsets[way * rows + row] for way in range(ways) for row in cache.rows("gl~bt", "train")
     ]
     assert marked.tolist() == sorted(starts)
-    assert mark not in cache.tokens("train", "first")[0]
+    assert mark not in tokens_of(cache, "train", "first")[0]
     pair = next(cache.pairs("gl~bt", "train"))
     (ids,) = vocabulary.encode([pair.second])
     assert flat[offsets[cache.rows("gl~bt", "train")[0]] :][: len(ids) + 1].tolist() == [mark, *ids]
@@ -128,7 +129,7 @@ def test_english_of_a_model_is_a_source(mixture: str, tmp_path: Path) -> None:
     assert "br-en~bt" not in cache.directions
     mark = cache.source_vocabulary.synthetic_id
     marked = [
-        np.count_nonzero(cache.tokens("train", side)[0] == mark) for side in ("first", "second")
+        np.count_nonzero(tokens_of(cache, "train", side)[0] == mark) for side in ("first", "second")
     ]
     assert marked == [0, PAIRS]  # the second side of "br-en~bt" is English
     assert next(cache.pairs("br-en~bt", "train")).second.isascii()

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 import unicodedata
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from m4.data.cache import build, tokens
+from m4.data.cache import build, corpus_text, tokens
 from m4.data.cache.cache import Cache
 from m4.data.cleaning.clean import NOTHING
 from m4.data.corpus import CorpusSpec, bilingual
@@ -24,14 +24,10 @@ from m4.data.preprocess import source_ids, target_ids
 from m4.data.sources import SPLITS
 from m4.data.sources.tsv import Tsv
 from m4.data.vocabulary import tokenizing
+from tests.data.arrays import rows_of as sentences
 from tests.data.corpus import Made
 
 SMALL: dict[str, Any] = {"vocabulary_size": 400, "lengths": {"inputs": 96, "targets": 96}}
-
-
-def sentences(made: Cache, split: str, side: str, role: str = "source") -> list[list[int]]:
-    flat, offsets = made.tokens(split, side, role)
-    return [flat[a:b].tolist() for a, b in pairwise(offsets)]
 
 
 def texts(made: Cache, split: str, side: str) -> list[str]:
@@ -230,8 +226,7 @@ def test_the_mixture_is_part_of_a_cache_with_two_vocabularies(tmp_path: Path) ->
     with pytest.raises(ValueError, match="made for the mixture to_english, not english_centric"):
         Cache(made.folder, "english_centric")
     assert separate(tmp_path / "c", "english_centric").folder != made.folder
-    with pytest.raises(AssertionError, match="to_english has no source that is the first"):
-        made.tokens("train", "first", "source")
+    assert not any(sentences(made, "train", "first", "source")), "English is no source"
     # A bilingual baseline has one vocabulary, and its parent's directions.
     small = bilingual(Cache(made.folder), "gl", vocabulary_size=350).build(tmp_path / "gl")
     assert small.directions == ["gl-en"]
@@ -261,8 +256,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_workers_and_blocks_change_nothing(
     tmp_path: Path, sampled: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "_BLOCK", 37)
-    monkeypatch.setattr(build, "_BLOCK", 51)
+    monkeypatch.setattr(tokens, "BLOCK", 37)
+    monkeypatch.setattr(corpus_text, "BLOCK", 51)
+    monkeypatch.setattr(tokenizing, "_RANGE_BYTES", 100)
     source = Made({"gl": 120, "pt": 40})
     settings = {**SMALL, "segmentations": 3, "sampling_alpha": 0.2}
     made = CorpusSpec(source, **settings, workers=2).build(tmp_path / "c")
@@ -270,8 +266,8 @@ def test_workers_and_blocks_change_nothing(
 
 
 def test_ranges_are_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "text.tsv"
-    lines = [f"{'é' * (n % 50)}{n}\t{n}\n".encode() for n in range(300)]
+    path = tmp_path / "text.txt"
+    lines = [f"{'é' * (n % 50)}{n}\n".encode() for n in range(300)]
     path.write_bytes(b"".join(lines))
     for size in (1, 100, 1 << 20):
         monkeypatch.setattr(tokenizing, "_RANGE_BYTES", size)
@@ -325,7 +321,11 @@ def test_the_sample_for_a_vocabulary_has_a_fixed_budget(tmp_path: Path, made_cac
 
     def drawn(sentences: int, sides: tuple[str, ...], temperature: float) -> list[str]:
         of_pairs = dict.fromkeys(pairs, sides)
-        return list(build.sample(made_cache.folder, pairs, of_pairs, sentences, temperature))
+        return list(build.sample(blocks, pairs, of_pairs, sentences, temperature))
+
+    def blocks(pair: str) -> Iterator[tuple[list[str], list[str]]]:
+        for first, second in made_cache.pairs(pair, "train"):
+            yield [first], [second]
 
     english, translation = (set(texts(made_cache, "train", side)) for side in SIDES)
     # Shares are rounded language by language: at most one off for each of the four.

@@ -16,6 +16,7 @@ from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
 from m4.data.samplers.unimax import unimax
 from m4.data.stream import mixture
+from tests.data.arrays import tokens as tokens_of
 
 
 def token_counts(cache: Cache) -> dict[str, int]:
@@ -25,7 +26,7 @@ def token_counts(cache: Cache) -> dict[str, int]:
         code = pair_of(direction)
         counts[direction] = 0
         for side, role in zip(sides_of(direction), ROLES, strict=True):
-            _, offsets = cache.tokens("train", side, role)
+            _, offsets = tokens_of(cache, "train", side, role)
             for row in cache.rows(code, "train"):
                 counts[direction] += int(offsets[row + 1] - offsets[row])
         counts[direction] += 3 * cache.size(code, "train")  # tag and two eos

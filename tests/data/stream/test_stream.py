@@ -15,6 +15,7 @@ from m4.data.preprocess import EOS_ID, source_ids, target_ids
 from m4.data.samplers import Phase
 from m4.data.samplers.temperature import temperature
 from m4.data.stream.stream import LAYOUTS, Stream
+from tests.data.arrays import tokens as tokens_of
 from tests.data.corpus import Made
 
 
@@ -171,7 +172,7 @@ def test_each_epoch_has_its_way_to_tokenize(made: Made, tmp_path: Path) -> None:
     three_ways = CorpusSpec(made, ["sr_Latn", "pt"], lengths=lengths, **options).build(tmp_path)
     rates = {"sr_Latn-en": 1.0}
     stream = Stream(three_ways, list(rates), rates, batch_rows=31, layout="single")
-    arrays = [three_ways.tokens("train", side) for side in ("second", "first")]
+    arrays = [tokens_of(three_ways, "train", side) for side in ("second", "first")]
     rows, total = three_ways.rows("en-sr_Latn", "train"), (len(arrays[0][1]) - 1) // 3
     found = []
     for epoch in range(5):
@@ -216,7 +217,7 @@ def test_memory_that_is_let_go_is_read_again(
     made_cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Stream(made_cache, batch_rows=1024)
-    monkeypatch.setattr("m4.data.stream.batches._KEPT_BYTES", 0)
+    monkeypatch.setattr("m4.data.cache.shards._KEPT_BYTES", 0)
     monkeypatch.setattr("m4.data.stream.stream._RELEASE_GROUPS", 1)
     released = Stream(made_cache, batch_rows=1024)
     for step in range(0, 40, 4):  # each is another group
@@ -227,21 +228,33 @@ def test_a_damaged_cache_is_an_error(made_cache: Cache, tmp_path: Path) -> None:
     """Compiled code would read beyond the arrays."""
     folder = tmp_path / "cache"
     shutil.copytree(made_cache.folder, folder)
-    tokens, offsets = (folder / f"train.first.{what}.npy" for what in ("tokens", "offsets"))
-    ids, starts = np.load(tokens), np.load(offsets)
+    tokens, offsets, pairs = (
+        folder / f"train.{what}.00000.npy" for what in ("tokens", "offsets", "pairs")
+    )
+    ids, starts, numbers = np.load(tokens), np.load(offsets), np.load(pairs)
+
+    def every_batch() -> None:
+        stream = Stream(Cache(folder), batch_rows=8, layout="single")
+        for step in range(200):
+            stream.batch(step)
+
     np.save(tokens, ids[:-5])
     with pytest.raises(ValueError, match=r"damaged, .* ids where .* are expected"):
-        Stream(Cache(folder))
+        every_batch()
     np.save(tokens, ids)
     np.save(offsets, starts[:-50])
-    with pytest.raises(ValueError, match=r"damaged, .* sentences"):
-        Stream(Cache(folder))
+    with pytest.raises(ValueError, match=r"damaged, .* sentences where .* are expected"):
+        every_batch()
     longer = starts.copy()
     longer[1:300] = longer[300]  # one sentence as long as 300
     np.save(offsets, longer)
-    stream = Stream(Cache(folder), batch_rows=8, layout="single")
     with pytest.raises(ValueError, match=r"damaged, a pair of 'en-gl' is longer than"):
-        [stream.batch(step) for step in range(200)]
+        every_batch()
+    np.save(offsets, starts)
+    numbers[7] = 10**6
+    np.save(pairs, numbers)
+    with pytest.raises(ValueError, match=r"damaged, \d+ entries of train\.offsets where"):
+        every_batch()
 
 
 @pytest.mark.parametrize(

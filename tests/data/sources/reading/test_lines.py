@@ -17,6 +17,7 @@ from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
 from m4.data.sources.reading.lines import Reading, Reason
 from m4.data.sources.tsv import Tsv
+from tests.data.arrays import tokens as tokens_of
 
 LINES = 10_000
 LONG = b"poison " * 150_000  # 1 MB
@@ -157,7 +158,7 @@ def test_corrupted_lines(
             assert "ven" not in side
             assert not set(FORBIDDEN) & set(side)
     for side, texts in zip(("first", "second"), zip(*pairs, strict=True), strict=True):
-        flat, offsets = made.tokens("train", side)
+        flat, offsets = tokens_of(made, "train", side)
         ids = [part.tolist() for part in np.split(np.asarray(flat), offsets[1:-1])]
         assert made.vocabulary.decode(ids) == list(texts)
 

@@ -1,0 +1,293 @@
+"""The arrays of a cache in shards: pairs as numbers of sentences, and the sentences' token ids.
+
+A split's sentences have numbers: those of its first language, then those of the next one. Each is
+stored once, however many pairs have it. A shard is a stretch of them in two files, `<stem>.tokens.
+<shard>.npy` (ids, flat) and `<stem>.offsets.<shard>.npy` (uint32, from 0: sentence r has the ids
+offsets[r] to offsets[r + 1]). A sentence is in the shard in which its first id would be if all ids
+were cut into equal parts. `<split>.pairs.<shard>.npy` has the pairs, [pairs, 2]: which sentence of
+the first language and which one of the second.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from mmap import MADV_DONTNEED, mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from m4.data.compiled import compiled
+from m4.data.vocabulary.ragged import Ragged
+from m4.settings import InputError
+
+Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+# Of a shard's ids, and of a shard's pairs.
+SHARD_BYTES = 1 << 28
+_HEADER_BYTES = 128  # of a .npy file of one axis
+# A smaller corpus stays in memory.
+_KEPT_BYTES = 1 << 30
+
+
+def file_name(stem: str, shard: int) -> str:
+    """Returns the name of a shard's file; stem is 'train.tokens', 'train.pairs' and so on."""
+    return f"{stem}.{shard:05}.npy"
+
+
+def write_sentences(
+    folder: Path, stem: str, blocks: Iterable[Ragged], kind: type[np.generic]
+) -> list[int]:
+    """Writes sentences in the order of their numbers, a shard in memory at a time.
+
+    Args:
+        stem: The split, and the role where roles have ids of their own: 'train', 'train.source'.
+        blocks: Any number of sentences each; this changes nothing.
+        kind: Type of the ids.
+
+    Returns:
+        The first sentence of each shard, and the number of all.
+    """
+    ids_of_shard = SHARD_BYTES // np.dtype(kind).itemsize
+    firsts, ids, count = [0], 0, 0
+    parts = [Ragged(np.zeros(0, np.int32), np.zeros(0, np.int64))]
+
+    def close() -> None:
+        shard = Ragged.joined(parts)
+        offsets = np.concatenate([[0], np.cumsum(shard.lengths)]).astype(np.uint32)
+        np.save(folder / file_name(f"{stem}.tokens", len(firsts) - 1), shard.ids.astype(kind))
+        np.save(folder / file_name(f"{stem}.offsets", len(firsts) - 1), offsets)
+        parts[1:] = []
+
+    for block in blocks:
+        ends = np.cumsum(block.lengths)
+        done = 0
+        while True:
+            stop = int(np.searchsorted(ids + ends - block.lengths, len(firsts) * ids_of_shard))
+            begin, end = (int(ends[n - 1]) if n else 0 for n in (done, stop))
+            parts.append(Ragged(block.ids[begin:end], block.lengths[done:stop]))
+            if stop == len(ends):
+                break
+            close()
+            firsts.append(count + stop)
+            done = stop
+        count += len(ends)
+        ids += len(block.ids)
+    close()
+    return [*firsts, count]
+
+
+def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[int]:
+    """Writes the pairs of a split, [n, 2] numbers of sentences in blocks; returns as above."""
+    rows = SHARD_BYTES // 8
+    firsts, parts = [0], [np.zeros((0, 2), np.uint32)]
+
+    def close() -> None:
+        np.save(folder / file_name(f"{split}.pairs", len(firsts) - 1), np.concatenate(parts))
+        firsts.append(firsts[-1] + sum(map(len, parts)))
+        parts[1:] = []
+
+    for block in blocks:
+        while len(block):
+            if sum(map(len, parts)) == rows:
+                close()
+            room = rows - sum(map(len, parts))
+            parts.append(block[:room].astype(np.uint32))
+            block = block[room:]
+    close()
+    return firsts
+
+
+class _Shards:
+    """Files of one array, mapped into memory when they are first read."""
+
+    def __init__(self, path_of: Callable[[str], Path], stems: Sequence[str], firsts: Any) -> None:
+        """Reads nothing.
+
+        Args:
+            path_of: Name -> path of a file of the cache, which is there then.
+            stems: The arrays of a shard.
+            firsts: First entry of each shard, and the number of all.
+        """
+        self._path_of, self._stems = path_of, stems
+        self._firsts = np.array(firsts, np.int64)
+        self._open: dict[int, tuple[Array, ...]] = {}
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def names(self, entries: Ints) -> list[str]:
+        """Returns the files that have these entries."""
+        return [file_name(stem, n) for n, _ in self._parts(entries) for stem in self._stems]
+
+    def release(self) -> None:
+        """Releases the files' pages that were read.
+
+        They stay in the system's cache, but no longer count as this process's memory, which would
+        grow to the size of the corpus.
+        """
+        maps = [array.base for arrays in self._open.values() for array in arrays]
+        maps = [of.base for of in maps if isinstance(of, np.memmap) and isinstance(of.base, mmap)]
+        if sum(map(len, maps)) > _KEPT_BYTES:
+            for one in maps:
+                one.madvise(MADV_DONTNEED)
+
+    def _parts(self, entries: Ints) -> Iterator[tuple[int, Any]]:
+        """Yields the shards that have some of the entries, and which ones."""
+        if len(entries) and entries.max() >= len(self):
+            raise InputError(
+                f"{self._path_of('')}: damaged, {len(self)} entries of {self._stems[0]} where "
+                f"there should be {entries.max() + 1} (delete the folder, it is rebuilt)"
+            )
+        if len(self._firsts) == 2:
+            yield 0, slice(None)
+            return
+        shard = np.searchsorted(self._firsts, entries, side="right") - 1
+        order = np.argsort(shard, kind="stable")
+        numbers, starts = np.unique(shard[order], return_index=True)
+        yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
+
+    def _shard(self, number: int) -> tuple[Array, ...]:
+        if number not in self._open:
+            names = [file_name(stem, number) for stem in self._stems]
+            arrays = tuple(_mapped(self._path_of(name)) for name in names)
+            entries = int(self._firsts[number + 1] - self._firsts[number])
+            if (wrong := self._wrong(entries, *arrays)) is not None:
+                raise InputError(
+                    f"{self._path_of('')}: {names[0]}: damaged, {wrong} "
+                    "(delete the folder, it is rebuilt)"
+                )
+            self._open[number] = arrays
+        return self._open[number]
+
+    def _wrong(self, entries: int, *arrays: Array) -> str | None:
+        raise NotImplementedError
+
+
+class PairShards(_Shards):
+    """The pairs of a split."""
+
+    def __init__(self, path_of: Callable[[str], Path], split: str, firsts: Any) -> None:
+        super().__init__(path_of, [f"{split}.pairs"], firsts)
+
+    def take(self, rows: Ints) -> Array:
+        """Returns [n, 2] numbers of the sentences of rows."""
+        found = np.empty(len(rows), np.uint64)
+        for number, index in self._parts(rows):
+            (pairs,) = self._shard(number)
+            # A pair is one number for numpy, which takes those faster.
+            found[index] = pairs.view(np.uint64)[rows[index] - self._firsts[number], 0]
+        return found.view(np.uint32).reshape(-1, 2)
+
+    def _wrong(self, entries: int, *arrays: Array) -> str | None:
+        shape = arrays[0].shape
+        return None if shape == (entries, 2) else f"{shape} numbers for {entries} pairs"
+
+
+class SentenceShards(_Shards):
+    """The token ids of a split's sentences, by their numbers."""
+
+    def __init__(self, path_of: Callable[[str], Path], stem: str, firsts: Any) -> None:
+        super().__init__(path_of, [f"{stem}.offsets"], firsts)
+        self._ids = _Ids(path_of, stem, firsts)
+
+    def lengths(self, entries: Ints) -> Ints:
+        """Returns [n] numbers of ids."""
+        found = np.empty(len(entries), np.int64)
+        for number, index in self._parts(entries):
+            (offsets,) = self._shard(number)
+            found[index] = _lengths(entries[index] - self._firsts[number], offsets)
+        return found
+
+    def flat(self, entries: Ints, lengths: Ints) -> tuple[Array, Ints]:
+        """Returns an array that has the first ids of sentences, and their places in it.
+
+        Of one shard it is the shard's own array, of several a copy of these ids.
+        """
+        parts = [
+            (number, index, entries[index] - self._firsts[number], self._shard(number)[0])
+            for number, index in self._parts(entries)
+        ]
+        arrays = [self._ids.of(number, offsets) for number, *_, offsets in parts]
+        if len(parts) == 1:
+            return arrays[0], parts[0][3][parts[0][2]].astype(np.int64)
+        starts = np.cumsum(lengths) - lengths
+        flat = np.empty(int(lengths.sum()), arrays[0].dtype if arrays else np.uint16)
+        for (_, index, places, offsets), ids in zip(parts, arrays, strict=True):
+            if not _gather(ids, offsets[places], lengths[index], starts[index], flat):
+                raise InputError(
+                    f"{self._path_of('')}: damaged, a sentence is longer than its shard "
+                    "(delete the folder, it is rebuilt)"
+                )
+        return _read_only(flat), starts
+
+    def take(self, entries: Ints) -> Ragged:
+        """Returns the ids of sentences."""
+        lengths = self.lengths(entries)
+        flat, starts = self.flat(entries, lengths)
+        ends = np.cumsum(lengths)
+        return Ragged(
+            flat[np.arange(lengths.sum()) + np.repeat(starts - ends + lengths, lengths)], lengths
+        )
+
+    def release(self) -> None:
+        super().release()
+        self._ids.release()
+
+    def _wrong(self, entries: int, *arrays: Array) -> str | None:
+        found = len(arrays[0]) - 1
+        return None if found == entries else f"{found} sentences where {entries} are expected"
+
+
+class _Ids(_Shards):
+    """The ids of a shard, which not all processes that need its lengths need."""
+
+    def __init__(self, path_of: Callable[[str], Path], stem: str, firsts: Any) -> None:
+        super().__init__(path_of, [f"{stem}.tokens"], firsts)
+
+    def of(self, number: int, offsets: Array) -> Array:
+        new = number not in self._open
+        (ids,) = self._shard(number)
+        if new and len(ids) != offsets[-1]:
+            raise InputError(
+                f"{self._path_of('')}: {file_name(self._stems[0], number)}: damaged, {len(ids)} "
+                f"ids where {offsets[-1]} are expected (delete the folder, it is rebuilt)"
+            )
+        return ids
+
+    def _wrong(self, entries: int, *arrays: Array) -> str | None:
+        return None
+
+
+@compiled
+def _lengths(entries, offsets):
+    """Returns [n] lengths of the sentences of a shard."""
+    found = np.empty(len(entries), np.int64)
+    for k in range(len(entries)):
+        entry = entries[k]
+        found[k] = np.int64(offsets[entry + 1]) - np.int64(offsets[entry])
+    return found
+
+
+@compiled
+def _gather(ids, begins, lengths, starts, flat):
+    """Copies sentences of a shard to their places; returns False where one is not in the shard."""
+    for k in range(len(begins)):
+        begin, start = np.uint64(begins[k]), np.uint64(starts[k])
+        if lengths[k] < 0 or begin + np.uint64(lengths[k]) > np.uint64(len(ids)):
+            return False
+        for j in range(np.uint64(lengths[k])):
+            flat[start + j] = ids[begin + j]
+    return True
+
+
+def _mapped(path: Path) -> Array:
+    """Maps an array into memory; an empty one is read, as it cannot be mapped."""
+    whole = path.stat().st_size > _HEADER_BYTES
+    return _read_only(np.load(path, mmap_mode="r" if whole else None))
+
+
+def _read_only(array: Array) -> Array:
+    """Returns the same memory as the one array type that the loops are compiled for."""
+    view = array.view(np.ndarray)
+    view.flags.writeable = False
+    return view

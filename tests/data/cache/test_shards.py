@@ -1,0 +1,206 @@
+"""Sentences that several pairs of languages have are stored once; arrays come in shards."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m4.data.cache import shards
+from m4.data.cache.cache import Cache
+from m4.data.cache.shards import PairShards, SentenceShards, write_pairs, write_sentences
+from m4.data.cleaning.clean import NOTHING
+from m4.data.cleaning.keys import Numbers, digests
+from m4.data.corpus import CorpusSpec
+from m4.data.directions import pair_of, split_direction
+from m4.data.sources import SPLITS
+from m4.data.sources.aligned import Aligned
+from m4.data.stream.stream import Stream
+from m4.data.vocabulary.ragged import Ragged
+from tests.data.arrays import rows_of
+
+CODES = ("en", "fr", "gl", "wo")
+SPEC: dict[str, Any] = {"vocabulary_size": 400, "cleaning": NOTHING, "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four languages line by line; some lines are there twice, one is too long in French."""
+    folder = tmp_path_factory.mktemp("aligned")
+    for split, number in (("train", 90), ("dev", 8), ("test", 8)):
+        (folder / split).mkdir()
+        for code in CODES:
+            words = ("the", "of the") if code == "en" else (f"{code}a", f"{code}o")
+            about = [f"{split}{n % 85} {words[1]} {n * n % 17}" for n in range(number)]
+            lines = [f"{words[0]} {what}" for what in about]
+            lines[3] += " wapi toku" * (80 * (code == "fr" and split == "train"))
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / split / code).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return CorpusSpec(Aligned(str(folder)), **SPEC).build(tmp_path_factory.mktemp("c"))
+
+
+def test_a_sentence_is_stored_once_however_many_pairs_have_it(made: Cache, folder: Path) -> None:
+    assert made.language_pairs() == [pair_of("-".join(two)) for two in combinations(CODES, 2)]
+    for split in SPLITS:
+        stored = 0
+        for code in CODES:
+            text = (made.folder / "text" / f"{split}.{code}.txt").read_text(encoding="utf-8")
+            lines = text.splitlines()
+            wanted = dict.fromkeys((folder / split / code).read_text().splitlines())
+            assert lines == [line for line in wanted if len(line) < 500], "in their order, once"
+            assert made.manifest["sentences"][split][code] == len(lines)
+            stored += len(lines)
+        ids = made.sentences(split).take(np.arange(stored)).ids
+        assert len(made.sentences(split)) == stored
+        assert len(ids) == len(np.load(made.folder / f"{split}.tokens.00000.npy"))
+    # 6 pairs of 90 lines: without one line in the 3 pairs of French.
+    assert [made.size(pair, "train") for pair in made.language_pairs()] == [89, 90, 90, 89, 89, 90]
+
+
+def test_pairs_are_the_source_s_by_text_and_by_ids(made: Cache, folder: Path) -> None:
+    """Against the source, without sentences that are stored once."""
+    source = Aligned(str(folder))
+    for split in SPLITS:
+        wanted = [
+            pair
+            for name in made.language_pairs()
+            for pair in source.pairs(name, split)
+            if max(map(len, pair)) < 500
+        ]
+        found = [pair for name in made.language_pairs() for pair in made.pairs(name, split)]
+        assert found == wanted
+        for side, texts in zip(("first", "second"), zip(*wanted, strict=True), strict=True):
+            assert rows_of(made, split, side) == made.vocabulary.encode(list(texts))
+
+
+def test_english_at_the_centre_takes_no_more_than_before(tmp_path: Path, folder: Path) -> None:
+    """Two offsets of 8 bytes a pair were two of 4 and two numbers of 4."""
+    spec = CorpusSpec(Aligned(str(folder)), mixture="english_centric", **SPEC)
+    made = spec.build(tmp_path)
+    pairs = sum(made.size(name, "train") for name in made.language_pairs())
+    ids = [len(ids) for side in ("first", "second") for ids in rows_of(made, "train", side)]
+    before = 2 * sum(ids) + 8 * (2 * pairs + 2)
+    now = sum(len(np.load(p).tobytes()) for p in made.folder.glob("train.*.npy"))
+    # 2 of 6 sides are English sentences that were stored before.
+    assert now < 0.75 * before
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> Cache:
+    """The same corpus in shards of 256 bytes."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 256)
+    return CorpusSpec(Aligned(str(folder)), **SPEC).build(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["packed", "single"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_batches_are_those_of_one_shard(made: Cache, small: Cache, layout: str, parts: int) -> None:
+    assert len([*small.folder.glob("train.tokens.*")]) > 15
+    assert len([*small.folder.glob("train.pairs.*")]) > 5
+    one, many = (Stream(cache, batch_rows=4, layout=layout, seed=1) for cache in (made, small))
+    for step in (0, 1, 7, 900):
+        for part in range(parts):
+            wanted, found = (stream.batch(step, (part, parts)) for stream in (one, many))
+            for key, array in wanted.items():
+                np.testing.assert_array_equal(found[key], array, key)
+
+
+def test_only_shards_that_are_needed_are_mapped(small: Cache) -> None:
+    """Of two pairs of languages out of six, a stream never opens the others' files."""
+    opened: set[str] = set()
+    path_of = small.path
+    small.path = lambda name: (opened.add(name), path_of(name))[1]  # type: ignore[method-assign]
+    stream = Stream(small, ["en-fr", "fr-en"], batch_rows=4)
+    for step in range(100):
+        stream.batch(step)
+    first = small.first_sentences("train")
+    sizes = small.manifest["sentences"]["train"]
+    store = small.sentences("train")
+    needed = {
+        name
+        for code in ("en", "fr")
+        for name in store.names(np.arange(first[code], first[code] + sizes[code]))
+    }
+    arrays = {name for name in opened if ".pairs." not in name}
+    assert needed <= arrays
+    assert {name for name in arrays if ".offsets." in name} == {
+        name for name in needed if ".offsets." in name
+    }
+    assert len(arrays) < 2 * len([*small.folder.glob("train.tokens.*")])
+
+
+def blocks(sentences: list[list[int]], size: int) -> Iterator[Ragged]:
+    for start in range(0, len(sentences), size):
+        yield Ragged.of(sentences[start : start + size])
+
+
+@settings(deadline=None)  # the first call compiles
+@given(
+    st.lists(st.lists(st.integers(1, 999), max_size=9), max_size=40),
+    st.integers(1, 20),
+    st.integers(4, 20).map(lambda half: 2 * half),
+)
+def test_any_sentences_in_any_shards(
+    sentences: list[list[int]], size: int, shard_bytes: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
+        patch.setattr(shards, "SHARD_BYTES", shard_bytes)
+        folder = Path(name)
+        firsts = write_sentences(folder, "train", blocks(sentences, size), np.uint16)
+        assert write_sentences(folder, "again", blocks(sentences, 1), np.uint16) == firsts
+        numbers = np.arange(2 * len(sentences), dtype=np.uint32).reshape(-1, 2)
+        rows = write_pairs(folder, "train", np.array_split(numbers, size))
+        store = SentenceShards(folder.joinpath, "train", firsts)
+        pairs = PairShards(folder.joinpath, "train", rows)
+        assert len(store) == len(pairs) == len(sentences)
+        order = np.random.default_rng(0).permutation(len(sentences))
+        assert pairs.take(order).tolist() == numbers[order].tolist()
+        found = store.take(order)
+        got = [part.tolist() for part in np.split(found.ids, np.cumsum(found.lengths))]
+        assert got[:-1] == [sentences[n] for n in order]
+        # The law of shards: where the first id of a sentence would be in equal parts.
+        starts = np.cumsum([0, *map(len, sentences)])[:-1]
+        number = np.searchsorted(firsts, np.arange(len(sentences)), side="right") - 1
+        assert number.tolist() == [start // (shard_bytes // 2) for start in starts.tolist()]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefghij")), max_size=30))
+def test_numbers_are_those_of_a_dictionary(chunks: list[list[str]]) -> None:
+    numbers, known = Numbers(), {}
+    for chunk in chunks:
+        wanted = [known.setdefault(text, len(known)) for text in chunk]
+        found, new = numbers(digests(chunk))
+        assert found.tolist() == wanted
+        assert [chunk[place] for place in new.tolist()] == [*known][len(known) - len(new) :]
+        assert numbers.count == len(known)
+
+
+def test_a_missing_shard_is_one_line(small: Cache) -> None:
+    names = sorted(small.manifest["files"])
+    missing = next(name for name in names if name.startswith("train.tokens.00004"))
+    (small.folder / missing).unlink()
+    with pytest.raises(ValueError, match=rf"damaged: {missing}: missing; remove that folder"):
+        Cache(small.folder).verify()
+
+
+def test_a_language_has_one_number_for_each_sentence_of_its_pairs(made: Cache) -> None:
+    """By sets of strings: the two pairs of a sentence name it by one number."""
+    of: dict[tuple[str, str], set[int]] = {}
+    for pair in made.language_pairs():
+        numbers = made.pair_numbers("train").take(np.array(made.rows(pair, "train"), np.int64))
+        for texts, two in zip(made.pairs(pair, "train"), numbers.tolist(), strict=True):
+            for code, text, number in zip(split_direction(pair), texts, two, strict=True):
+                of.setdefault((code, text), set()).add(number)
+    assert all(len(numbers) == 1 for numbers in of.values())

@@ -3,19 +3,23 @@
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from m4.data.cache.cache import Cache, manifest_digest
+from m4.data.cache.shards import write_pairs, write_sentences
+from m4.data.directions import split_direction
 from m4.data.languages import LANGUAGES
 from m4.data.sources import Source
 from m4.data.sources.cldr import Cldr
 from m4.data.sources.tsv import Tsv
+from m4.data.vocabulary.ragged import Ragged
 
 # Pieces of a news sentence: lognormal, median 26, 1 % above 105.
 _MEDIAN, _SPREAD = 26, 0.6
-_CHUNK_PAIRS = 1 << 20
+_CHUNK = 1 << 20
 
 
 def text(folder: str, languages: int) -> tuple[Source, list[str]]:
@@ -46,54 +50,53 @@ def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
         shutil.copy(path, folder)
     rng = np.random.default_rng(0)
     codes = cache.language_pairs()
-    # Two sides of 33 ids of two bytes on average, and two offsets of eight.
+    # Two sides of 33 ids of two bytes on average, two offsets and two numbers of four.
     mean = _MEDIAN * math.exp(_SPREAD**2 / 2) * 0.96
     weights = np.geomspace(1, 1 / 200, len(codes))
     pairs = np.maximum(weights / weights.sum() * gigabytes * 1e9 / (4 * mean + 16), 300).astype(int)
     limit = cache.source_length - 2
     manifest = json.loads(json.dumps(cache.manifest))
-    total = int(pairs.sum())
-    offsets = {
-        side: np.lib.format.open_memmap(
-            folder / f"train.{side}.offsets.npy", mode="w+", dtype=np.int64, shape=(total + 1,)
-        )
-        for side in ("first", "second")
-    }
-    row, ends = 0, dict.fromkeys(offsets, 0)
+    sizes, row = {"en": int(pairs.sum())}, 0
+    ratios = {"en": 1.0} | {split_direction(c)[1]: rng.uniform(0.8, 1.25) for c in codes}
     for code, size in zip(codes, pairs.tolist(), strict=True):
-        ratio = rng.uniform(0.8, 1.25)  # of the language's sentences to English ones
-        about = {"first": [0, 0], "second": [0, 0]}  # ids, the longest
-        for start in range(row, row + size, _CHUNK_PAIRS):
-            number = min(_CHUNK_PAIRS, row + size - start)
-            english = rng.lognormal(math.log(_MEDIAN), _SPREAD, number)
-            foreign = english * ratio * rng.lognormal(0, 0.15, number)
-            for side, values in (("first", english), ("second", foreign)):
-                lengths = np.clip(values, 1, limit).astype(np.int64)
-                part = ends[side] + np.cumsum(lengths)
-                offsets[side][start + 1 : start + 1 + number] = part
-                ends[side] = int(part[-1])
-                about[side][0] += int(lengths.sum())
-                about[side][1] = max(about[side][1], int(lengths.max()))
+        sizes[split_direction(code)[1]] = size
+        both = {"first": mean, "second": mean * ratios[split_direction(code)[1]]}
         manifest["language_pairs"][code]["train"] |= {
             "pairs": size,
             "rows": [row, row + size],
-            "mean_pieces": {side: ids / size for side, (ids, _) in about.items()},
-            "longest": {side: longest for side, (_, longest) in about.items()},
+            "mean_pieces": both,
+            "longest": dict.fromkeys(both, limit),
         }
         row += size
-    block = rng.integers(300, 2000, 1 << 22).astype(np.uint16)
-    for side, end in ends.items():
-        _write_tokens(folder / f"train.{side}.tokens.npy", end, block)
-        offsets[side].flush()
+    ids = rng.integers(300, 2000, int(_CHUNK * 60)).astype(np.uint16)
+
+    def lengths(of: int, ratio: float, noise: float) -> Iterator[Ragged]:
+        """Sentences of a pair's side; those of its other side are about as long."""
+        for start in range(0, int(pairs[of]), _CHUNK):
+            number = min(_CHUNK, int(pairs[of]) - start)
+            drawn = np.random.default_rng([of, start]).lognormal(math.log(_MEDIAN), _SPREAD, number)
+            drawn *= ratio * rng.lognormal(0, noise, number)
+            found = np.clip(drawn, 1, limit).astype(np.int64)
+            yield Ragged(ids[: found.sum()], found)
+
+    def sentences() -> Iterator[Ragged]:
+        for of in range(len(codes)):
+            yield from lengths(of, 1.0, 0.0)
+        for of, code in enumerate(codes):
+            yield from lengths(of, ratios[split_direction(code)[1]], 0.15)
+
+    def numbers() -> Iterator[np.ndarray]:  # each language's sentences in their order
+        row = 0
+        for size in pairs.tolist():
+            yield np.stack([np.arange(row, row + size), np.arange(size)], axis=1)
+            row += size
+
+    manifest["sentences"]["train"] = sizes
+    manifest["shards"]["train"] = {
+        "": write_sentences(folder, "train", sentences(), np.uint16),
+        "pairs": write_pairs(folder, "train", numbers()),
+    }
     manifest["fingerprint"] = f"made up, {gigabytes} GB"
     manifest["sha256"] = manifest_digest(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     return Cache(folder)
-
-
-def _write_tokens(path: Path, count: int, block: np.ndarray) -> None:
-    """So many tokens: the block, again and again."""
-    tokens = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint16, shape=(count,))
-    for start in range(0, count, len(block)):
-        tokens[start : start + len(block)] = block[: count - start]
-    tokens.flush()

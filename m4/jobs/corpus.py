@@ -48,7 +48,7 @@ def arrays(name: str) -> bool:
 
 def test_sets(name: str) -> bool:
     """The files that decoding and scoring read."""
-    return settings(name) or name.startswith(("text/dev.", "text/test."))
+    return settings(name) or name.startswith(("text/dev.", "text/test.", "dev.pairs", "test.pairs"))
 
 
 def everything(_name: str) -> bool:

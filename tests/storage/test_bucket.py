@@ -45,11 +45,11 @@ def test_a_corpus_in_a_bucket_is_built_once_and_downloaded_in_part(
     built = corpus.build_corpus(spec, address)
     name = built.fingerprint
     there = emulator.names(f"{folder_of(address)}/{name}")
-    assert there >= {"manifest.json", "text/train.gl.tsv", "train.first.tokens.npy"}
+    assert there >= {"manifest.json", "text/train.gl.txt", "train.tokens.00000.npy"}
     machine()
     opened = corpus.build_corpus(spec, address)
     assert opened.fingerprint == name
-    assert not (opened.folder / "train.first.tokens.npy").exists()
+    assert not (opened.folder / "train.tokens.00000.npy").exists()
     folder = corpus.fetched(address, name, corpus.arrays)
     assert folder is not None
     assert folder == opened.folder
@@ -355,7 +355,7 @@ def test_a_pipeline_over_processes_with_a_folder_in_a_bucket(
     parts = {name.split("/")[0] for name in emulator.names(f"{step}/params")}
     assert {"ocdbt.process_0", "ocdbt.process_1"} <= parts
     (corpus,) = (homes[1] / "m4").glob("data.*/corpora/*")
-    assert (corpus / "train.first.tokens.npy").is_file()
+    assert (corpus / "train.tokens.00000.npy").is_file()
     assert not (corpus / "text").exists(), "training reads no text"
     assert not list((homes[1] / "m4").glob("run.*/*/metrics.jsonl")), "only the first one writes"
     machine()

@@ -201,7 +201,7 @@ def draw(asked: Asked, found: Sequence[Row], folder: Path) -> list[Path]:
         drawn = heat_map.figure(
             values, {code: describe(code).name for code in codes}, signed=sign,
             framed=trained if name == "zero_shot" else (),
-            digits=0 if name == "wrong_language" else 1,
+            percent=name == "wrong_language",
         )  # fmt: skip
         paths += [folder / f"{name}.{kind}" for kind in ("png", "svg")]
         save(drawn, paths[-2:])

@@ -23,7 +23,7 @@ def figure(
     *,
     signed: bool = False,
     framed: Collection[str] = (),
-    digits: int = 1,
+    percent: bool = False,
 ) -> Figure:
     """Draws a value for each direction, sources as rows and targets as columns, English first.
 
@@ -32,7 +32,7 @@ def figure(
         names: Label of each language. Defaults to its code.
         signed: Colours are of two hues, for values below and above 0.
         framed: Directions whose cells have a frame.
-        digits: Decimals of the numbers in cells, which small maps have.
+        percent: Numbers are whole, and the darkest colour is 100.
     """
     codes = sorted(languages_of(values), key=lambda code: (code != "en", code))
     grid = np.full((len(codes), len(codes)), np.nan)
@@ -47,11 +47,11 @@ def figure(
     letters = min(0.95 * size, 0.9 * slot)
     drawn = blank(width, width, layout="constrained")
     panel = drawn.subplots()
-    most = float(np.nanmax(np.abs(grid))) or 1.0
+    most = 100.0 if percent else float(np.nanmax(np.abs(grid))) or 1.0
     low, colours = (-most, _DIVERGING) if signed else (min(0.0, float(np.nanmin(grid))), SEQUENTIAL)
     image = panel.imshow(grid, cmap=colours, vmin=low, vmax=most, aspect="auto")
     cells = np.argwhere(np.isfinite(grid)) if numbered else []
-    texts = [f"{grid[*at]:{'+' * signed}.{digits}f}".replace("-", "−") for at in cells]
+    texts = [f"{grid[*at]:{'+' * signed}.{0 if percent else 1}f}".replace("-", "−") for at in cells]
     for (row, column), text in zip(cells, texts, strict=True):
         # The page inverts images and swaps ink and paper in the dark.
         dark = abs(grid[row, column]) / most > 0.6

@@ -327,7 +327,7 @@ def heat_maps(
     names = {code: " ".join(dict.fromkeys([code, _own_name(code)])).strip() for code in codes}
     return {
         title: inline(
-            heat_map.figure(of, names, signed=title in signed, digits=0 if title in whole else 1,
+            heat_map.figure(of, names, signed=title in signed, percent=title in whole,
                             framed=framed if title == first else ()), title)
         for title, of in values.items()
     }  # fmt: skip

@@ -24,7 +24,7 @@ def test_rows_are_sources_and_columns_targets_english_first() -> None:
 
 def test_numbers_are_signed_rounded_and_left_out_of_large_maps() -> None:
     assert texts({"a-b": 1.25, "b-a": -0.5}, signed=True) == ["+1.2", "−0.5"]
-    assert texts({"a-b": 41.7}, digits=0) == ["42"]
+    assert texts({"a-b": 41.7}, percent=True) == ["42"]
     many = {f"l{n}-l{n + 1}": float(n) for n in range(17)}
     assert texts(many) == []
 

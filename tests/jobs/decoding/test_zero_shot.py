@@ -23,6 +23,20 @@ def run(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(first, tmp_path_factory.mktemp("zero_shot") / "run"))
 
 
+def news(folder: Path) -> str:
+    """Returns the flag of a test set of its own, with one sentence of Galician into Portuguese."""
+    own = folder / "own"
+    own.mkdir()
+    (own / "gl-pt.tsv").write_text("ola\tolá\n", "utf-8")
+    (folder / "news.gin").write_text(
+        "from m4.data import testsets\n"
+        "experiment.Experiment.testsets = {'news': @testsets.Table()}\n"
+        f"testsets.Table.folder = '{own}'\ntestsets.Table.files = '{{pair}}.tsv'\n"
+        "testsets.Table.header = ['source', 'target']\n"
+    )
+    return f"--testset={folder / 'news.gin'}"
+
+
 def test_a_pivot_is_two_passes() -> None:
     seen = []
 
@@ -79,6 +93,19 @@ def test_scores_differences_rates_and_heat_maps(run: Path) -> None:
     assert len({row["direction"] for row in read_jsonl(page / "scores.jsonl")}) == 2
 
 
+@pytest.mark.slow
+def test_a_test_set_of_its_own(run: Path, tmp_path: Path) -> None:
+    said = m4("eval", run, "--zero_shot", news(tmp_path), "--beams=1")
+    assert said.status == 0, said.err
+    assert "news: has no references for es-pt, es-gl, " in said.err
+    assert "(5 of 6 directions)" in said.err
+    folder = run / "decodes" / "beams=1"
+    (row,) = read_jsonl(folder / "pivot" / "news.gl-pt.jsonl")
+    assert (row["source"], row["reference"]) == ("ola", "olá")
+    scores = read_jsonl(folder / "zero_shot.news" / "scores.jsonl")
+    assert {row["direction"] for row in scores} == {"gl-pt"}
+
+
 def test_mistakes_are_a_line_before_anything_is_built(
     run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -96,14 +123,5 @@ def test_mistakes_are_a_line_before_anything_is_built(
     }.items():
         assert said in mistake(f"--zero_shot={asked}")
     assert "--zero_shot=all: not with --watch" in mistake("--zero_shot", "--steps=all")
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "gl-pt.tsv").write_text("ola\tolá\n", "utf-8")
-    (tmp_path / "news.gin").write_text(
-        "from m4.data import testsets\n"
-        "experiment.Experiment.testsets = {'news': @testsets.Table()}\n"
-        f"testsets.Table.folder = '{own}'\ntestsets.Table.files = '{{pair}}.tsv'\n"
-        "testsets.Table.header = ['source', 'target']\n"
-    )
-    said = mistake("--zero_shot=gl-pt,pt-gl", f"--testset={tmp_path / 'news.gin'}")
+    said = mistake("--zero_shot=gl-pt,pt-gl", news(tmp_path))
     assert said.endswith("news: has no references for pt-gl")

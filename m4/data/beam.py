@@ -251,7 +251,7 @@ class _Job:
                 of pairs with a key that an earlier pair has, ("fitted", value).
 
         Yields:
-            (output of the step, element): shards (unit, fact), keys, and counts.
+            (output of the step, element): shards (unit, fact), keys, counts, and metrics.
         """
         pair, index, identity = self._job["units"][unit]
         first, last = self._bounds[number : number + 2]
@@ -288,7 +288,10 @@ class _Job:
             about["held_out"] += self._learned(name)
             self._end(name, about | {"count": part.count.as_json()})
             if last == len(self._stages):
-                _count(pair, part.count)
+                for counter in ("dropped", "changed", "not_checked"):
+                    for reason, pairs in getattr(part.count, counter).items():
+                        yield "metrics", (f"{pair}: {counter}: {reason}", pairs)
+                yield "metrics", (f"{pair}: kept", part.count.kept)
         elif barrier is not None:
             for _ in met.watched(read_spool(self.work.get(f"{name}.tsv"))):
                 pass
@@ -391,23 +394,16 @@ def _look(check: AnyCheck, facts: Sequence[tuple[Any, ...]]) -> Check:
     )
 
 
-def _count(pair: str, count: Count) -> None:
-    """Adds a shard's counts to Beam's metrics."""
-    from apache_beam.metrics import Metrics  # pyright: ignore[reportMissingImports]
-
-    said = {"read": count.read, "kept": count.kept}
-    for name in ("dropped", "changed", "not_checked"):
-        said |= {f"{name}: {reason}": pairs for reason, pairs in getattr(count, name).items()}
-    for reason, pairs in said.items():
-        Metrics.counter("m4", f"{pair}: {reason}").inc(pairs)
-
-
 def _segment(element: tuple[int, Any], place: str, name: str, number: int) -> Iterator[Any]:
+    from apache_beam.metrics import Metrics  # pyright: ignore[reportMissingImports]
     from apache_beam.pvalue import TaggedOutput  # pyright: ignore[reportMissingImports]
 
     unit, given = element
     for output, value in _opened(place, name).segment(number, unit, given):
-        yield TaggedOutput(output, value)
+        if output == "metrics":
+            Metrics.counter("m4", value[0]).inc(value[1])
+        else:
+            yield TaggedOutput(output, value)
 
 
 def _tokens(unit: int, place: str, name: str) -> tuple[int, Any]:

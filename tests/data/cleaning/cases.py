@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from m4.data.cleaning import CleaningStage
+from m4.data.cleaning import CleaningStage, Findings
+from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.clean import Cleaner, Cleaning
 from m4.data.cleaning.ledger import Ledger
 from m4.data.directions import key_of, pair_of
@@ -55,3 +58,21 @@ def dropped(
         pair for row, pair in enumerate(pairs) if row not in reasons
     ]
     return reasons
+
+
+@dataclasses.dataclass(frozen=True)
+class Killed(CleaningStage):
+    """Kills its worker once, where it finds the word."""
+
+    name = "killed"
+    mark: str = ""
+
+    def identity(self) -> dict[str, Any]:
+        return {}
+
+    def check(self, chunk: Chunk) -> Findings:
+        mark = Path(self.mark)
+        if mark.is_file() and any(text == "Kill" for text in chunk.first):
+            mark.unlink()
+            os._exit(9)
+        return Findings()

@@ -1,0 +1,378 @@
+"""Preparation in shards: the corpus of one process, byte for byte, in any order and on Beam."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m4.data import beam
+from m4.data.cleaning import CleaningStage, Findings, clean
+from m4.data.cleaning.chunk import Chunk
+from m4.data.cleaning.stages import Duplicates, Empty
+from m4.data.corpus import CorpusSpec
+from m4.data.sources import SPLITS, Source, shards_of
+from m4.data.sources.cldr import Cldr
+from m4.data.sources.gettext import Gettext
+from m4.data.sources.tsv import Tsv
+from m4.settings import InputError, SettingError
+from tests.data.cleaning.cases import Killed
+from tests.data.corpora import WRITERS, texts_of, write, write_po
+from tests.data.corpus import Made
+
+# More than one chunk of pairs in a file.
+PAIRS = 1100
+
+
+def corpus(folder: Path, pairs: int = PAIRS) -> Callable[[], Source]:
+    """Writes files in which every stage finds something, also across files and languages.
+
+    The English of all languages is the same, so that overlap and duplicates are. Pairs of gl are
+    in two files with the same pairs at the end; fr-wo has the French of a test sentence's English.
+    """
+    rng = random.Random(0)
+    words = [pair.first for pair in Made({"gl": pairs}).pairs("en-gl", "train")]
+    for pair, end in (("en-gl", "ou"), ("en-pt_BR", "ão"), ("en-fr", "ez")):
+        rows = [f"{english}\t{english[::-1]} {end}" for english in words]
+        write(folder / f"a.{pair}.test.tsv", "".join(f"{row}\n" for row in rows[3:9]))
+        write(folder / f"a.{pair}.dev.tsv", "".join(f"{row}\n" for row in rows[9:13]))
+        rng.shuffle(rows)
+        half = [*rows[: pairs // 2], "Only one side", "\u200bcafe\u0301\tun caf\u00e9"]
+        again = [*rows[pairs // 2 :], *half[:40], half[50].upper(), "the same text\tThe same text"]
+        again.append("Yes\t" + "Si, claro que si, sen dúbida ningunha. " * 5)
+        if pair == "en-fr":  # other translations of test sentences
+            again += [f"{english}\tAutre {n}" for n, english in enumerate(words[3:8])]
+        write(folder / f"a.{pair}.train.tsv", "".join(f"{row}\n" for row in half))
+        write(folder / f"b.{pair}.train.tsv.gz", "".join(f"{row}\n" for row in again))
+    rows = [f"{english[::-1]} ez\t{english[::-1]} wo" for english in words[:40]]
+    rows += [f"Autre {n}\tmeneen {n}" for n in range(6)]
+    write(folder / "a.fr-wo.train.tsv", "".join(f"{row}\n" for row in rows))
+    return lambda: Tsv(folder, files="*.{pair}.{split}.tsv", on_bad_line="skip")
+
+
+def spec(source: Callable[[], Source], **settings: Any) -> CorpusSpec:
+    given = {"vocabulary_size": 400, "workers": 1, "lengths": {"inputs": 64, "targets": 64}}
+    return CorpusSpec(source(), **{**given, **settings})
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def thorough() -> clean.Cleaning:
+    """All stages but language identification, which takes seconds."""
+    return clean.Cleaning([s for s in clean.thorough().stages if s.name != "language_id"])
+
+
+@dataclasses.dataclass
+class Shuffled(beam.Engine):
+    """Beam's steps in this process: elements come in any order, and some of them twice."""
+
+    seed: int = 0
+
+    def _python(self) -> str:
+        return ""
+
+    def _run(self, job: dict[str, Any], progress: Any = None) -> list[str]:
+        rng = random.Random(self.seed)
+        self.work.write("name.job", json.dumps({"m4": beam.code_hash(), **job}).encode())
+        worker = beam._Job(self.work.place, "name")
+        units = [*range(len(job["units"]))]
+        rng.shuffle(units)
+        if job["kind"] == "tokens":
+            made = [worker.tokens(unit) for unit in units]
+            return [fact[1] for _, fact in sorted(made)]
+        ready: dict[int, list[Any]] = {unit: [] for unit in units}
+        for number in range(len(job["barriers"]) + 1):
+            outputs: dict[str, list[Any]] = defaultdict(list)
+            for unit in rng.sample(units, len(units)):
+                if (
+                    rng.random() < 0.3
+                ):  # a worker is killed when this is done: another does it again
+                    list(worker.segment(number, unit, rng.sample(ready[unit], len(ready[unit]))))
+                for name, value in worker.segment(number, unit, ready[unit]):
+                    outputs[name].append(value)
+            facts = outputs["shards"]
+            grouped: dict[Any, list[Any]] = defaultdict(list)
+            for key, value in rng.sample(outputs["keys"], len(outputs["keys"])):
+                grouped[key].append(value)
+            for key, values in grouped.items():
+                facts += beam._repeated((key, values))
+            counts: dict[str, list[Any]] = defaultdict(list)
+            for pair, counter in outputs["counts"]:
+                counts[pair].append(counter)
+            for pair, counters in counts.items():
+                facts += worker.fitted(number, pair, beam._added(counters))
+            ready = {unit: [fact for of, fact in facts if of == unit] for unit in units}
+        return [next(f[1] for f in ready[unit] if f[0] == "shard") for unit in sorted(units)]
+
+
+def engine(place: Path, seed: int = 0) -> Shuffled:
+    made = Shuffled("direct", [], 1, seed=seed)
+    made.open(str(place))
+    return made
+
+
+@pytest.mark.parametrize("cleaning", [clean.DEFAULT, thorough()], ids=["default", "thorough"])
+def test_shards_in_any_order_give_the_corpus_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaning: clean.Cleaning
+) -> None:
+    monkeypatch.setattr(beam, "_BUCKET_BYTES", 1000)  # keys of a language in many buckets
+    source = corpus(tmp_path / "text")
+    given = spec(source, cleaning=cleaning)
+    one = given.build(tmp_path / "one")
+    dropped = one.ledger().total("train").dropped
+    assert dropped["duplicates: exact pair"] >= 3 * 40
+    assert dropped["overlap: first side in a translation of a test set"] == 5
+    for seed in range(2):
+        work = engine(tmp_path / f"work{seed}", seed)
+        many = spec(source, cleaning=cleaning).build(tmp_path / f"many{seed}", engine=work)
+        assert files_of(many.folder) == files_of(one.folder)
+
+
+def test_other_settings_and_sources(tmp_path: Path) -> None:
+    """Segmentations, own vocabularies, PO files, sources without files; splits by a hash."""
+    texts = texts_of(Made({"gl": 60, "pt": 50}, held_out=4))
+    write_po(tmp_path / "po", texts, "{lang}.po")
+
+    def po() -> Source:
+        return Gettext(tmp_path / "po", dev_every=6, test_every=4, on_bad_line="skip")
+
+    def made() -> Source:
+        return Cldr({"gl": 60, "pt": 50}, test_pairs=4, dev_pairs=3)
+
+    roles = {"target_vocabulary_size": 380, "mixture": "to_english"}
+    for name, source, settings in (("po", po, roles), ("made", made, {"segmentations": 2})):
+        one = spec(source, **settings).build(tmp_path / name / "one")
+        work = engine(tmp_path / name / "work")
+        many = spec(source, **settings).build(tmp_path / name / "many", engine=work)
+        assert files_of(many.folder) == files_of(one.folder)
+
+
+@pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tfds"}))
+def test_the_shards_of_a_source_are_its_pairs_in_their_order(tmp_path: Path, name: str) -> None:
+    source = WRITERS[name](tmp_path, texts_of(Made({"gl": 12, "pt": 9}, held_out=4)))
+    for pair in source.language_pairs():
+        for split in SPLITS:
+            shards = shards_of(source, pair, split)
+            assert [p for s in shards for p in s.pairs()] == [*source.pairs(pair, split)]
+
+
+def test_what_is_made_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = corpus(tmp_path / "text", 100)
+    written: list[str] = []
+    write = beam._Job._end
+    monkeypatch.setattr(
+        beam._Job, "_end", lambda job, name, about: (written.append(name), write(job, name, about))
+    )
+    place = tmp_path / "work"
+    first = spec(source).build(tmp_path / "first", engine=engine(place, 1))
+    made = [*written]
+    written.clear()
+    again = spec(source).build(tmp_path / "again", engine=engine(place, 2))
+    assert not written
+    assert files_of(again.folder) == files_of(first.folder)
+    # As a killed worker leaves it: what it was at is not there, or not whole.
+    for name in (gone := sorted(set(made))[::3]):
+        (place / f"{name}.json").unlink()
+    again = spec(source).build(tmp_path / "third", engine=engine(place, 3))
+    assert sorted(set(written)) == gone
+    assert files_of(again.folder) == files_of(first.folder)
+    # Another text of one pair of languages: the shards of the others stay.
+    written.clear()
+    write_more = tmp_path / "text" / "c.en-gl.train.tsv"
+    write_more.write_text("One more sentence\tUnha frase máis\n")
+    spec(source).build(tmp_path / "more", engine=engine(place, 3))
+    assert 0 < len(set(written)) < len(set(made))
+
+
+@dataclasses.dataclass(frozen=True)
+class Raises(CleaningStage):
+    """A stage with a mistake: it cannot do with one line."""
+
+    name = "raises"
+
+    def check(self, chunk: Chunk) -> Findings:
+        if any("Only this" in text for text in chunk.first):
+            raise ZeroDivisionError("of Raises")
+        return Findings()
+
+
+def test_bad_lines_and_stages_stop_it_as_on_one_machine(tmp_path: Path) -> None:
+    write(tmp_path / "gl.train.tsv", "One\tUn\nTwo\nOnly this\tIsto\n")
+
+    def bad() -> Source:
+        return Tsv(tmp_path)
+
+    said = []
+    for work in (None, engine(tmp_path / "work")):
+        with pytest.raises(InputError, match=r"gl.train.tsv line 2: ") as found:
+            spec(bad).build(tmp_path / "c", engine=work)
+        said.append(str(found.value))
+    assert said[0] == said[1]
+    source, cleaning = (lambda: Tsv(tmp_path, on_bad_line="skip")), clean.Cleaning([Raises()])
+    for work in (None, engine(tmp_path / "work")):
+        with pytest.raises(ZeroDivisionError):
+            spec(source, cleaning=cleaning).build(tmp_path / "c", engine=work)
+
+
+def test_settings_come_back_from_json(tmp_path: Path) -> None:
+    (tmp_path / "gl.train.tsv").write_text("a\tb\n")
+    source = Tsv(tmp_path, codes={"gl": "gl_ES"}, on_bad_line="skip")
+    again = beam.from_json(json.loads(json.dumps(beam.as_json(source, "source"))))
+    assert (type(again), again.layout.pattern, again.codes) == (
+        Tsv,
+        "{lang}.{split}.tsv",
+        source.codes,
+    )
+    cleaning = beam.from_json(beam.as_json(thorough(), "cleaning"))
+    assert cleaning.identity() == thorough().identity()
+
+    @dataclasses.dataclass(frozen=True)
+    class Here(CleaningStage):
+        name = "here"
+
+    with pytest.raises(SettingError, match=r"Here'>: must be a dataclass or a function"):
+        beam.as_json(Here(), "CorpusSpec.cleaning")
+
+
+def test_a_worker_with_another_m4_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = beam.Work(str(tmp_path))
+    work.write("name.job", json.dumps({"m4": "0" * 64, "kind": "text"}).encode())
+    with pytest.raises(InputError, match=r"a worker has another m4 .* than the command"):
+        beam._Job(work.place, "name")
+
+
+def test_cost_is_measured_on_the_corpus(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "text")
+    work = engine(tmp_path / "work")
+    work.price = 3600.0  # a dollar a second
+    given = spec(source)
+    said = work.cost(given.opened_source, given.cleaning, given.language_pairs())
+    number = int(said.split()[1].replace(",", ""))
+    # Pairs in all files for training; the packed ones' sizes are guessed.
+    assert 0.5 < number / (3 * (PAIRS + 40) + 40) < 2
+    assert "GB of keys shuffled" in said
+    assert said.endswith(" dollars")
+
+
+# Beam itself.
+
+
+def has_beam() -> bool:
+    try:
+        beam.Engine("direct", [], 1)
+    except InputError:
+        return False
+    return True
+
+
+BEAM = pytest.mark.skipif(not has_beam(), reason="Apache Beam is not installed: make beam")
+SLOW = (pytest.mark.slow, pytest.mark.thorough)
+
+
+@BEAM
+@pytest.mark.slow
+def test_beam_gives_the_corpus_of_one_process(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "text", 200)
+    one = spec(source).build(tmp_path / "one")
+    work = beam.Engine("direct", [], 2)
+    work.open(str(tmp_path / "work"))
+    many = spec(source).build(tmp_path / "many", engine=work)
+    assert files_of(many.folder) == files_of(one.folder)
+
+
+@BEAM
+@pytest.mark.parametrize("workers", [pytest.param(n, marks=SLOW) for n in (1, 4)])
+def test_any_number_of_workers_gives_the_same_corpus(
+    tmp_path: Path, tatoeba: Path, workers: int
+) -> None:
+    """A slice of Tatoeba, by all stages."""
+    for path in (p for code in ("gl", "fy", "eo") for p in tatoeba.glob(f"{code}.*.tsv")):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        write(tmp_path / "text" / path.name, "".join(lines[:3000]))
+    given = {"cleaning": thorough(), "vocabulary_size": 1000}
+
+    def source() -> Source:
+        return Tsv(tmp_path / "text", on_bad_line="skip")
+
+    one = spec(source, **given).build(tmp_path / "one")
+    work = beam.Engine("direct", [], workers)
+    work.open(str(tmp_path / "work"))
+    many = spec(source, **given).build(tmp_path / "many", engine=work)
+    assert files_of(many.folder) == files_of(one.folder)
+
+
+@BEAM
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=SLOW)])
+def test_a_killed_worker_is_replaced(tmp_path: Path, workers: int) -> None:
+    source = corpus(tmp_path / "text", 200)
+    write(tmp_path / "text" / "k.en-gl.train.tsv", "Kill\tMatar\n")
+    mark = tmp_path / "mark"
+    cleaning = clean.Cleaning([Empty(), Killed(str(mark)), Duplicates()])
+    one = spec(source, cleaning=cleaning).build(tmp_path / "one")
+    mark.touch()
+    work = beam.Engine("direct", [], workers)
+    work.open(str(tmp_path / "work"))
+    many = spec(source, cleaning=cleaning).build(tmp_path / "many", engine=work)
+    assert not mark.exists()
+    assert files_of(many.folder) == files_of(one.folder)
+
+
+@BEAM
+@pytest.mark.parametrize(
+    ("runner", "options", "said"),
+    [
+        pytest.param(runner, options, said, marks=SLOW)
+        for runner, options, said in (
+            ("direct", ["--no_such_option=1"], "--beam_options: Beam has no option '--no_such"),
+            (
+                "direct",
+                ["--direct_num_workers=many"],
+                "--beam_options: .*invalid int value: 'many'",
+            ),
+            ("flink", [], "--runner: FlinkRunner needs java on the PATH, or "),
+        )
+    ],
+)
+def test_what_beam_refuses_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str, options: list[str], said: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, "PATH": str(tmp_path)})
+    work = beam.Engine(runner, options, 1)
+    work.open(str(tmp_path / "work"))
+    with pytest.raises(InputError, match=said):
+        spec(corpus(tmp_path / "text", 120)).build(tmp_path / "c", engine=work)
+
+
+@BEAM
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_prism_gives_the_corpus_of_one_process(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "text", 100)
+    work = beam.Engine("prism", [], 1)
+    work.open(str(tmp_path / "work"))
+    try:
+        many = spec(source).build(tmp_path / "many", engine=work)
+    except InputError as error:
+        pytest.skip(str(error))
+    assert files_of(many.folder) == files_of(spec(source).build(tmp_path / "one").folder)
+
+
+def test_dataflow_needs_a_bucket(tmp_path: Path) -> None:
+    work = Shuffled("dataflow", [], 1)
+    with pytest.raises(InputError, match=r"--runner=dataflow needs a bucket, gs://"):
+        work.open(str(tmp_path))

@@ -286,6 +286,8 @@ SLOW = (pytest.mark.slow, pytest.mark.thorough)
 
 @BEAM
 @pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.every_part
 def test_beam_gives_the_corpus_of_one_process(tmp_path: Path) -> None:
     source = corpus(tmp_path / "text", 200)
     one = spec(source).build(tmp_path / "one")

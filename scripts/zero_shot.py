@@ -101,9 +101,11 @@ def prepare(tatoeba: Path, text: Path) -> None:
 
 def commands(out: Path) -> Iterator[tuple[str, list[str]]]:
     """Yields name and arguments of each command, in order."""
-    for system, direct in {"any_to_any": pairs_at(_DIRECT), "centric": []}.items():
+    direct = pairs_at(_DIRECT)
+    for system, more in {"any_to_any": direct, "centric": [], "any_to_any_1": direct}.items():
         changes = {**CHANGES, "TEXT_DIR": f"'{out / 'text'}'", "DATA_DIR": f"'{out / 'data'}'",
-                   "LANGUAGES": [*_ENGLISH, *direct]}  # fmt: skip
+                   "LANGUAGES": [*_ENGLISH, *more],
+                   "experiment.Training.seed": int(system == "any_to_any_1")}  # fmt: skip
         if system == "centric":  # the same vocabulary
             changes["corpus.CorpusSpec.vocabulary_from"] = f"'{out / 'any_to_any'}'"
         settings = [f"--gin.{name}={value}" for name, value in changes.items()]

@@ -26,7 +26,7 @@ from m4.eval.metrics import bootstrap
 from m4.eval.report import heat_map
 from m4.eval.report.figures import save
 from m4.eval.scoring.delta import METRIC_NAMES, Delta, deltas
-from m4.eval.scoring.score import COPY
+from m4.eval.scoring.score import COPY, read_scores
 from m4.storage.files import read_jsonl
 from scripts.results import kept
 from scripts.results.kept import Asked, Kept
@@ -177,7 +177,7 @@ def maps(asked: Asked, found: Sequence[Row]) -> dict[str, tuple[str, dict[str, f
     """Returns name of a picture -> its title, its values by direction, and whether signed."""
     first, second, *_ = (*asked.runs, "")
     one = [row for row in found if row.directions == 1 and row.metric == "bleu"]
-    scores = {row.about: row.score for row in one if row.system in (first, f"{first}_zero_shot")}
+    scores = {**_scores(asked, f"{first}_zero_shot"), **_scores(asked, first)}
     change = {row.about: row.delta for row in one
               if (row.system, row.against) == (f"{first}_zero_shot", f"{first}_pivot")}  # fmt: skip
     each = [(row.system, row.off_target, row.about) for row in one]
@@ -192,10 +192,16 @@ def maps(asked: Asked, found: Sequence[Row]) -> dict[str, tuple[str, dict[str, f
     return {name: of for name, of in made.items() if of[1]}
 
 
+def _scores(asked: Asked, system: str) -> dict[str, float]:
+    """Returns BLEU of a system by direction, of the scores that are drawn."""
+    wanted = {"system": system, "metric": "bleu", "subset": "all"}
+    rows = read_scores(asked.folder / "scores.jsonl")
+    return {row["direction"]: row["score"] for row in rows if wanted.items() <= row.items()}
+
+
 def draw(asked: Asked, found: Sequence[Row], folder: Path) -> list[Path]:
     """Draws the heat maps as .png and .svg."""
-    first, paths = next(iter(asked.runs)), []
-    trained = {row.about for row in found if row.system == first and row.directions == 1}
+    trained, paths = _scores(asked, next(iter(asked.runs))), []
     for name, (_, values, sign) in maps(asked, found).items():
         codes = languages_of(values)
         drawn = heat_map.figure(

@@ -11,7 +11,8 @@ import pytest
 from m4.data.directions import pair_of
 from m4.data.splits import normal
 from m4.eval.metrics.bleu import bleu
-from m4.eval.scoring.score import COPY
+from m4.eval.scoring.score import COPY, score_rows
+from m4.storage.files import write_jsonl
 from scripts.results import kept, zero_shot
 from scripts.results.kept import Kept
 from scripts.zero_shot import RING, pairs_at, prepare
@@ -99,6 +100,8 @@ def test_comparisons_and_the_page(tmp_path: Path) -> None:
     assert (mean.about, mean.directions, mean.sentences) == ("unseen", 2, 120)
     assert (mean.delta, mean.other_off_target) == (pytest.approx(50.0), 0.5)
     assert {row.about: round(row.delta) for row in each} == {"fra-deu": 0, "deu-fra": 100}
+    rows = score_rows(kept.measured(found), {})
+    write_jsonl(tmp_path / "scores.jsonl", rows)
     page = "\n".join(zero_shot.sections(asked, [mean, *each]))
     assert "| many_zero_shot | many_pivot | 2 unseen | BLEU | 100.0 | 50.0 | +50.0 [" in page
     assert "| German → French | 60 | 100.0 | 0.0 | +100.0 [" in page

@@ -17,6 +17,7 @@ from m4.jobs.decoding.ready_model import translator
 from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
 from m4.parallel import distributed
 from m4.progress import ProgressBar
+from m4.storage.files import read_jsonl
 
 
 def score(experiment: Experiment, *, split: str = "test", step: int | None = None) -> Path:
@@ -50,6 +51,12 @@ def score(experiment: Experiment, *, split: str = "test", step: int | None = Non
         folder = decodes_folder(experiment, step)
         decode_to_files(scored, folder, f"logprob-{split}", pairs, made_by)
         bar.update(bar.total)
+    for direction in pairs if distributed.is_primary() else ():
+        path = folder / f"logprob-{split}.{direction}.jsonl"
+        rows = read_jsonl(path)
+        tokens = sum(row["tokens"] for row in rows)
+        nats = -sum(row["logprob"] for row in rows) / tokens
+        print(f"{path}: {nats:.3f} nats a token, {len(rows):,} sentences of {tokens:,} tokens")
     return folder
 
 

@@ -31,6 +31,9 @@ def test_references_of_a_split_are_scored_once(run: Path, tmp_path: Path) -> Non
     for row in (row for each in rows.values() for row in each):
         assert row["logprob"] < 0 < row["tokens"]
         assert row["score"] == pytest.approx(row["logprob"] / ((5 + row["tokens"]) / 6) ** 0.6)
+    tokens = sum(row["tokens"] for row in rows["gl-en"])
+    nats = -sum(row["logprob"] for row in rows["gl-en"]) / tokens
+    assert f"logprob-dev.gl-en.jsonl: {nats:.3f} nats a token, " in said.out
     # What is there is left as it is; a file that is lost is made again.
     files[0].unlink()
     assert m4("score", f"--model_dir={run}", "--split=dev").status == 0

@@ -108,7 +108,7 @@ def train(
     from m4.settings import InputError, SettingError
 
     if not (log is None or callable(log)):
-        raise InputError(f"log = {log!r}: must be a function, called with each row of metrics.jsonl")
+        raise InputError(f"log = {log!r}: must be a function of a row of metrics.jsonl")
     config = api.config_of(experiment, model_dir, bindings, init_from)
     found = config.experiment()
     with open_run(found, config, "train", fresh=fresh) as run:

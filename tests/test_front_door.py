@@ -286,7 +286,7 @@ def test_mistakes_from_python_are_named(tmp_path: Path) -> None:
         m4.load(tmp_path, allow_modules="mine")
     with pytest.raises(InputError, match=r"^bindings = 'TRAIN_STEPS = 2': must be a list of texts"):
         m4.train(TINY, bindings="TRAIN_STEPS = 2")
-    with pytest.raises(InputError, match=r"^log = 3: must be a function, called with each row"):
+    with pytest.raises(InputError, match=r"^log = 3: must be a function of a row"):
         m4.train(TINY, model_dir="none", log=3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^plot_delta: rows must be those of `delta`"):
         m4.plot_delta([{}], tmp_path / "delta.png")

@@ -54,7 +54,7 @@ def demo(experiment: "Experiment") -> None:
     corpus = open_corpus(experiment)
     check_held_out(corpus)
     keep_vocabulary(experiment, corpus)
-    train.train(start, corpus)
+    train.train(experiment, corpus, *start)
     baselines(experiment)
     decode(experiment)
     show(report(experiment), experiment.data.levels)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from m4.data.cache.cache import Cache
     from m4.experiment import Experiment
-    from m4.jobs.checkpoints.initial import Start
+    from m4.jobs.checkpoints.source import Source
 
 EXAMPLE = "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000"
 
@@ -69,7 +69,7 @@ def check_and_train(
 
     start = check_start(experiment)
     corpus = training_corpus(experiment)
-    return train(start, corpus, log)
+    return train(experiment, corpus, *start, log)
 
 
 def training_corpus(experiment: Experiment) -> Cache:
@@ -83,10 +83,17 @@ def training_corpus(experiment: Experiment) -> Cache:
     return corpus
 
 
-def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | None = None) -> Path:
-    """Trains a model; returns its folder. `log` is called with each row of metrics.
+def train(
+    experiment: Experiment,
+    corpus: Cache,
+    step: int | None,
+    source: Source | None,
+    log: Callable[[dict[str, Any]], None] | None = None,
+) -> Path:
+    """Trains a model from a step, or from another model; returns its folder.
 
-    A folder that has as many steps already is left as it is, and a line is printed.
+    A folder that has as many steps already is left as it is, and a line is printed. `log` is called
+    with each row of metrics.
     """
     from m4.build import build
     from m4.eval.decoding.testsets import train_pairs
@@ -99,9 +106,8 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
     from m4.train import loop
     from m4.train.measuring.step_clock import Flops
 
-    experiment = start.experiment
     training, folder = experiment.training, experiment.folder
-    rule, step, ended = training.early_stopping, start.step, None
+    rule, ended = training.early_stopping, None
     if step is not None and step >= training.total_steps:
         ended = f"nothing to train to {training.total_steps} (TRAIN_STEPS)"
     elif step is not None and rule is not None:
@@ -120,8 +126,8 @@ def train(start: Start, corpus: Cache, log: Callable[[dict[str, Any]], None] | N
     if distributed.is_primary():
         peak = peak_flops([*parts.mesh.devices.flat], parts.model.dtype)
     flops = Flops(model_flops(forward_flops(parts.model, *parts.batch_shape)), peak)
-    if start.source is not None:
-        begin = initial.begin(experiment, start.source, parts.model, corpus)
+    if source is not None:
+        begin = initial.begin(experiment, source, parts.model, corpus)
     with ProgressBar("train", training.total_steps) as bar:
         trained = loop.train(
             parts.program,

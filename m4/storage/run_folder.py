@@ -70,21 +70,21 @@ _KIND_OF = (
         r"|report\.html$",
         "eval",
     ),
-    (r"(data_preview|data_report|dropped|vocabulary_report)\.", "data"),
+    (r"(data_preview|data_report|dropped)\.", "data"),
     (r"baselines/", "baselines"),
 )
 
 # In a folder with nothing else no work is lost: another config may take it over.
 CONFIG_FILES = ("run.json", "config.gin", "operative_config.gin")
 _OWN = {*CONFIG_FILES, "compilation_cache", "data", VOCABULARY}
-_OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report", "vocabulary_report")
+_OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report")
          for ending in ("json", "html", "png", "pdf")}  # fmt: skip
 
 
 # Everything that jobs write at the top of the folder (docs/run_folder.md). A user's files stay.
 _WRITTEN = re.compile(
     r"run\.json|(operative_)?config\.gin|heartbeat\.json|metrics\.jsonl|report\.html"
-    r"|dropped\.jsonl\.gz|(data_preview|data_report|vocabulary_report|delta_bleu)\.\w+"
+    r"|dropped\.jsonl\.gz|(data_preview|data_report|delta_bleu)\.\w+"
     r"|(scores|deltas|rates|scores_by_step|forgotten)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
     r"|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines"
     r"|compilation_cache"

@@ -225,9 +225,6 @@ def test_run_in_a_bucket(address: str, emulator: Emulator, machine: Machine) -> 
     assert result.out.startswith("step: 4 of ")
     assert "| job: ended " in result.out
     assert "| checkpoint: step 4" in result.out
-    result = m4("data", "vocabulary", f"--model_dir={address}")
-    assert result.status == 0, result.err
-    assert "vocabulary_report.json" in emulator.names(folder_of(address))
     corpora = {name for name in emulator.names(folder_of(address)) if name.startswith("data/")}
     result = m4("train", f"--model_dir={address}", "--fresh", "--gin.TRAIN_STEPS=1")
     assert result.status == 0, result.err

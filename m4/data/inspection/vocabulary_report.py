@@ -4,11 +4,9 @@ A language whose text falls apart into bytes has long sentences and little that 
 from. Remedies are a larger vocabulary, and a higher temperature of the text that it is trained on.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +17,9 @@ from m4.data.directions import ROLES, SIDES, split_direction
 from m4.data.languages import describe
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import UNK_ID, Vocabulary
-from m4.storage.files import write_text
 
-NAME = "vocabulary_report"
+# Share of bytes among the pieces above which a language stands out.
+MANY_BYTES = 0.01
 # Column -> its title and the format of its numbers.
 COLUMNS = {
     "sentences": ("sentences", "{:,}"),
@@ -118,25 +116,6 @@ def table(rows: Iterable[Row]) -> Table:
         made.add_column(title, justify="right")
     for row in rows:
         name = f"{row.language} {describe(row.language).name}"
-        made.add_row(name, row.vocabulary, *row.cells())
+        style = "yellow" if row.byte_share > MANY_BYTES else None
+        made.add_row(name, row.vocabulary, *row.cells(), style=style)
     return made
-
-
-def spelled_out(rows: Iterable[Row], above: float) -> list[Row]:
-    """Returns the rows with a larger share of bytes than `above`, the worst first."""
-    return sorted((r for r in rows if r.byte_share > above), key=lambda row: -row.byte_share)
-
-
-def write(folder: Path, cache: Cache, rows: Sequence[Row], warn_above: float) -> Path:
-    """Writes vocabulary_report.json; returns its path."""
-    data = {
-        "fingerprint": cache.vocabulary.fingerprint,
-        "vocabularies": {
-            role: {key: value for key, value in made.items() if key != "fingerprint"}
-            for role, made in cache.manifest["vocabularies"].items()
-        },
-        "warn_above": warn_above,
-        "rows": [row._asdict() for row in rows],
-    }
-    write_text(path := folder / f"{NAME}.json", json.dumps(data, indent=1, ensure_ascii=False))
-    return path

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from m4.build import build
 from m4.data.cache.cache import Cache
-from m4.experiment import Experiment, Training, changes
+from m4.experiment import Experiment, changes
 from m4.jobs.checkpoints.source import Source
 from m4.jobs.checkpoints.source_hf import is_hf, opened
 from m4.jobs.checkpoints.source_run import SourceRun, tasks_of
@@ -104,22 +104,6 @@ def _lines(
     return found if loss is None else [*found, f"  {loss}"]
 
 
-def check_beginning(
-    rules: InitialModel, run: Path, model: Transformer, training: Training
-) -> Source:
-    """Opens the model to begin from, and checks what is known before the corpus is built."""
-    total = training.total_steps
-    old = _opened(rules, run)
-    after = initial.shapes_of(abstract_variables(model)["params"])
-    old.check(model, initial.plan(old.shapes, after, rules.layers).unused())
-    if rules.optimizer and total < old.step:
-        allowed = f"{old.step} or more, where the run continues"
-        raise SettingError("Training.total_steps", total, allowed)
-    if rules.optimizer and isinstance(old, SourceT5x):
-        check_adafactor(training.optimizer(total))
-    return old
-
-
 def _opened(rules: InitialModel, run: Path) -> Source:
     """Opens the other run. Without @STEP it is at the step that run.json of `run` names, if any."""
     name, step = name_and_step(rules.run)
@@ -148,24 +132,28 @@ def _known_step(rules: InitialModel, run: Path) -> int | None:
     return None
 
 
-class Start(NamedTuple):
-    """A training that can begin."""
+def check_start(experiment: Experiment, *, writes: bool = True) -> tuple[int | None, Source | None]:
+    """Returns the step that a training resumes from, or else the model that it begins from, if any.
 
-    experiment: Experiment
-    step: int | None  # The step that training resumes from; None where it begins.
-    source: Source | None  # The model that it begins from. Defaults to none.
-
-
-def check_start(experiment: Experiment, *, writes: bool = True) -> Start:
-    """Checks all of a training that is known before the corpus is built."""
-    expected, training = build(experiment, None), experiment.training
-    expected.check_training()
-    checkpoints = experiment.folder / "checkpoints"
+    All is checked that is known before the corpus is built. Damaged checkpoints are moved aside if
+    the job `writes`.
+    """
+    model, training = (parts := build(experiment, None)).model, experiment.training
+    parts.check_training()
+    checkpoints, rules = experiment.folder / "checkpoints", training.initial
     step = distributed.on_primary_then_broadcast(
         "checkpoints",
         lambda: whole_step(checkpoints, move_aside=True) if writes else latest_step(checkpoints),
     )
-    source = None
-    if step is None and training.initial is not None:
-        source = check_beginning(training.initial, experiment.folder, expected.model, training)
-    return Start(experiment, step, source)
+    if step is not None or rules is None:
+        return step, None
+    source = _opened(rules, experiment.folder)
+    after = initial.shapes_of(abstract_variables(model)["params"])
+    source.check(model, initial.plan(source.shapes, after, rules.layers).unused())
+    total = training.total_steps
+    if rules.optimizer and total < source.step:
+        allowed = f"{source.step} or more, where the run continues"
+        raise SettingError("Training.total_steps", total, allowed)
+    if rules.optimizer and isinstance(source, SourceT5x):
+        check_adafactor(training.optimizer(total))
+    return None, source

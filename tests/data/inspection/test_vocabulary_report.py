@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,7 @@ import pytest
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.directions import key_of
-from m4.data.inspection import vocabulary_report
-from m4.data.inspection.vocabulary_report import measure, measure_texts, spelled_out
+from m4.data.inspection.vocabulary_report import measure, measure_texts
 from tests.data.corpus import Made
 
 
@@ -50,19 +48,3 @@ def test_separate_vocabularies_are_asked_for_their_own_languages(tmp_path: Path)
     ).build(tmp_path / "c")
     rows = [(row.vocabulary, row.language) for row in measure(made)]
     assert rows == [("source", "gl"), ("source", "pt"), ("target", "en")]
-
-
-def test_what_is_written_and_shown(made_cache: Cache, tmp_path: Path) -> None:
-    rows = measure(made_cache)
-    odd = measure_texts(made_cache.source_vocabulary, "shared", "<b>", ["漢字 the"])
-    assert spelled_out([*rows, odd], above=0.01) == [odd]
-    assert spelled_out([*rows, odd], above=0.9) == []
-    data = vocabulary_report.write(tmp_path, made_cache, [*rows, odd], 0.01)
-    written = json.loads(data.read_text(encoding="utf-8"))
-    assert written["fingerprint"] == made_cache.vocabulary.fingerprint
-    assert [row["language"] for row in written["rows"]] == ["en", "gl", "pt", "sr_Latn", "<b>"]
-    assert written["rows"][-1]["byte_share"] == pytest.approx(6 / len_of(made_cache, "漢字 the"))
-
-
-def len_of(made: Cache, text: str) -> int:
-    return len(made.source_vocabulary.encode([text])[0])

@@ -41,14 +41,18 @@ class _Run(argparse.Action):
         namespace.model_dir = values
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
+def _add_run(parser: argparse.ArgumentParser) -> None:
     """Adds RUN, as which --model_dir may be given."""
     more: dict[str, Any] = {"nargs": "?", "action": _Run, "default": argparse.SUPPRESS}
     parser.add_argument("model_dir", metavar="RUN", help="run folder, as --model_dir", **more)
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that name a config."""
+def add_config(
+    parser: argparse.ArgumentParser, *, run: bool = True, processes: bool = False
+) -> None:
+    """Adds the arguments that name a config, and if asked for RUN and the processes of a job."""
+    if run:
+        _add_run(parser)
     group = parser.add_argument_group("configuration")
     group.add_argument(
         "--gin_file", action="append", default=[], help="gin file of the config; may be repeated"
@@ -79,6 +83,8 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         "FOLDER is where the module is (default: the working folder)",
     )
     add_follow_links(group)
+    if processes:
+        _add_processes(parser)
 
 
 def add_follow_links(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -90,7 +96,7 @@ def add_follow_links(parser: argparse.ArgumentParser | argparse._ArgumentGroup) 
     )
 
 
-def add_processes(parser: argparse.ArgumentParser) -> None:
+def _add_processes(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments by which one of several processes finds the others (T5X's names)."""
     group = parser.add_argument_group("several processes", "one a host, all with the same command")
     group.add_argument(
@@ -175,7 +181,7 @@ def metrics_of(arguments: argparse.Namespace) -> "list[Metric]":
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
     """Adds RUN and --model_dir, of commands that read a run's folder and no config."""
-    add_run(parser)
+    _add_run(parser)
     parser.add_argument("--model_dir", action=_Run, help="run folder")
     add_follow_links(parser)
 

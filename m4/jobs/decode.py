@@ -14,10 +14,8 @@ EXAMPLE = "m4 decode runs/demo"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    command.add_run(parser)
-    command.add_config(parser)
+    command.add_config(parser, processes=True)
     command.add_flags(parser, "beams")
-    command.add_processes(parser)
     command.add_flags(parser, "split", "step", "testset", "dry_run")
     group = parser.add_argument_group("any text", "docs/decoding.md")
     group.add_argument(

@@ -11,10 +11,8 @@ EXAMPLE = "m4 eval runs/demo --watch"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    command.add_run(parser)
-    command.add_config(parser)
+    command.add_config(parser, processes=True)
     command.add_flags(parser, "beams")
-    command.add_processes(parser)
     command.add_flags(parser, "split", help="sentences to use (default: test; dev with --watch)")
     command.add_flags(parser, "step", "testset", "dry_run", "sentences")
     parser.add_argument(

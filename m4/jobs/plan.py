@@ -16,7 +16,6 @@ TOPOLOGY = "v3:8x8"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    command.add_run(parser)
     command.add_config(parser)
     parser.add_argument(
         "--topology",

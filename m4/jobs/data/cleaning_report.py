@@ -14,7 +14,6 @@ EXAMPLE = "m4 data cleaning_report --gin_file=gin_configs/demo.gin --stages=all"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    command.add_run(parser)
     command.add_config(parser)
     parser.add_argument(
         "--stages",

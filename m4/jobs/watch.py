@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TextIO
@@ -34,32 +34,21 @@ def run(arguments: argparse.Namespace) -> int:
 def watch(
     model_dir: str, seconds: float = 10.0, *, once: bool = False, stream: TextIO | None = None
 ) -> None:
-    """Shows a run until it has ended, or until Ctrl-C.
-
-    On a terminal it is a table, elsewhere a line whenever something has changed.
-    """
-    from rich.live import Live
-    from rich.table import Table
+    """Shows a run until it has ended, or until Ctrl-C: a line whenever something has changed."""
+    from m4.storage.local_copy import fetched
 
     if not seconds > 0:
         raise InputError(f"--seconds={seconds}: must be above 0")
-    console = streams.console(stream)
-    if not console.is_terminal or once:
-        before = None
-        for look in _looks(model_dir, seconds, once):
-            if look.changes != before:
-                said = " | ".join(f"{name}: {text}" for name, text in look.lines.items())
-                console.print(said, soft_wrap=True)
-            before = look.changes
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        for look in _looks(model_dir, seconds, once):
-            table = Table.grid(padding=(0, 2))
-            table.add_column(style="bold")
-            table.add_column()
-            for name, text in {"run": model_dir, **look.lines}.items():
-                table.add_row(name, text)
-            live.update(table, refresh=True)
+    console, before = streams.console(stream), None
+    while True:
+        look = look_at(fetched(model_dir, _FILES.__contains__), time.time())
+        if look.changes != before:
+            said = " | ".join(f"{name}: {text}" for name, text in look.lines.items())
+            console.print(said, soft_wrap=True)
+        if once or look.ended:
+            return
+        before = look.changes
+        _sleep(seconds)
 
 
 class Look(NamedTuple):
@@ -74,18 +63,6 @@ class Look(NamedTuple):
     lines: dict[str, str]
     ended: bool
     changes: tuple[Any, ...]
-
-
-def _looks(model_dir: str, seconds: float, once: bool) -> Iterator[Look]:
-    """Yields a look at the run every so many seconds, until it has ended."""
-    from m4.storage.local_copy import fetched
-
-    while True:
-        look = look_at(fetched(model_dir, _FILES.__contains__), time.time())
-        yield look
-        if once or look.ended:
-            return
-        _sleep(seconds)
 
 
 def look_at(folder: Path, now: float) -> Look:

@@ -9,7 +9,6 @@ EXAMPLE = "m4 atlas runs/demo --split=test"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_run_folder(parser)
     parser.add_argument(
         "--split",

@@ -9,7 +9,6 @@ EXAMPLE = "m4 average runs/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument(

@@ -8,7 +8,6 @@ EXAMPLE = "m4 baselines runs/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser, processes=True)
     command.add_flags(parser, "dry_run", "verify")
 

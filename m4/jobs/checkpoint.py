@@ -9,7 +9,6 @@ EXAMPLE = "m4 checkpoint verify runs/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     parser.add_argument(
         "what",
         choices=["list", "verify", "inspect", "convert", "trim"],

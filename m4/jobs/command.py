@@ -1,6 +1,7 @@
 """Shared code of the commands: groups of arguments, and the way to an experiment.
 
-A command is a module m4.jobs.<command> with `add_arguments(parser)`, `run(arguments)` and EXAMPLE.
+A command is a module m4.jobs.<command> with EXAMPLE, `add_arguments(parser)`, which adds what the
+command takes, and `run(arguments)`, which returns the exit status.
 The command line imports the chosen one alone. Such a module, and this one, import heavy libraries
 inside their functions, so that `m4 COMMAND --help` answers at once.
 """

@@ -13,7 +13,6 @@ EXAMPLE = "m4 decode runs/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser, processes=True)
     command.add_flags(parser, "beams")
     command.add_flags(parser, "split", "step", "testset", "dry_run")

@@ -13,7 +13,6 @@ EXAMPLE = "m4 demo --gin_file=gin_configs/demo.gin --model_dir=runs/mine"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser, processes=True)
     train.add_start(parser)
     command.add_flags(parser, "dry_run", "verify")

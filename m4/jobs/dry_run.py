@@ -62,7 +62,8 @@ def _training(experiment: Experiment, languages: int) -> Table:
     table.add_row("a batch", rows)
     table.add_row("steps", f"{training.total_steps:,}")
     table.add_row("directions", f"{len(program.parts.directions.names):,}")
-    table.add_row("mesh", _mesh(training.mesh()))
+    axes = [f"{name} {size}" for name, size in training.mesh().shape.items() if size > 1]
+    table.add_row("mesh", ", ".join(axes) or "one device")
     table.caption = "without activations, for which the command plan compiles"
     return table
 
@@ -124,8 +125,3 @@ def _table(title: str, params: Any, held: dict[str, int], more: dict[str, int]) 
         table.add_row(f"memory of a device: {kind}", f"{size / _MIB:,.2f} MiB")
     table.add_row("memory of a device", f"{sum([*held.values(), *more.values()]) / _MIB:,.2f} MiB")
     return table
-
-
-def _mesh(mesh: jax.sharding.Mesh) -> str:
-    axes = [f"{name} {size}" for name, size in mesh.shape.items() if size > 1]
-    return ", ".join(axes) or "one device"

@@ -10,7 +10,6 @@ EXAMPLE = "m4 eval runs/demo --watch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser, processes=True)
     command.add_flags(parser, "beams")
     command.add_flags(parser, "split", help="sentences to use (default: test; dev with --watch)")

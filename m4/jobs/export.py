@@ -9,7 +9,6 @@ EXAMPLE = "m4 export runs/demo --format=t5x --output=exported"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_run_folder(parser)
     parser.add_argument(
         "--format",

@@ -10,7 +10,6 @@ EXAMPLE = "m4 extract runs/demo --directions=en-gl,gl-en --output=runs/small"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser)
     parser.add_argument("--directions", required=True, help="directions to keep, as gl-en,pt-en")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="the new run's folder")

@@ -81,7 +81,9 @@ def open_run(
                 return run_folder.digest(folder)
 
             written = distributed.on_primary_then_broadcast("MODEL_DIR", enter)
-            folder = _seen(folder, address, written)
+            if bucket and not distributed.is_primary():
+                folder = local_copy.fetched(address)
+            run_folder.check_shared(folder, written, address)
         if computes:
             set_up(_programs(folder, address, writes))
         if bucket and writes and computes:  # what orbax cannot open ends the job here
@@ -180,14 +182,6 @@ def _owned(
                 with contextlib.suppress(Busy), alone():
                     run_folder.restore(folder, before)
             raise
-
-
-def _seen(folder: Path, address: str, written: str) -> Path:
-    """Returns the folder in which this process sees what the primary one wrote."""
-    if not distributed.is_primary() and is_address(address):
-        folder = local_copy.fetched(address)
-    run_folder.check_shared(folder, written, address)
-    return folder
 
 
 def _programs(folder: Path, address: str, writes: tuple[str, ...]) -> Path | None:

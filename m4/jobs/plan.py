@@ -15,7 +15,6 @@ TOPOLOGY = "v3:8x8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser)
     parser.add_argument(
         "--topology",

@@ -12,7 +12,6 @@ EXAMPLE = "m4 report runs/demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser, run=False, processes=True)
     group = parser.add_argument_group("several runs", "one page of all, from their translations")
     group.add_argument(

@@ -11,7 +11,6 @@ EXAMPLE = "m4 score runs/demo --split=dev"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser, processes=True)
     command.add_flags(parser, "split", "step", "dry_run")
     group = parser.add_argument_group("files", "pairs of lines, instead of the run's test set")

@@ -17,7 +17,6 @@ EXAMPLE = "m4 score_files test.en system.gl test.gl --to=gl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     parser.add_argument("source", type=Path, metavar="SRC", help="sources, one per line")
     parser.add_argument("hypothesis", type=Path, metavar="HYP", help="their translations")
     parser.add_argument("references", type=Path, nargs="+", metavar="REF", help="references")

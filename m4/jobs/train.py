@@ -20,7 +20,6 @@ EXAMPLE = "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser, processes=True)
     add_start(parser)
     command.add_flags(parser, "dry_run", "verify")

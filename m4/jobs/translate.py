@@ -13,7 +13,6 @@ EXAMPLE = 'm4 translate runs/demo --to=gl "3 weeks ago"'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser, run=False)
     parser.add_argument("--to", required=True, help="target language, e.g. gl")
     parser.add_argument(

@@ -16,7 +16,6 @@ _FILES = ("run.json", "metrics.jsonl", "heartbeat.json", "scores.jsonl", "scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_run_folder(parser)
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="between two looks (default: 10)"

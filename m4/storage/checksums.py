@@ -134,18 +134,14 @@ def problem(
     for name in read:
         if found[name][1] != files[name][1]:
             return f"{name}: its content is not what was written"
-    _remember(store.address, there, {name: files[name][1] for name in read})
+    now = time.time()
+    for name in read:
+        if now - there[name].updated > _TICK_SECONDS:
+            _same.add((store.address, name, there[name].version, files[name][1]))
     if once and sum(files[name][0] for name in read) > _WORTH_BYTES:
         with contextlib.suppress(OSError):  # it saves time only
             write_text(record, json.dumps([one for one in _same if one[0] == store.address]))
     return None
-
-
-def _remember(address: str, there: Mapping[str, Object], read: Mapping[str, str]) -> None:
-    now = time.time()
-    for name, sha256 in read.items():
-        if now - there[name].updated > _TICK_SECONDS:
-            _same.add((address, name, there[name].version, sha256))
 
 
 def _record_of(address: str) -> Path:

@@ -572,21 +572,11 @@ def _tree(like: Any, given: Given) -> Any:
     for path in by_path(jax.eval_shape(unstack, like)):
         name, _, part = path.rpartition("/")
         if part in Moments._fields:
-            made[path] = _factor(given[name], part)
+            of = given[name]
+            made[path] = of[part] if part in of else jnp.mean(of[""], -1 if part == "rows" else -2)
         elif "" in (of := given[path]):
             made[path] = of[""]
-        else:
-            made[path] = _full(of["rows"], of["columns"])
+        else:  # as `scale_by_matrix` multiplies its factors
+            factors = of["rows"] / jnp.mean(of["rows"], -1, keepdims=True)
+            made[path] = factors[..., :, None] * of["columns"][..., None, :]
     return restacked(made, like)
-
-
-def _factor(given: Mapping[str, Array], part: str) -> Array:
-    if part in given:
-        return given[part]
-    return jnp.mean(given[""], axis=-1 if part == "rows" else -2)
-
-
-def _full(rows: Array, columns: Array) -> Array:
-    """Multiplies rows [..., R] and columns [..., C] to moments [..., R, C] as `scale_by_matrix`."""
-    factors = rows / jnp.mean(rows, -1, keepdims=True)
-    return factors[..., :, None] * columns[..., None, :]

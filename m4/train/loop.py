@@ -141,7 +141,10 @@ def train(
         with undamaged(f"{checkpoints.folder}/{latest}/note"):
             if sampling is not None and not begun:
                 sampling.resume(saved.get("sampling"))
-            clock = StepClock(flops, first_start, saved, _devices(program))
+            on_cpu = program.mesh.devices.flat[0].platform == "cpu"
+            cores = len(available_cpus()) * jax.process_count()
+            devices = cores if on_cpu else program.mesh.size
+            clock = StepClock(flops, first_start, saved, devices)
             guard = StepGuard(training.on_bad_step, training.bad_steps, saved, state.step.sharding)
             counters = Counters(stream.directions, groups or {}, saved, start, rows * max(lengths))
         run = Run(program, state, end, StepsInFlight(most_in_flight(program.mesh), clock),
@@ -314,12 +317,6 @@ def _about(program: TrainProgram, stream: BatchStream) -> dict[str, Any]:
                 f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
             )
     return about
-
-
-def _devices(program: TrainProgram) -> int:
-    """Returns the number of devices; on CPUs that of the cores."""
-    on_cpu = program.mesh.devices.flat[0].platform == "cpu"
-    return len(available_cpus()) * jax.process_count() if on_cpu else program.mesh.size
 
 
 def _restored(

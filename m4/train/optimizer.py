@@ -80,7 +80,7 @@ def scale_by_matrix(
 
     def init(params):
         def moments(path, p):
-            if _is_factored(path, p, smallest_factored):
+            if _block_axes(path, p) == 2 and min(p.shape[-2:]) >= smallest_factored:
                 return Moments(jnp.zeros(p.shape[:-1]), jnp.zeros(p.shape[:-2] + p.shape[-1:]))
             return jnp.zeros(p.shape)
 
@@ -160,10 +160,6 @@ def _rms(x: Array, axes: tuple[int, ...]) -> Array:
 def _block_axes(path, leaf) -> int:
     """Counts a block's axes: 2 for a matrix, 1 for a parameter that is a vector in each layer."""
     return min(leaf.ndim - is_stacked(path), 2)
-
-
-def _is_factored(path, leaf, smallest: int) -> bool:
-    return _block_axes(path, leaf) == 2 and min(leaf.shape[-2:]) >= smallest
 
 
 def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransformation:

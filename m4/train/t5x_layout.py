@@ -90,7 +90,9 @@ def _own(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
 
 def _of_t5(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
     width = names["encoder/encoder_norm/scale"][0]
-    heads = _heads(names)
+    heads = next((shape[0] for name, shape in names.items() if name.endswith(_RELPOS)), None)
+    if heads is None:
+        raise InputError(f"it has no relative position bias ({_RELPOS}), as m4's model has")
     for name, shape in names.items():
         if name in _OUTSIDE:
             yield _OUTSIDE[name], T5xParameter(name, factor=t5_factor(name, width, 1))
@@ -116,13 +118,6 @@ def t5_factor(path: str, width: int, head_width: int) -> float:
     if path.endswith("token_embedder/embedding"):
         return width**-0.5
     return math.sqrt(head_width) if path.endswith("query/kernel") else 1.0
-
-
-def _heads(names: Shapes) -> int:
-    found = next((shape[0] for name, shape in names.items() if name.endswith(_RELPOS)), None)
-    if found is None:
-        raise InputError(f"it has no relative position bias ({_RELPOS}), as m4's model has")
-    return found
 
 
 def check_shared_bias(names: Shapes, read: Read) -> None:

@@ -58,7 +58,8 @@ def clean_corpus(
     """
     cleaning = spec.cleaning if cleaning is None else cleaning
     settings = dataclasses.replace(spec, cleaning=cleaning).settings()
-    built, why = _tokenized(folder, spec, settings)
+    tokens = folder / fingerprint_of(identity_of(spec.opened_source, settings))
+    built = Cache(tokens).ledger() if (tokens / "manifest.json").is_file() else None
     sides = EnglishSides()
     names = settings["language_pairs"]
     parts = [(split, pair) for split in reversed(SPLITS) for pair in names]
@@ -77,7 +78,7 @@ def clean_corpus(
                 pass
             count = cleaner.ledger.count(pair, split)
             if built is None:
-                count.not_checked[f"pieces: {why}"] = count.kept
+                count.not_checked["pieces: not tokenized yet"] = count.kept
             else:
                 tokenized = built.count(pair, split)
                 too_long = (tokenized.dropped + tokenized.flagged)[PIECES]
@@ -87,16 +88,6 @@ def clean_corpus(
             count = cleaner.ledger.count(pair, split)
             count.flagged[f"{WRONG}{said}"] = count.read
         return cleaner.finish()
-
-
-def _tokenized(
-    data_dir: Path, spec: CorpusSpec, settings: dict[str, Any]
-) -> tuple[Ledger | None, str]:
-    """Returns the ledger of the tokenized corpus, or why there is none of these settings."""
-    folder = data_dir / fingerprint_of(identity_of(spec.opened_source, settings))
-    if not (folder / "manifest.json").is_file():
-        return None, "not tokenized yet"
-    return Cache(folder).ledger(), ""
 
 
 @contextmanager

@@ -381,12 +381,6 @@ def parts_of_a_batch(rows: int, beams: int, layout: Layout | None = None) -> int
     return at_once if rows * beams >= at_once * FEWEST_HYPOTHESES else 1
 
 
-def _rows_of_a_batch(settings: Decoding, layout: Layout | None, sources: int) -> int:
-    rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
-    parts = parts_of_a_batch(rows, settings.beams, layout) if sources <= rows else 1
-    return -(-rows // parts)
-
-
 def translations(
     trained: TrainedModel,
     sources: Sequence[str],
@@ -417,12 +411,15 @@ def translations(
     directions = directions_for(trained.model, directions)
     ids = encoded_sources(vocabulary, sources, settings.max_source_length, on_cut)
     forced = _encoded_prefixes(vocabulary, prefixes, len(sources), settings)
+    rows = settings.batch_rows if layout is None else layout.rows(settings.batch_rows)
+    if len(sources) <= rows:
+        rows = -(-rows // parts_of_a_batch(rows, settings.beams, layout))
     results: dict[int, Translations] = {}
     done = tokens = 0
     by_row = [trained.factors.get(target_of(source), LEAST_FACTOR) for source in sources]
     done_batches = searched(
         lambda batch: _search_batch(trained, forced, directions, batch),
-        batches(ids, lengths, _rows_of_a_batch(settings, layout, len(sources)), by_row),
+        batches(ids, lengths, rows, by_row),
         batches_at_once(layout),
     )
     with contextlib.closing(done_batches):

@@ -38,7 +38,6 @@ from m4.storage.metrics_log import read_metrics
 from m4.storage.records import count, flag, number, record
 from m4.train import loop
 from m4.train.bad_steps import BadStep
-from m4.train.loop import Trained
 from m4.train.training import Training
 
 _RESULT = record(
@@ -297,25 +296,20 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
     step = trained.note["step"]
     if one.result() is not None:
         return language, step
+    # The last step's evaluation closes no whole period.
+    rule, whole = training.early_stopping, step % training.dev_period == 0
     result = {
         "identity": dict(one.identity),
         "translated": decoding.translated(),
         "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
         "note": trained.note,
         # Is it trained out? Whether dev ended it, and how much it rose in the last quarter.
-        "stopped_early": _stopped_early(training, trained),
+        "stopped_early": whole and rule is not None and rule.stopped(trained.note) is not None,
         "gain_last_quarter": gain_last_quarter(read_metrics(folder), step),
         "epochs": parts.stream.epochs(step),
     }
     write_json(folder / "result.json", result, indent=1)
     return language, step
-
-
-def _stopped_early(training: Training, trained: Trained) -> bool:
-    """Returns whether dev ended the training. The last step's evaluation closes no whole period."""
-    rule, note = training.early_stopping, trained.note
-    stopped = rule is not None and rule.stopped(note) is not None
-    return stopped and note["step"] % training.dev_period == 0
 
 
 def gain_last_quarter(rows: Sequence[Mapping[str, Any]], steps: int) -> float:

@@ -101,7 +101,9 @@ class SourceRun(Source):
             layout,
             item,
         )
-        return initial.unscanned(params), _use(note)
+        chosen = Counts.from_json(note["assigned"]).layers if "assigned" in note else {}
+        use = {layer: assigned_DE.sum(axis=0) for layer, assigned_DE in chosen.items()}
+        return initial.unscanned(params), use
 
     def learned(self) -> dict[str, Any]:
         """Returns what of the step's note a run continues with: rates that a sampler learned."""
@@ -166,14 +168,6 @@ def tasks_of(model: Transformer, cache: Cache) -> list[set[str]]:
     for task, name in zip(tasks, cache.directions, strict=True):
         found[task].add(name)
     return found
-
-
-def _use(note: Mapping[str, Any]) -> Use:
-    """Returns how often each expert was chosen in training, by layer."""
-    if "assigned" not in note:
-        return {}
-    counts = Counts.from_json(note["assigned"])
-    return {layer: assigned_DE.sum(axis=0) for layer, assigned_DE in counts.layers.items()}
 
 
 def _shapes(arrays: Mapping[str, Any]) -> Shapes:

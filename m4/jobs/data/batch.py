@@ -20,7 +20,6 @@ _COLUMNS += ("first", "second")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser)
     parser.add_argument("--step", type=int, required=True, help="the step of training, from 1")
 

@@ -13,7 +13,6 @@ EXAMPLE = "m4 data cleaning_report --gin_file=gin_configs/demo.gin --stages=all"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser)
     parser.add_argument(
         "--stages",
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns the exit status."""
     with command.opened(arguments, "data", computes=False) as run:
         cleaning_report(run.experiment, arguments.stages, arguments.list)
     return 0

@@ -23,7 +23,6 @@ class Listed(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     parser.add_argument(
         "folder", nargs="+", type=Path, help="folders of corpora, as runs/demo/data"
     )

@@ -13,7 +13,6 @@ EXAMPLE = "m4 data prepare --gin_file=gin_configs/demo.gin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser)
     parser.add_argument(
         "--runner",

@@ -15,7 +15,6 @@ EXAMPLE = "m4 data preview --gin_file=gin_configs/demo.gin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser)
     parser.add_argument(
         "--most_epochs",
@@ -26,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns the exit status."""
     with command.opened(arguments, "data", computes=False) as run:
         preview(run.experiment, arguments.most_epochs)
     return 0

@@ -13,7 +13,6 @@ EXAMPLE = "m4 data vocabulary --gin_file=gin_configs/demo.gin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
     command.add_config(parser)
     parser.add_argument(
         "--sentences", type=int, default=2000, help="sentences per language (default: 2000)"
@@ -21,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns the exit status."""
     with command.opened(arguments, "data", computes=False) as run:
         vocabulary(run.experiment, arguments.sentences)
     return 0

@@ -52,13 +52,6 @@ from m4.settings import InputError, SettingError, import_module
 from m4.storage.files import remove
 from m4.storage.objects import Objects, is_address
 
-RUNNERS = {
-    "direct": "DirectRunner",
-    "prism": "PrismRunner",
-    "flink": "FlinkRunner",
-    "spark": "SparkRunner",
-    "dataflow": "DataflowRunner",
-}
 Progress = Callable[[str, int, int], None]
 _BUCKET_BYTES = 1 << 28  # of text, whose keys one worker sorts in memory
 _SPANS = 64  # most ranges of text in a shard of tokens
@@ -533,7 +526,7 @@ class Engine:
     """Beam as `m4 data prepare` uses it.
 
     Attributes:
-        runner: One of RUNNERS.
+        runner: Its name in Beam without "Runner", in small letters: "direct", "dataflow".
         options: Options of Beam.
         workers: Processes of the direct runner, which change nothing.
         price: Dollars of a CPU hour, for `cost`.
@@ -793,7 +786,7 @@ class Engine:
     def _options(self) -> list[str]:
         direct = ["--direct_running_mode=multi_processing", f"--direct_num_workers={self.workers}"]
         own = direct if self.runner == "direct" and self.workers > 1 else []
-        return [f"--runner={RUNNERS[self.runner]}", *own, *self.options]
+        return [f"--runner={self.runner.capitalize()}Runner", *own, *self.options]
 
     def _python(self) -> str:
         """Returns the Python that has Beam."""

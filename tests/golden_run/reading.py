@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 # Names of metrics that differ from run to run contain one of these.
-TIMES = ("seconds", "per_second", "goodput", "mfu")
+TIMES = ("seconds", "per_second", "goodput", "mfu", "model_flops")
 _OF_A_SCORE = (
     "system", "direction", "split", "subset", "metric", "score", "low", "high", "sentences",
 )  # fmt: skip

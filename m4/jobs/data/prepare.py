@@ -4,19 +4,19 @@ import argparse
 import contextlib
 import shlex
 
-from m4.data.beam import RUNNERS, Engine
 from m4.jobs import command
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError, counted
 
 EXAMPLE = "m4 data prepare --gin_file=gin_configs/demo.gin"
+_BEAM_RUNNERS = ("direct", "prism", "flink", "spark", "dataflow")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
     parser.add_argument(
         "--runner",
-        choices=("local", *RUNNERS),
+        choices=("local", *_BEAM_RUNNERS),
         default="local",
         help="who prepares the corpus, which is the same: processes of this machine or a runner of "
         "Apache Beam (make beam); direct is Beam on this machine (default: local)",
@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.runner == "local" and (arguments.beam_options or arguments.cpu_hour_price):
         raise InputError("--beam_options and --cpu_hour_price need a --runner of Beam")
     with command.experiment_of(arguments) as (experiment, config):
+        from m4.data.beam import Engine
         from m4.jobs.corpus import opened_or_built, place_of
         from m4.jobs.open_run import open_run
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -122,6 +122,16 @@ class Portion(NamedTuple):
 def train_pairs(cache: Cache) -> dict[str, int]:
     """Returns `key_of` a pair of languages -> number of its training pairs."""
     return {key_of(pair): cache.size(pair, "train") for pair in cache.language_pairs()}
+
+
+def pair_sizes(known: Mapping[str, int], directions: Iterable[str]) -> dict[str, int]:
+    """Returns `train_pairs` of the directions' pairs, also of those without any.
+
+    The size of these is that of the smaller one of both languages' pairs with English.
+    """
+    sizes = {key_of(pair_of(each)): [known.get(code, 0) for code in split_direction(each)]
+             for each in directions}  # fmt: skip
+    return {key: known.get(key, min(of)) for key, of in sizes.items()}
 
 
 def check_held_out(cache: Cache) -> None:

@@ -16,7 +16,7 @@ from m4.eval.decoding.hypotheses import (
     steps_of,
 )
 from m4.eval.decoding.settings import DEFAULTS
-from m4.eval.decoding.testsets import train_pairs
+from m4.eval.decoding.testsets import pair_sizes, train_pairs
 from m4.eval.metrics import Metric
 from m4.eval.report.page import Background
 from m4.eval.report.results import Results, write_results
@@ -121,6 +121,7 @@ def _compare(
     sizes: dict[str, int] = {}
     for one in sources:  # the baseline's come last, and count
         sizes |= _sizes(one)
+    sizes |= pair_sizes(sizes, directions)
     languages = {key_of(pair_of(direction)) for direction in directions}
     systems = [_system(one) for one in sources]
     background = Background(

@@ -1,17 +1,16 @@
 """`m4 eval --zero_shot`: directions without training pairs, next to a pivot through English."""
 
 import sys
-from collections.abc import Sequence
 
 from m4.build import build
 from m4.data.cache.cache import Cache
-from m4.data.directions import key_of, pair_of, split_direction
+from m4.data.directions import split_direction
 from m4.data.directions import zero_shot_directions as untrained
 from m4.data.sources import SPLITS
 from m4.data.splits import text_hash
 from m4.data.testsets import directions_for
 from m4.eval.decoding.hypotheses import steps_of
-from m4.eval.decoding.testsets import Portion, train_pairs
+from m4.eval.decoding.testsets import Portion, pair_sizes, train_pairs
 from m4.eval.decoding.translate import check_language
 from m4.eval.report.page import Background
 from m4.eval.report.results import Results, write_results
@@ -121,15 +120,6 @@ def chosen(experiment: Experiment, cache: Cache, portion: Portion, asked: str) -
     return found if named or asked == "all" else sorted(found, key=text_hash)[: int(asked)]
 
 
-def sizes(cache: Cache, directions: Sequence[str]) -> dict[str, int]:
-    """Returns `key_of` each pair -> the smaller of its languages' training pairs with English."""
-    known = train_pairs(cache)
-    return {
-        key_of(pair_of(each)): min(known.get(code, 0) for code in split_direction(each))
-        for each in directions
-    }
-
-
 def _report(
     experiment: Experiment, cache: Cache, portion: Portion, step: int | None, pivoted: bool
 ) -> Results:
@@ -143,7 +133,7 @@ def _report(
     ours, path = system_name(build(experiment, cache).model), place / f"scores{more}.jsonl"
     trained = [row for row in (read_scores(path) if path.is_file() else [])
                if row["direction"] in cache.directions and row["system"] == ours]  # fmt: skip
-    pairs = sizes(cache, portion.directions)
+    pairs = pair_sizes(train_pairs(cache), portion.directions)
     return write_results(
         place / f"{ZERO_SHOT}{more}",
         systems,

@@ -15,6 +15,7 @@ from m4.eval.decoding.testsets import (
     Portion,
     check_held_out,
     n_way_pairs,
+    pair_sizes,
     split_pairs,
 )
 from m4.train.measuring import routing_counts
@@ -94,6 +95,12 @@ def test_a_direction_without_pairs_has_the_sentences_of_a_third_language(tmp_pat
     assert asked.pairs(cache)["gl-pt"] == expected[1:]
     with pytest.raises(ValueError, match="no pt-xx; there are en-gl"):
         Portion("test", directions=("pt-xx",)).pairs(cache)
+
+
+def test_a_pair_without_text_counts_as_its_smaller_language() -> None:
+    known = {"gl": 60, "pt": 100, "es": 150, "es-pt": 10}
+    sizes = pair_sizes(known, ["gl-pt", "pt-es", "en-gl"])
+    assert sizes == {"gl-pt": 60, "es-pt": 10, "gl": 60}
 
 
 def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None:

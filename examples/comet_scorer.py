@@ -9,8 +9,8 @@ from itertools import islice
 
 import comet  # type: ignore[import-not-found]
 
-model = comet.load_from_checkpoint(comet.download_model(sys.argv[1]))
 numbers, sys.stdout = sys.stdout, sys.stderr  # what the library prints is no number
+model = comet.load_from_checkpoint(comet.download_model(sys.argv[1]))
 while rows := [json.loads(line) for line in islice(sys.stdin, 256)]:
     data = [{"src": r["source"], "mt": r["hypothesis"], "ref": r["reference"]} for r in rows]
     for score in model.predict(data, batch_size=16, progress_bar=False).scores:

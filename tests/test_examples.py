@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -139,6 +142,33 @@ def test_what_they_return_is_checked(mine: Path, right: str, wrong: str, said: s
     found = job("train", mine)
     assert found.status == 2
     assert said in found.err.splitlines()[-1]
+
+
+_COMET = """
+class Model:
+    def predict(self, data, batch_size, progress_bar):
+        print("a library that prints")
+        self.scores = [len(row["mt"]) / len(row["ref"]) for row in data]
+        return self
+
+def download_model(name):
+    print("downloads", name)
+
+def load_from_checkpoint(path):
+    return Model()
+"""
+
+
+def test_the_scorer_of_comet_prints_numbers_alone(tmp_path: Path) -> None:
+    (tmp_path / "comet.py").write_text(_COMET, encoding="utf-8")
+    rows = [{"source": "a", "hypothesis": "b" * k, "reference": "bb"} for k in range(1, 301)]
+    said = subprocess.run(
+        [sys.executable, FOLDER / "comet_scorer.py", "a model"], check=True, capture_output=True,
+        input="".join(json.dumps(row) + "\n" for row in rows), text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert [float(line) for line in said.stdout.splitlines()] == [k / 2 for k in range(1, 301)]
+    assert "downloads" not in said.stdout
 
 
 @pytest.mark.parametrize(

@@ -158,11 +158,28 @@ class Bindings:
         except ConfigError as error:
             if not str(error).endswith(_UNQUOTED):
                 raise
+            if (part := self._part(value)) is not None:
+                said = str(error).replace(_UNQUOTED, f"{value} is a part, named with @")
+                raise ConfigError(f"{said}: --gin.{name}={part}") from error
+            if (constant := value.capitalize()) in ("None", "True", "False"):
+                raise ConfigError(
+                    f"{error}, {constant} a capital: --gin.{name}={constant}"
+                ) from error
             quoted = _quoted(value)
             flag = f'--gin.{name}="{quoted}"'
             if re.search(r'["$`\\!]', quoted):  # the shell would look at them
                 flag = shlex.quote(f"--gin.{name}={quoted}")
             raise ConfigError(f"{error}; in a shell: {flag}") from error
+
+    def _part(self, name: str) -> str | None:
+        """Returns how to refer to a part whose name has no @, or None where it is no part."""
+        for selector in (name, f"{name}.{name.rpartition('.')[2]}"):
+            try:
+                self._target(selector)
+            except ConfigError:
+                continue
+            return f"@{selector}"
+        return None
 
     def begin_from_macro(self) -> None:
         """Makes T5X's macro INITIAL_CHECKPOINT_PATH the run that training begins from."""
@@ -282,7 +299,7 @@ class Bindings:
             found, path = getattr(found, part), f"{path}.{part}"
         if not callable(found) or inspect.ismodule(found):
             inside = getattr(found, selector.rpartition(".")[2], None)
-            hint = f"; did you mean {selector}.{path.rpartition('.')[2]}?" if inside else ""
+            hint = f"; did you mean @{selector}.{path.rpartition('.')[2]}?" if inside else ""
             raise ConfigError(f"{selector} is neither a class nor a function{hint}")
         module = getattr(found, "__module__", None) or ""
         # Only settings of m4: a function that writes files is none.
@@ -300,8 +317,10 @@ def find_file(name: str, folders: Sequence[str]) -> Path | None:
 
 def near(name: str, known: Iterable[str]) -> str:
     """Returns "; did you mean ...?", or nothing where no other name is like it."""
-    match = difflib.get_close_matches(name, [one for one in known if one != name], n=1)
-    return f"; did you mean {match[0]}?" if match else ""
+    names = [one for one in known if one != name]
+    match = [one for one in names if name in one.split("_")][:3]
+    match = match or difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {' or '.join(match)}?" if match else ""
 
 
 def _import_of(name: str) -> str:

@@ -103,3 +103,17 @@ def test_text_without_quotes_is_shown_with_them(given: str, quoted: str) -> None
     (word,) = shlex.split(quoted)
     name, _, value = word.removeprefix("--gin.").partition("=")
     config.load([TINY], ["MODEL_DIR = 'x'", f"{name} = {value}"]).experiment()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("moe.MoeLayer.gate=top2_gshard", "--gin.moe.MoeLayer.gate=@top2_gshard.top2_gshard"),
+        ("moe.MoeLayer.gate=@top2_gshard", "; did you mean @top2_gshard.top2_gshard?"),
+        ("transformer.Transformer.moe=none", "--gin.transformer.Transformer.moe=None"),
+        ("transformer.Transformer.layers=6", "encoder_layers or decoder_layers or scan_layers?"),
+    ],
+)
+def test_what_was_meant_is_said(given: str, said: str) -> None:
+    found = m4("train", "--gin_file=gin_configs/demo.gin", "--dry_run", f"--gin.{given}")
+    assert found.mistake.endswith(said)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from m4.data import permutation
+from m4.data.cache.shards import SentenceShards
 from m4.data.preprocess import EOS_ID
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS, Batch, Examples, SplitReader
 from m4.data.stream.packing import Ints, Shape
@@ -116,6 +117,11 @@ def plan(
     return step_of, row_of
 
 
+def ids_of(sentences: SentenceShards) -> list[int]:
+    """All ids of a split, one sentence after another."""
+    return sentences.take(np.arange(len(sentences))).ids.tolist()
+
+
 def lay_out(
     data: SplitReader, examples: Examples, chosen: Ints, row_of: Ints, shape: Shape
 ) -> Batch:
@@ -126,15 +132,15 @@ def lay_out(
     for k in chosen:
         row, direction = row_of[k], examples.directions[k]
         used[2, row] += 1
-        ids = data.sources.take(examples.sources[k : k + 1]).ids.tolist()
-        length = examples.source_lengths[k]
+        start, length = examples.source_starts[k], examples.source_lengths[k]
+        ids = [*ids_of(data.sources)[start : start + length]]
         if data.marked:
             ids = [data.tags[direction], *ids[: length - 2], EOS_ID]
         for position, token in enumerate(ids):
             encoder[:, row, used[0, row]] = token, used[2, row], position, direction
             used[0, row] += 1
-        ids = data.targets.take(examples.targets[k : k + 1]).ids.tolist()
-        length = examples.target_lengths[k]
+        start, length = examples.target_starts[k], examples.target_lengths[k]
+        ids = [*ids_of(data.targets)[start : start + length]]
         if data.marked:
             ids = [*ids[: length - 1], EOS_ID]
         for position, token in enumerate(ids):

@@ -86,7 +86,7 @@ _MANIFEST = record(
         "files": checksums.FILES,
         "fingerprint": text,
         "sentences": record(dict.fromkeys(SPLITS, named(count))),
-        "shards": record(dict.fromkeys(SPLITS, named(listed(count)))),
+        "shards": record(dict.fromkeys(SPLITS, named(listed(listed(count))))),
         "rates?": named(records.number),
     }
 )

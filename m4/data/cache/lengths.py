@@ -45,7 +45,7 @@ def length_factors(
             continue
         numbers = pairs.take(np.arange(begin, end, max(1, (end - begin) // _MOST_PAIRS)))
         lengths = [
-            stores[role].lengths(numbers[:, SIDES.index(side)] + first[code])
+            stores[role].places(numbers[:, SIDES.index(side)] + first[code])[1]
             for side, role, code in zip(
                 sides_of(direction), ROLES, split_direction(direction), strict=True
             )

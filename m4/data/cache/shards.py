@@ -36,7 +36,7 @@ def file_name(stem: str, shard: int) -> str:
 
 def write_sentences(
     folder: Path, stem: str, blocks: Iterable[Ragged], kind: type[np.generic]
-) -> list[int]:
+) -> list[list[int]]:
     """Writes sentences in the order of their numbers, a shard in memory at a time.
 
     Args:
@@ -45,10 +45,10 @@ def write_sentences(
         kind: Type of the ids.
 
     Returns:
-        The first sentence of each shard, and the number of all.
+        The first sentence of each shard, and the number of all; the same of ids.
     """
     ids_of_shard = SHARD_BYTES // np.dtype(kind).itemsize
-    firsts, ids, count = [0], 0, 0
+    firsts, first_ids, ids, count = [0], [0], 0, 0
     parts = [Ragged(np.zeros(0, np.int32), np.zeros(0, np.int64))]
 
     def close() -> None:
@@ -69,14 +69,15 @@ def write_sentences(
                 break
             close()
             firsts.append(count + stop)
+            first_ids.append(ids + end)
             done = stop
         count += len(ends)
         ids += len(block.ids)
     close()
-    return [*firsts, count]
+    return [[*firsts, count], [*first_ids, ids]]
 
 
-def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[int]:
+def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[list[int]]:
     """Writes the pairs of a split, [n, 2] numbers of sentences in blocks; returns as above."""
     rows = SHARD_BYTES // 8
     firsts, parts = [0], [np.zeros((0, 2), np.uint32)]
@@ -94,7 +95,7 @@ def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[int]:
             parts.append(block[:room].astype(np.uint32))
             block = block[room:]
     close()
-    return firsts
+    return [firsts]
 
 
 class _Shards:
@@ -117,7 +118,7 @@ class _Shards:
 
     def names(self, entries: Ints) -> list[str]:
         """Returns the files that have these entries."""
-        return [file_name(stem, n) for n, _ in self._parts(entries) for stem in self._stems]
+        return [file_name(stem, n) for n, _ in self.parts(entries) for stem in self._stems]
 
     def release(self) -> None:
         """Releases the files' pages that were read.
@@ -131,7 +132,7 @@ class _Shards:
             for one in maps:
                 one.madvise(MADV_DONTNEED)
 
-    def _parts(self, entries: Ints) -> Iterator[tuple[int, Any]]:
+    def parts(self, entries: Ints) -> Iterator[tuple[int, Ints]]:
         """Yields the shards that have some of the entries, and which ones."""
         if len(entries) and entries.max() >= len(self):
             raise InputError(
@@ -139,7 +140,7 @@ class _Shards:
                 f"there should be {entries.max() + 1} (delete the folder, it is rebuilt)"
             )
         if len(self._firsts) == 2:
-            yield 0, slice(None)
+            yield 0, np.arange(len(entries))
             return
         shard = np.searchsorted(self._firsts, entries, side="right") - 1
         order = np.argsort(shard, kind="stable")
@@ -167,16 +168,15 @@ class PairShards(_Shards):
     """The pairs of a split."""
 
     def __init__(self, path_of: Callable[[str], Path], split: str, firsts: Any) -> None:
-        super().__init__(path_of, [f"{split}.pairs"], firsts)
+        super().__init__(path_of, [f"{split}.pairs"], firsts[0])
 
     def take(self, rows: Ints) -> Array:
         """Returns [n, 2] numbers of the sentences of rows."""
-        found = np.empty(len(rows), np.uint64)
-        for number, index in self._parts(rows):
+        found = np.empty((len(rows), 2), np.uint32)
+        for number, index in self.parts(rows):
             (pairs,) = self._shard(number)
-            # A pair is one number for numpy, which takes those faster.
-            found[index] = pairs.view(np.uint64)[rows[index] - self._firsts[number], 0]
-        return found.view(np.uint32).reshape(-1, 2)
+            _pairs(rows, self._firsts[number], index, pairs, found)
+        return found
 
     def _wrong(self, entries: int, *arrays: Array) -> str | None:
         shape = arrays[0].shape
@@ -187,47 +187,49 @@ class SentenceShards(_Shards):
     """The token ids of a split's sentences, by their numbers."""
 
     def __init__(self, path_of: Callable[[str], Path], stem: str, firsts: Any) -> None:
-        super().__init__(path_of, [f"{stem}.offsets"], firsts)
-        self._ids = _Ids(path_of, stem, firsts)
+        super().__init__(path_of, [f"{stem}.offsets"], firsts[0])
+        self._first_ids = np.array(firsts[1], np.int64)
+        self._ids = _Ids(path_of, [f"{stem}.tokens"], firsts[1])
 
-    def lengths(self, entries: Ints) -> Ints:
-        """Returns [n] numbers of ids."""
-        found = np.empty(len(entries), np.int64)
-        for number, index in self._parts(entries):
+    def places(self, entries: Ints, more: int = 0) -> tuple[Ints, Ints]:
+        """Returns [n] starts of sentences among all ids, and [n] numbers of ids, plus `more`."""
+        starts, lengths = np.empty(len(entries), np.int64), np.empty(len(entries), np.int64)
+        for number, index in self.parts(entries):
             (offsets,) = self._shard(number)
-            found[index] = _lengths(entries[index] - self._firsts[number], offsets)
-        return found
+            first, first_id = self._firsts[number], self._first_ids[number]
+            _places(entries, first, first_id, index, offsets, more, starts, lengths)
+        return starts, lengths
 
-    def flat(self, entries: Ints, lengths: Ints) -> tuple[Array, Ints]:
-        """Returns an array that has the first ids of sentences, and their places in it.
+    def flat(self, starts: Ints, lengths: Ints, more: int, chosen: Ints) -> tuple[Array, Ints]:
+        """Returns an array that has the chosen sentences' ids, and where each begins in it.
 
         Of one shard it is the shard's own array, of several a copy of these ids.
         """
-        parts = [
-            (number, index, entries[index] - self._firsts[number], self._shard(number)[0])
-            for number, index in self._parts(entries)
-        ]
-        arrays = [self._ids.of(number, offsets) for number, *_, offsets in parts]
-        if len(parts) == 1:
-            return arrays[0], parts[0][3][parts[0][2]].astype(np.int64)
-        starts = np.cumsum(lengths) - lengths
-        flat = np.empty(int(lengths.sum()), arrays[0].dtype if arrays else np.uint16)
-        for (_, index, places, offsets), ids in zip(parts, arrays, strict=True):
-            if not _gather(ids, offsets[places], lengths[index], starts[index], flat):
+        if len(self._firsts) == 2:
+            return self._ids.of(0), starts
+        wanted = np.maximum(lengths[chosen] - more, 0)
+        found, begins = np.zeros(len(starts), np.int64), starts[chosen]
+        found[chosen] = np.cumsum(wanted) - wanted
+        flat = np.empty(0, np.uint16)
+        for number, part in self._ids.parts(begins):
+            ids = self._ids.of(number)
+            if not len(flat):
+                flat = np.empty(int(wanted.sum()), ids.dtype)
+            at = begins[part] - self._first_ids[number]
+            if not _gather(ids, at, wanted[part], found[chosen[part]], flat):
                 raise InputError(
                     f"{self._path_of('')}: damaged, a sentence is longer than its shard "
                     "(delete the folder, it is rebuilt)"
                 )
-        return _read_only(flat), starts
+        return _read_only(flat), found
 
     def take(self, entries: Ints) -> Ragged:
         """Returns the ids of sentences."""
-        lengths = self.lengths(entries)
-        flat, starts = self.flat(entries, lengths)
+        starts, lengths = self.places(entries)
+        flat, starts = self.flat(starts, lengths, 0, np.arange(len(entries)))
         ends = np.cumsum(lengths)
-        return Ragged(
-            flat[np.arange(lengths.sum()) + np.repeat(starts - ends + lengths, lengths)], lengths
-        )
+        places = np.arange(lengths.sum()) + np.repeat(starts - ends + lengths, lengths)
+        return Ragged(flat[places], lengths)
 
     def release(self) -> None:
         super().release()
@@ -239,33 +241,32 @@ class SentenceShards(_Shards):
 
 
 class _Ids(_Shards):
-    """The ids of a shard, which not all processes that need its lengths need."""
+    """The ids themselves, which not all processes that need their lengths need."""
 
-    def __init__(self, path_of: Callable[[str], Path], stem: str, firsts: Any) -> None:
-        super().__init__(path_of, [f"{stem}.tokens"], firsts)
-
-    def of(self, number: int, offsets: Array) -> Array:
-        new = number not in self._open
-        (ids,) = self._shard(number)
-        if new and len(ids) != offsets[-1]:
-            raise InputError(
-                f"{self._path_of('')}: {file_name(self._stems[0], number)}: damaged, {len(ids)} "
-                f"ids where {offsets[-1]} are expected (delete the folder, it is rebuilt)"
-            )
-        return ids
+    def of(self, number: int) -> Array:
+        return self._shard(number)[0]
 
     def _wrong(self, entries: int, *arrays: Array) -> str | None:
-        return None
+        found = len(arrays[0])
+        return None if found == entries else f"{found} ids where {entries} are expected"
 
 
 @compiled
-def _lengths(entries, offsets):
-    """Returns [n] lengths of the sentences of a shard."""
-    found = np.empty(len(entries), np.int64)
-    for k in range(len(entries)):
-        entry = entries[k]
-        found[k] = np.int64(offsets[entry + 1]) - np.int64(offsets[entry])
-    return found
+def _places(entries, first, first_id, index, offsets, more, starts, lengths):
+    """Writes starts and lengths of those sentences in `index` that are of a shard."""
+    for k in index:
+        entry = entries[k] - first
+        start = np.int64(offsets[entry])
+        starts[k] = first_id + start
+        lengths[k] = np.int64(offsets[entry + 1]) - start + more
+
+
+@compiled
+def _pairs(rows, first, index, pairs, found):
+    """Writes the pairs of those rows in `index` that are of a shard."""
+    for k in index:
+        found[k, 0] = pairs[rows[k] - first, 0]
+        found[k, 1] = pairs[rows[k] - first, 1]
 
 
 @compiled

@@ -333,7 +333,7 @@ def _finish_pairs(
             side = SIDES.index(array.side)
             entries = numbers[:, side] + first[codes[side]]
             for way in range(ways):
-                lengths = stores[array.store].lengths(entries + way * total)
+                _, lengths = stores[array.store].places(entries + way * total)
                 sums[array.name] += int(lengths.sum())
                 most[array.name] = max(most[array.name], int(lengths.max(initial=0)))
         counts[pair][split] |= {

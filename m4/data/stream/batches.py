@@ -34,15 +34,15 @@ DECODER_KEYS = (
 
 
 class Examples(NamedTuple):
-    """K pairs to lay out: their sentences' numbers and lengths.
+    """K pairs to lay out.
 
-    Lengths count tag and eos (of a `marked` corpus).
+    Lengths count tag and eos (of a `marked` corpus); starts are places among all ids.
     """
 
     directions: Ints
-    sources: Ints
+    source_starts: Ints
     source_lengths: Ints
-    targets: Ints
+    target_starts: Ints
     target_lengths: Ints
 
     def take(self, index: Any) -> Examples:
@@ -83,10 +83,8 @@ class SplitReader:
             sources, targets = sources + way, targets + way
         return Examples(
             directions,
-            sources,
-            self.sources.lengths(sources) + self.extra[0],
-            targets,
-            self.targets.lengths(targets) + self.extra[1],
+            *self.sources.places(sources, self.extra[0]),
+            *self.targets.places(targets, self.extra[1]),
         )
 
     def release(self) -> None:
@@ -118,13 +116,8 @@ def lay_out(
     rows = shape.rows // parts
     if parts > 1:
         chosen = chosen[row_of[chosen] // rows == number]
-    lengths = examples.source_lengths[chosen], examples.target_lengths[chosen]
-    sources, source_starts = data.sources.flat(
-        examples.sources[chosen], np.maximum(lengths[0] - data.extra[0], 0)
-    )
-    targets, target_starts = data.targets.flat(
-        examples.targets[chosen], np.maximum(lengths[1] - data.extra[1], 0)
-    )
+    source, source_starts = data.sources.flat(*examples[1:3], data.extra[0], chosen)
+    target, target_starts = data.targets.flat(*examples[3:5], data.extra[1], chosen)
     batch: Batch = {
         key: np.zeros((rows, width), np.float32 if key == "decoder_loss_weights" else np.int32)
         for keys, width in (
@@ -145,11 +138,11 @@ def lay_out(
         data.tags,
         EOS_ID,
         source_starts,
-        lengths[0],
+        examples.source_lengths,
         target_starts,
-        lengths[1],
-        sources,
-        targets,
+        examples.target_lengths,
+        source,
+        target,
         *(array.reshape(-1) for array in batch.values()),
     )
     if wrong >= 0:

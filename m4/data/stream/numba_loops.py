@@ -301,19 +301,18 @@ def lay_out(
 ):  # fmt: skip
     """Writes the chosen pairs of `rows` rows from `first_row` on into the last ten arrays.
 
-    These are flat and zero before (`batches.lay_out`). Starts and lengths are of the chosen pairs.
+    These are flat and zero before (`batches.lay_out`). Starts are in `source` and `target`.
     With `marked` a source gets a tag, and both sides an eos. Returns -1, or the first pair that
     does not fit or is not in `source` and `target`: nothing outside of arrays is read or written.
     """
     tag, both = np.int64(marked), 2 * np.int64(marked)
     segments = np.zeros(rows, np.int32)
     source_ends, target_ends = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    for i in range(len(chosen)):
-        k = chosen[i]
+    for k in chosen:
         row = row_of[k] - first_row
         segments[row] += 1
         segment, direction = segments[row], np.int32(directions[k])
-        start, length, used = source_starts[i], source_lengths[i], source_ends[row]
+        start, length, used = source_starts[k], source_lengths[k], source_ends[row]
         if length < 1 or used + length > source_width:
             return k
         if start < 0 or start + length - both > len(source):
@@ -327,7 +326,7 @@ def lay_out(
         count_up(input_positions, at, length)
         fill(input_directions, at, length, direction)
         source_ends[row] += length
-        start, length, used = target_starts[i], target_lengths[i], target_ends[row]
+        start, length, used = target_starts[k], target_lengths[k], target_ends[row]
         if length < 1 or used + length > target_width:
             return k
         if start < 0 or start + length - tag > len(target):

@@ -172,7 +172,7 @@ def test_any_sentences_in_any_shards(
         assert got[:-1] == [sentences[n] for n in order]
         # The law of shards: where the first id of a sentence would be in equal parts.
         starts = np.cumsum([0, *map(len, sentences)])[:-1]
-        number = np.searchsorted(firsts, np.arange(len(sentences)), side="right") - 1
+        number = np.searchsorted(firsts[0], np.arange(len(sentences)), side="right") - 1
         assert number.tolist() == [start // (shard_bytes // 2) for start in starts.tolist()]
 
 

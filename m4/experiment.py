@@ -54,6 +54,8 @@ class Data:
         about: what the corpus is, for the report.
         data_dir: folder or address (gs://...) of the tokenized corpus, which runs may share; None:
             MODEL_DIR/data.
+        disk_gigabytes: of this machine's disk for training's arrays, where data_dir is an address.
+            More are fetched when they are needed, and take the place of others.
         keep: languages ("gl") or directions ("en-gl") of the model that the run begins from, whose
             test sets show what it forgets. They may lack training pairs. Dev losses of the others
             alone are averaged, and stop training.
@@ -67,6 +69,7 @@ class Data:
     levels: Annotated[ResourceLevels, MUTABLE] = DEFAULT_LEVELS
     about: Annotated[str | None, MUTABLE] = None
     data_dir: Annotated[str | None, MUTABLE] = None
+    disk_gigabytes: Annotated[float, Between(0, 1e6, above=True), MUTABLE] = 100.0
     keep: Sequence[str] = ()
     keep_share: Annotated[float, Between(0, 1, below=True)] = 0.0
 

@@ -27,7 +27,7 @@ from m4.progress import ProgressBar
 from m4.settings import InputError, SavedText, counted
 from m4.storage.checkpoints import latest_step
 from m4.storage.files import check_output, confined, remove, whole
-from m4.storage.local_copy import copy_of
+from m4.storage.local_copy import BoundedCopy, copy_of
 from m4.storage.objects import Objects, is_address
 from m4.storage.run_folder import VOCABULARY
 
@@ -42,8 +42,13 @@ def settings(name: str) -> bool:
 
 
 def arrays(name: str) -> bool:
-    """The files that training reads: rows come in any order, so each process needs all of them."""
+    """The files that training reads."""
     return not name.startswith(("text/", "data_report.", LEDGER_FILE))
+
+
+def is_shard(name: str) -> bool:
+    """A file of training's arrays, which is fetched from a bucket when its pairs are drawn."""
+    return name.startswith("train.") and name.endswith(".npy")
 
 
 def test_sets(name: str) -> bool:
@@ -75,7 +80,9 @@ def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
     fingerprint = distributed.on_primary_then_broadcast(
         "the corpus", lambda: opened_or_built(experiment).fingerprint
     )
-    folder = fetched(place, fingerprint, needs)
+    bounded = is_address(place) and needs is arrays
+    now: Needs = (lambda name: arrays(name) and not is_shard(name)) if bounded else needs
+    folder = fetched(place, fingerprint, now)
     # A copy may take longer than what comes next waits for a process.
     distributed.wait_for_all("the corpus")
     if folder is None:
@@ -84,7 +91,15 @@ def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
             "it must be one folder that all processes share, or an address"
         )
     cache = Cache(folder, experiment.data.corpus.mixture)
-    cache.verify(needs)
+    cache.verify(now)
+    if bounded:
+        cache.bounded = BoundedCopy(
+            f"{place.rstrip('/')}/{fingerprint}",
+            folder,
+            {name: one for name, one in cache.manifest["files"].items() if is_shard(name)},
+            experiment.data.disk_gigabytes,
+            "Data.disk_gigabytes",
+        )
     return cache
 
 

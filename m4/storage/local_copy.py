@@ -18,9 +18,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -36,6 +38,8 @@ _RECORD = ".bucket.json"
 # For so many periods an upload that the job waits for is repeated.
 _RETRY_PERIODS = 10
 _THREADS = 8
+# Calls of `BoundedCopy.need` for which files stay: those of the steps at hand, and those ahead.
+_KEPT_NEEDS = 16
 
 # What a copy's record has of a file: its state (bytes, time, inode), and the bucket's version.
 _KNOWN = named(entry(anything, anything, anything, anything))
@@ -326,6 +330,102 @@ class LocalCopy:
 
     def _write_record(self, record: dict[str, list[int | str]]) -> None:
         write_text(self.here / _RECORD, json.dumps(record))
+
+
+class BoundedCopy:
+    """Files of a folder in a bucket that never change, as far as this machine has room for them.
+
+    Files are fetched when they are needed. Those that were not needed for the longest time make
+    room.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        here: Path,
+        files: Mapping[str, Sequence[Any]],
+        gigabytes: float,
+        setting: str,
+    ) -> None:
+        """Sends no request. Removes what is beyond the room.
+
+        Args:
+            address: Of the folder in the bucket.
+            here: The local folder.
+            files: Name -> size and SHA-256.
+            gigabytes: The room for these files.
+            setting: Name of the setting of `gigabytes`, for messages.
+        """
+        self._objects, self._here, self._files = Objects(address), here, files
+        self._bytes, self._setting = int(gigabytes * 1e9), setting
+        there = {name: path for name in files if (path := here / name).is_file()}
+        # Name -> bytes, of what is here, in the order in which it was needed last.
+        self._there = {
+            name: files[name][0]
+            for name in sorted(there, key=lambda name: there[name].stat().st_mtime_ns)
+        }
+        self._needed: deque[set[str]] = deque(maxlen=_KEPT_NEEDS)
+        self._on_remove: dict[str, Callable[[], object]] = {}
+        self._alone = threading.RLock()
+        self._make_room(0)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def path(self, name: str, on_remove: Callable[[], object]) -> Path:
+        """Returns the path of a file, which is fetched now if it is not here.
+
+        Args:
+            on_remove: Called when the file makes room for others; who has mapped it lets go of it.
+        """
+        with self._alone:
+            if name not in self._there:
+                self.need([name])
+            self._on_remove[name] = on_remove
+        return self._here / name
+
+    def need(self, names: Iterable[str]) -> None:
+        """Fetches the files that are not here. They stay until some later calls named others.
+
+        Raises:
+            InputError: There is no room for them, or one is missing or damaged.
+        """
+        with self._alone:
+            wanted = set(names)
+            self._needed.append(wanted)
+            for name in sorted(wanted & self._there.keys()):
+                self._there[name] = self._there.pop(name)
+            missing = sorted(wanted - self._there.keys())
+            self._make_room(sum(self._files[name][0] for name in missing))
+            _in_threads(self._fetch, missing)
+            self._there |= {name: self._files[name][0] for name in missing}
+
+    def _make_room(self, size: int) -> None:
+        pinned = set().union(*self._needed)
+        room = self._bytes - size - sum(self._there.values())
+        for name in [name for name in self._there if name not in pinned]:
+            if room >= 0:
+                break
+            room += self._there.pop(name)
+            self._on_remove.pop(name, lambda: None)()
+            (self._here / name).unlink(missing_ok=True)
+        if room < 0:
+            raise InputError(
+                f"{self._setting} = {self._bytes / 1e9:g}: a few steps need "
+                f"{(self._bytes - room) / 1e9:.3g} GB of {self._objects.address} at once"
+            )
+
+    def _fetch(self, name: str) -> None:
+        where = f"{self._objects.address}/{name}"
+        try:
+            self._objects.download(name, self._here / name)
+        except FileNotFoundError as error:
+            raise InputError(f"{where}: missing, a part of the corpus; remove it there") from error
+        with (self._here / name).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != self._files[name][1]:
+            (self._here / name).unlink()
+            raise InputError(f"{where}: damaged: its content is not what was written")
 
 
 def _is_copied(name: str) -> bool:

@@ -44,6 +44,7 @@ from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value, pasted
 from m4.storage import checksums, records
 from m4.storage.files import read_json, undamaged
+from m4.storage.local_copy import BoundedCopy
 from m4.storage.records import count, listed, named, optional, record, text
 
 
@@ -101,7 +102,13 @@ def _damaged(folder: Path, said: str) -> Damaged:
 
 
 class Cache:
-    """A ready cache, opened for reading. Also a Source: pairs(), subsets(), identity()."""
+    """A ready cache, opened for reading. Also a Source: pairs(), subsets(), identity().
+
+    Attributes:
+        bounded: Fetches shards of training text from a bucket. Defaults to files that all are here.
+    """
+
+    bounded: BoundedCopy | None = None
 
     def __init__(self, folder: str | os.PathLike[str], mixture: Mixture | None = None) -> None:
         """Opens a corpus.
@@ -285,7 +292,7 @@ class Cache:
 
     def pair_numbers(self, split: str) -> PairShards:
         """Returns, for each row, the numbers of its sentences within their languages."""
-        return PairShards(self.path, split, self.manifest["shards"][split]["pairs"])
+        return PairShards(self, split, self.manifest["shards"][split]["pairs"])
 
     def sentences(self, split: str, role: str = "source") -> SentenceShards:
         """Returns the ids of the split's sentences, a language's from `first_sentences` on.
@@ -301,15 +308,17 @@ class Cache:
         name = stem(split, role if self._by_role else "")
         if name not in self._sentences:
             firsts = self.manifest["shards"][split][role if self._by_role else ""]
-            self._sentences[name] = SentenceShards(self.path, name, firsts)
+            self._sentences[name] = SentenceShards(self, name, firsts)
         return self._sentences[name]
 
     def first_sentences(self, split: str) -> dict[str, int]:
         """Returns language -> the number of its first sentence in the split."""
         return bases(self.manifest["sentences"][split])
 
-    def path(self, name: str) -> Path:
-        """Returns the path of a file of the corpus."""
+    def path(self, name: str, on_remove: Callable[[], object]) -> Path:
+        """Returns the path of a shard, which is there until `on_remove` is called."""
+        if self.bounded is not None and name in self.bounded:
+            return self.bounded.path(name, on_remove)
         return self.folder / name
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from m4.data.cache.shards import PairShards, SentenceShards
+from m4.data.cache.shards import Folder, PairShards, SentenceShards
 from m4.data.cache.tokens import bases, by_role, stem
 from m4.data.directions import ROLES, SIDES, directions_of, pair_of, sides_of, split_direction
 from m4.data.preprocess import EOS_IDS, TAG_IDS
@@ -32,9 +32,9 @@ def length_factors(
     source_more, target_more = (0, 0) if "own_vocabularies" in settings else (
         TAG_IDS + EOS_IDS, EOS_IDS)  # fmt: skip
     shards, first = made["shards"]["train"], bases(made["sentences"]["train"])
-    pairs = PairShards(folder.joinpath, "train", shards["pairs"])
+    pairs = PairShards(Folder(folder), "train", shards["pairs"])
     stores = {
-        role: SentenceShards(folder.joinpath, stem("train", store), shards[store])
+        role: SentenceShards(Folder(folder), stem("train", store), shards[store])
         for role in ROLES
         for store in (role if by_role(settings) else "",)
     }

@@ -8,10 +8,11 @@ were cut into equal parts. `<split>.pairs.<shard>.npy` has the pairs, [pairs, 2]
 the first language and which one of the second.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,26 @@ _KEPT_BYTES = 1 << 30
 def file_name(stem: str, shard: int) -> str:
     """Returns the name of a shard's file; stem is 'train.tokens', 'train.pairs' and so on."""
     return f"{stem}.{shard:05}.npy"
+
+
+class Files(Protocol):
+    """The files of a cache, some of which may be fetched when they are read."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def path(self, name: str, on_remove: Callable[[], object]) -> Path:
+        """Returns the path of a file, which is there until `on_remove` is called."""
+        ...
+
+
+class Folder(NamedTuple):
+    """A folder that has all files."""
+
+    folder: Path
+
+    def path(self, name: str, on_remove: Callable[[], object]) -> Path:
+        return self.folder / name
 
 
 def write_sentences(
@@ -101,15 +122,15 @@ def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[list[
 class _Shards:
     """Files of one array, mapped into memory when they are first read."""
 
-    def __init__(self, path_of: Callable[[str], Path], stems: Sequence[str], firsts: Any) -> None:
+    def __init__(self, files: Files, stems: Sequence[str], firsts: Any) -> None:
         """Reads nothing.
 
         Args:
-            path_of: Name -> path of a file of the cache, which is there then.
+            files: Where the files are.
             stems: The arrays of a shard.
             firsts: First entry of each shard, and the number of all.
         """
-        self._path_of, self._stems = path_of, stems
+        self._files, self._stems = files, stems
         self._firsts = np.array(firsts, np.int64)
         self._open: dict[int, tuple[Array, ...]] = {}
 
@@ -136,7 +157,7 @@ class _Shards:
         """Yields the shards that have some of the entries, and which ones."""
         if len(entries) and entries.max() >= len(self):
             raise InputError(
-                f"{self._path_of('')}: damaged, {len(self)} entries of {self._stems[0]} where "
+                f"{self._files.folder}: damaged, {len(self)} entries of {self._stems[0]} where "
                 f"there should be {entries.max() + 1} (delete the folder, it is rebuilt)"
             )
         if len(self._firsts) == 2:
@@ -150,11 +171,12 @@ class _Shards:
     def _shard(self, number: int) -> tuple[Array, ...]:
         if number not in self._open:
             names = [file_name(stem, number) for stem in self._stems]
-            arrays = tuple(_mapped(self._path_of(name)) for name in names)
+            closed = functools.partial(self._open.pop, number, None)
+            arrays = tuple(_mapped(self._files.path(name, closed)) for name in names)
             entries = int(self._firsts[number + 1] - self._firsts[number])
             if (wrong := self._wrong(entries, *arrays)) is not None:
                 raise InputError(
-                    f"{self._path_of('')}: {names[0]}: damaged, {wrong} "
+                    f"{self._files.folder}: {names[0]}: damaged, {wrong} "
                     "(delete the folder, it is rebuilt)"
                 )
             self._open[number] = arrays
@@ -167,8 +189,8 @@ class _Shards:
 class PairShards(_Shards):
     """The pairs of a split."""
 
-    def __init__(self, path_of: Callable[[str], Path], split: str, firsts: Any) -> None:
-        super().__init__(path_of, [f"{split}.pairs"], firsts[0])
+    def __init__(self, files: Files, split: str, firsts: Any) -> None:
+        super().__init__(files, [f"{split}.pairs"], firsts[0])
 
     def take(self, rows: Ints) -> Array:
         """Returns [n, 2] numbers of the sentences of rows."""
@@ -186,10 +208,10 @@ class PairShards(_Shards):
 class SentenceShards(_Shards):
     """The token ids of a split's sentences, by their numbers."""
 
-    def __init__(self, path_of: Callable[[str], Path], stem: str, firsts: Any) -> None:
-        super().__init__(path_of, [f"{stem}.offsets"], firsts[0])
+    def __init__(self, files: Files, stem: str, firsts: Any) -> None:
+        super().__init__(files, [f"{stem}.offsets"], firsts[0])
         self._first_ids = np.array(firsts[1], np.int64)
-        self._ids = _Ids(path_of, [f"{stem}.tokens"], firsts[1])
+        self._ids = _Ids(files, [f"{stem}.tokens"], firsts[1])
 
     def places(self, entries: Ints, more: int = 0) -> tuple[Ints, Ints]:
         """Returns [n] starts of sentences among all ids, and [n] numbers of ids, plus `more`."""
@@ -211,17 +233,23 @@ class SentenceShards(_Shards):
         found, begins = np.zeros(len(starts), np.int64), starts[chosen]
         found[chosen] = np.cumsum(wanted) - wanted
         flat = np.empty(0, np.uint16)
-        for number, part in self._ids.parts(begins):
-            ids = self._ids.of(number)
+        some = np.flatnonzero(wanted)
+        for number, part in self._ids.parts(begins[some]):
+            ids, part = self._ids.of(number), some[part]
             if not len(flat):
                 flat = np.empty(int(wanted.sum()), ids.dtype)
             at = begins[part] - self._first_ids[number]
             if not _gather(ids, at, wanted[part], found[chosen[part]], flat):
                 raise InputError(
-                    f"{self._path_of('')}: damaged, a sentence is longer than its shard "
+                    f"{self._files.folder}: damaged, a sentence is longer than its shard "
                     "(delete the folder, it is rebuilt)"
                 )
         return _read_only(flat), found
+
+    def names(self, entries: Ints) -> list[str]:
+        """Returns the files that have the lengths and the ids of these entries."""
+        offsets = super().names(entries)
+        return [*offsets, *(name.replace(".offsets.", ".tokens.") for name in offsets)]
 
     def take(self, entries: Ints) -> Ragged:
         """Returns the ids of sentences."""

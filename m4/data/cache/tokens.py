@@ -23,7 +23,7 @@ from m4.data.cache.corpus_text import (
     text_file,
 )
 from m4.data.cache.origins import compress_origins
-from m4.data.cache.shards import PairShards, SentenceShards, write_pairs, write_sentences
+from m4.data.cache.shards import Folder, PairShards, SentenceShards, write_pairs, write_sentences
 from m4.data.directions import (
     ROLES,
     SIDES,
@@ -245,7 +245,7 @@ def write_arrays(
         sizes = {code: int(of.sum()) for code, of in used.items()}
         made["sentences"][split] = sizes
         stores = {
-            store: SentenceShards(folder.joinpath, stem(split, store), firsts)
+            store: SentenceShards(Folder(folder), stem(split, store), firsts)
             for store, firsts in shards.items()
         }
         pairs_written = _finish_pairs(
@@ -369,14 +369,14 @@ def write_token_counts(
         made: The result of `write_arrays`.
         marked: Whether the arrays lack tag and eos (`Cache.marked`).
     """
-    rows = PairShards(folder.joinpath, "train", made["shards"]["train"]["pairs"])
+    rows = PairShards(Folder(folder), "train", made["shards"]["train"]["pairs"])
     first, total = bases(made["sentences"]["train"]), sum(made["sentences"]["train"].values())
     totals: dict[Path, npt.NDArray[np.int64]] = {}
     for array in arrays:
         vocabulary, side = Vocabulary(array.vocabulary), SIDES.index(array.side)
         of = totals.setdefault(array.vocabulary, np.zeros(vocabulary.size, np.int64))
         firsts = made["shards"]["train"][array.store]
-        store = SentenceShards(folder.joinpath, stem("train", array.store), firsts)
+        store = SentenceShards(Folder(folder), stem("train", array.store), firsts)
         for pair in pairs:
             codes, (start, stop) = split_direction(pair), counts[pair]["train"]["rows"]
             number = ways * (stop - start)

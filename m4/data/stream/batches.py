@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.cache import Cache
+from m4.data.cache.shards import SentenceShards
 from m4.data.directions import ROLES, SIDES, pair_of, sides_of, split_direction
 from m4.data.preprocess import EOS_ID, PAD_ID
 from m4.data.stream import numba_loops
@@ -57,7 +58,7 @@ class SplitReader:
     """
 
     def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
-        self.folder = cache.folder
+        self.folder, self._bounded = cache.folder, cache.bounded
         self._numbers = cache.pair_numbers(split)
         self.sources, self.targets = (cache.sentences(split, role) for role in ROLES)
         self.pairs = [pair_of(direction) for direction in directions]
@@ -76,16 +77,29 @@ class SplitReader:
 
     def examples(self, directions: Ints, indices: Ints, epochs: Ints | None = None) -> Examples:
         """Returns the pairs `indices` of their directions, each segmented by its epoch (or 0)."""
-        numbers = self._numbers.take(self.first_rows[directions] + indices)
-        sources, targets = numba_loops.entries(directions, numbers, self._forward, self._first)
-        if epochs is not None and self.ways > 1:
-            way = epochs % self.ways * self._sentences
-            sources, targets = sources + way, targets + way
+        sources, targets = self._entries(directions, indices, epochs)
         return Examples(
             directions,
             *self.sources.places(sources, self.extra[0]),
             *self.targets.places(targets, self.extra[1]),
         )
+
+    def fetch(self, directions: Ints, indices: Ints, epochs: Ints) -> None:
+        """Fetches the shards of these pairs, where the corpus is in a bucket."""
+        if self._bounded is not None:
+            self._bounded.need(self._numbers.names(self.first_rows[directions] + indices))
+            entries = self._entries(directions, indices, epochs)
+            names = map(SentenceShards.names, (self.sources, self.targets), entries)
+            self._bounded.need(name for of_side in names for name in of_side)
+
+    def _entries(self, directions: Ints, indices: Ints, epochs: Ints | None) -> tuple[Ints, Ints]:
+        """Returns the places of sources and targets among the split's sentences."""
+        numbers = self._numbers.take(self.first_rows[directions] + indices)
+        sources, targets = numba_loops.entries(directions, numbers, self._forward, self._first)
+        if epochs is not None and self.ways > 1:
+            way = epochs % self.ways * self._sentences
+            sources, targets = sources + way, targets + way
+        return sources, targets
 
     def release(self) -> None:
         """Releases the files' pages that were read (`shards.release`)."""

@@ -7,6 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from m4.data.samplers import Phase
 from m4.data.stream import packing
 from m4.data.stream.batches import Batch, Examples, SplitReader, lay_out
 from m4.data.stream.packing import BatchPlan, Ints, Shape
-from m4.data.stream.phases import Phases, listed
+from m4.data.stream.phases import Phases, Stretch, listed
 from m4.data.stream.sampling_order import WINDOW, Draws
 from m4.settings import (
     Between,
@@ -46,6 +47,8 @@ _SPARE = 0.99
 
 # Groups after which the pages that were read are released: tens of megabytes a group.
 _RELEASE_GROUPS = 128
+# Groups whose shards are fetched from a bucket before they are planned.
+_AHEAD_GROUPS = 2
 
 
 class Stream:
@@ -118,6 +121,9 @@ class Stream:
         # A thread may load ahead while the loop asks for counts or begins a phase.
         self._lock = threading.RLock()
         self._given, self._planned = -1, 0
+        self._bounded = cache.bounded is not None
+        self._thread = ThreadPoolExecutor(1)
+        self._ahead: Future[None] | None = None
         self._fingerprint = self._hash()
 
     def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
@@ -262,15 +268,32 @@ class Stream:
                 stretch.draws, number - stretch.first_group, stretch.pairs
             )
             self._planned += 1
+            self._fetch_ahead(number, stretch)
             if self._planned % _RELEASE_GROUPS == 0:
                 self._split.release()
             while len(self._groups) > 2:
                 self._groups.popitem(last=False)
         return self._groups[number]
 
+    def _fetch_ahead(self, number: int, stretch: Stretch) -> None:
+        """Lets another thread fetch what the next groups read, if the corpus is in a bucket."""
+        if not self._bounded:
+            return
+        if self._ahead is not None and self._ahead.done():
+            self._ahead.result()  # raises what it raised
+        first = number + 1 - stretch.first_group
+
+        def fetch() -> None:
+            for later in range(first, first + _AHEAD_GROUPS):
+                start = later * stretch.pairs
+                self._split.fetch(*stretch.draws.draw(start, start + stretch.pairs))
+
+        self._ahead = self._thread.submit(fetch)
+
     def _plan(self, draws: Draws, number: int, pairs: int, tries: int = packing.TRIES) -> _Group:
         """Plans the number-th group of a phase, with so many pairs a group."""
         drawn = draws.draw(number * pairs, (number + 1) * pairs)
+        self._split.fetch(*drawn)
         examples = self._split.examples(*drawn)
         lengths = examples.source_lengths, examples.target_lengths
         if self.layout == "packed":

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from m4.data.cache import shards
 from m4.data.cache.cache import Cache
-from m4.data.cache.shards import PairShards, SentenceShards, write_pairs, write_sentences
+from m4.data.cache.shards import Folder, PairShards, SentenceShards, write_pairs, write_sentences
 from m4.data.cleaning.clean import NOTHING
 from m4.data.cleaning.keys import Numbers, digests
 from m4.data.corpus import CorpusSpec
@@ -121,7 +121,7 @@ def test_only_shards_that_are_needed_are_mapped(small: Cache) -> None:
     """Of two pairs of languages out of six, a stream never opens the others' files."""
     opened: set[str] = set()
     path_of = small.path
-    small.path = lambda name: (opened.add(name), path_of(name))[1]  # type: ignore[method-assign]
+    small.path = lambda name, done: (opened.add(name), path_of(name, done))[1]  # type: ignore[method-assign]
     stream = Stream(small, ["en-fr", "fr-en"], batch_rows=4)
     for step in range(100):
         stream.batch(step)
@@ -162,8 +162,8 @@ def test_any_sentences_in_any_shards(
         assert write_sentences(folder, "again", blocks(sentences, 1), np.uint16) == firsts
         numbers = np.arange(2 * len(sentences), dtype=np.uint32).reshape(-1, 2)
         rows = write_pairs(folder, "train", np.array_split(numbers, size))
-        store = SentenceShards(folder.joinpath, "train", firsts)
-        pairs = PairShards(folder.joinpath, "train", rows)
+        store = SentenceShards(Folder(folder), "train", firsts)
+        pairs = PairShards(Folder(folder), "train", rows)
         assert len(store) == len(pairs) == len(sentences)
         order = np.random.default_rng(0).permutation(len(sentences))
         assert pairs.take(order).tolist() == numbers[order].tolist()

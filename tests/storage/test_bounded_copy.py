@@ -1,0 +1,122 @@
+"""A corpus that is larger than this machine's room for it, in a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m4.data.cache import shards
+from m4.data.cache.cache import Cache
+from m4.data.corpus import CorpusSpec
+from m4.data.stream.stream import Stream
+from m4.jobs import corpus
+from m4.settings import InputError
+from m4.storage.local_copy import BoundedCopy
+from m4.storage.objects import Objects
+from tests.data.corpus import Made
+
+Machine = Callable[[], Path]
+LANGUAGES = ("gl", "pt")
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 4000)
+
+
+@pytest.fixture
+def built(address: str, small_shards: None, machine: Machine) -> Cache:
+    """A corpus of some 40 shards, in the bucket; this machine has none of it."""
+    spec = CorpusSpec(Made({"gl": 900, "pt": 900}), vocabulary_size=400, workers=1)
+    made = corpus.build_corpus(spec, address)
+    machine()
+    return made
+
+
+def opened(address: str, built: Cache, gigabytes: float) -> Cache:
+    """As `open_corpus` opens it."""
+    files = built.manifest["files"]
+    folder = corpus.fetched(address, built.fingerprint, lambda n: not corpus.is_shard(n))
+    assert folder is not None
+    cache = Cache(folder)
+    cache.bounded = BoundedCopy(
+        f"{address}/{built.fingerprint}",
+        folder,
+        {name: one for name, one in files.items() if corpus.is_shard(name)},
+        gigabytes,
+        "Data.disk_gigabytes",
+    )
+    return cache
+
+
+def bytes_here(cache: Cache) -> int:
+    found = 0
+    for path in cache.folder.glob("train.*.npy"):
+        with contextlib.suppress(FileNotFoundError):  # another thread makes room
+            found += path.stat().st_size
+    return found
+
+
+def size_of_shards(cache: Cache) -> int:
+    files = cache.manifest["files"]
+    return sum(size for name, (size, _) in files.items() if corpus.is_shard(name))
+
+
+# A window of 64 pairs is read to its end before the next one: few shards at a time.
+OPTIONS = {"batch_rows": 16, "layout": "single", "window": 64, "seed": 3}
+
+
+def test_batches_are_those_of_a_local_corpus_within_the_room(address: str, built: Cache) -> None:
+    room = size_of_shards(built) * 2 // 3
+    remote, local = opened(address, built, room / 1e9), Cache(built.folder)
+    assert bytes_here(remote) == 0
+    wanted, found = Stream(local, **OPTIONS), Stream(remote, **OPTIONS)
+    most, fetched = 0, set()
+    for step in range(240):  # more than an epoch of the four directions
+        for key, array in wanted.batch(step).items():
+            np.testing.assert_array_equal(found.batch(step)[key], array)
+        most = max(most, bytes_here(remote))
+        fetched |= {path.name for path in remote.folder.glob("train.*.npy")}
+    assert 0 < most <= room
+    tokens = {name for name in built.manifest["files"] if name.startswith("train.tokens.")}
+    assert fetched >= tokens, "all of them, one after another"
+
+
+def test_what_is_here_is_not_fetched_again(address: str, built: Cache) -> None:
+    first = opened(address, built, 1.0)
+    Stream(first, **OPTIONS).batch(0)
+    before = {path: path.stat().st_mtime_ns for path in first.folder.glob("train.*.npy")}
+    assert 0 < len(before) < len([*built.folder.glob("train.*.npy")])
+    Stream(opened(address, built, 1.0), **OPTIONS).batch(0)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_smaller_room_is_made_at_once(address: str, built: Cache) -> None:
+    Stream(first := opened(address, built, 1.0), **OPTIONS).batch(100)
+    here = bytes_here(first)
+    opened(address, built, here / 2e9)
+    assert 0 < bytes_here(first) <= here / 2
+
+
+def test_mistakes_are_one_line(address: str, built: Cache) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"^Data\.disk_gigabytes = 5e-06: a few steps need [\d.e-]+ GB of gs://\S+ at once$",
+    ):
+        Stream(opened(address, built, 5e-6), **OPTIONS).batch(0)
+    Stream(whole := opened(address, built, 1.0), **OPTIONS).batch(0)
+    name = min(path.name for path in whole.folder.glob("train.tokens.*.npy"))
+    (whole.folder / name).unlink()
+    objects = Objects(f"{address}/{built.fingerprint}")
+    content = objects.get(name)
+    assert content is not None
+    objects.delete(name)
+    with pytest.raises(InputError, match=rf"^{address}/{built.fingerprint}/{name}: missing"):
+        Stream(opened(address, built, 1.0), **OPTIONS).batch(0)
+    objects.put(name, content[:-1] + b"x")
+    with pytest.raises(InputError, match=rf"{name}: damaged: its content is not what was written"):
+        Stream(opened(address, built, 1.0), **OPTIONS).batch(0)

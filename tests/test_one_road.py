@@ -92,7 +92,7 @@ def test_lines_of_users_and_of_the_api(made: Cache, monkeypatch: pytest.MonkeyPa
     assert ids_of(made, given) == trained_on(made, "first")
     for line in GALICIAN:
         one = dataclasses.replace(ready, decoding=Decoding(prefix=line))
-        one.translate(["the bird"], "gl")
+        one.candidates(["the bird"], "gl")
     wanted = trained_on(made, "second")
     assert made.vocabulary.encode_targets(begun) == [*wanted, *wanted]
 
@@ -157,7 +157,7 @@ def test_a_lone_carriage_return_is_one_line(
     model: Any = None
     ready = Translator(model, None, made.vocabulary)
     with pytest.raises(InputError, match=says):
-        ready.translate(lines.decode().split("\n"), "gl")
+        ready.candidates(lines.decode().split("\n"), "gl")
     (tmp_path / "gl.train.tsv").write_bytes(b"\r".join([b"red\troxo"] * 3))
     with pytest.raises(InputError, match=r"gl\.train\.tsv line 1: a control character: a carriage"):
         list(Tsv(tmp_path).pairs("en-gl", "train"))

@@ -211,18 +211,12 @@ def steps_of(text: str) -> list[int]:
 # --------------------------------------------------------------------- from arguments to a config
 
 
-def local_folder(model_dir: str) -> Path:
-    """Returns the folder with a run's files: for a bucket, the local copy, brought up to date."""
-    from m4.storage.local_copy import fetched
-
-    return fetched(model_dir)
-
-
 def read_config(
     arguments: argparse.Namespace, more: Sequence[str] = (), model_dir: str | None = None
 ) -> "Config":
     """Reads the config of --gin_file, or else the one saved in --model_dir, and the bindings."""
     from m4 import config
+    from m4.storage.local_copy import fetched
 
     folders = arguments.gin_search_paths.split(",")
     files = list(arguments.gin_file)
@@ -235,7 +229,7 @@ def read_config(
     if not files:
         if not arguments.model_dir:
             raise InputError("give a config: --gin_file=gin_configs/demo.gin, or a run folder")
-        saved = local_folder(arguments.model_dir) / "config.gin"
+        saved = fetched(arguments.model_dir) / "config.gin"
         if not saved.is_file():
             raise InputError(f"--model_dir={arguments.model_dir}: no config.gin there; train first")
         files, allowed = [str(saved)], arguments.allow_module

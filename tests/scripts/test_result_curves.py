@@ -114,23 +114,6 @@ def test_an_envelope_ends_with_its_best_line() -> None:
     assert (x.tolist(), y.tolist()) == ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])
 
 
-def test_the_page_has_the_numbers_and_the_table_a_line(folder: Path) -> None:
-    docs = folder.parents[1] / "docs"
-    docs.mkdir()
-    (docs / "results.md").write_text(f"# R\n{summary.BEGIN}\n{summary.END}\n", encoding="utf-8")
-    assert main(["draw", f"--results={folder.parent}"]) == 0
-    page = (folder / "README.md").read_text(encoding="utf-8")
-    assert "| experts | 1k | 0.0 |  | 200 | 183 (1.23) |  |" in page  # 225 / 183.3
-    assert "| 2.50 | 8 experts | 183 (1.02) experts |" in page  # 187.5 / 183.3
-    assert "−0.200 ± 0.113, −3.5" in page  # 1.96 * 0.1 / sqrt(3); z = 2 sqrt(3)
-    assert "steps 1.02" not in page  # the sentence is of the lowest loss, which experts miss
-    assert (folder / "frontier.png").read_bytes()[1:4] == b"PNG"
-    svg = (folder / "frontier.svg").read_bytes()
-    assert "8 experts, every other layer −0.200 ± 0.000" in (docs / "results.md").read_text("utf-8")
-    draw.draw(folder)
-    assert (folder / "frontier.svg").read_bytes() == svg
-
-
 def test_experts_without_a_dense_model_are_refused(folder: Path) -> None:
     (folder / "curves" / "dense.jsonl").unlink()
     with pytest.raises(InputError, match="no dense model of width 64"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -53,25 +52,3 @@ def test_rows_are_means_over_seeds_and_languages(tmp_path: Path, compared: list[
     lost = rows["continued", "forgotten"]
     assert (lost.mean, lost.seeds, lost.worst) == (-2.0, [-1.0, -3.0], "Russian −2.0")
     assert ("shared", "forgotten") not in rows
-
-
-def test_the_page_has_gains_losses_and_costs(tmp_path: Path, compared: list[Compared]) -> None:
-    given = asked(tmp_path)
-    rows = starts.rows(given, compared)
-    spent = [{"name": "five:baselines", "cpu_seconds": 120.0}]
-    for run in ("start", "shared_0", "more_0", "more_1"):
-        place = kept.of(tmp_path, run)
-        place.mkdir(parents=True)
-        row = {"step": 100, "step_seconds": 0.1, "tokens_per_second": 30_000.0}
-        (place / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        spent.append({"name": f"{run}:train", "cpu_seconds": 90.0})
-    (tmp_path / "cost.jsonl").write_text("".join(json.dumps(row) + "\n" for row in spent))
-    text = "\n".join(starts.sections(tmp_path, given, rows, {"cat": 500, "kor": 490}))
-    assert "| Catalan | 500 | +2.0 [" in text
-    assert "| mean of each seed |  | +1.0 | +3.0, +3.0 |" in text
-    assert "| continued | BLEU | 1 | −2.00 [" in text
-    # 100 steps of 3,000 tokens, 90 seconds.
-    assert "| continued | 2 | 100, 100 | 0.3 | 1.5 |" in text
-    drawn = starts.draw(given, rows, tmp_path)
-    assert all(path.stat().st_size for path in drawn)
-    assert starts.here(rows).startswith("Mean ΔBLEU of the new languages")

@@ -106,21 +106,6 @@ class Translator(TrainedModel):
         targets = [split_direction(direction)[1] for direction in self.trained]
         return list(dict.fromkeys(targets)) or self.vocabulary.languages
 
-    def translate(
-        self, lines: Sequence[str], to: str, *, first_line: int = 1, warnings: TextIO | None = None
-    ) -> list[str]:
-        """Translates lines in any language of the model into the language `to`, in their order.
-
-        An empty line gives an empty line. A line that is too long is translated in chunks, and a
-        warning with its number (counted from `first_line`) goes to `warnings`, default stderr.
-
-        Raises:
-            InputError: The model has no language `to`, or a line has a carriage return inside.
-            TypeError: `lines` is one text.
-        """
-        found = self.candidates(lines, to, first_line=first_line, warnings=warnings)
-        return [each.texts[0] for each in found]
-
     def candidates(
         self,
         lines: Sequence[str],
@@ -130,10 +115,16 @@ class Translator(TrainedModel):
         first_line: int = 1,
         warnings: TextIO | None = None,
     ) -> list[Translations]:
-        """Returns the `decoding.n_best` translations of each line; the rest as of `translate`.
+        """Translates lines in any language of the model into the language `to`, in their order.
 
-        `prefix` is text that the translations begin with, one or one a line. It defaults to
-        `decoding.prefix`.
+        Each has `decoding.n_best` translations, the best first; an empty line has an empty one. A
+        line that is too long is translated in chunks, and a warning with its number (counted from
+        `first_line`) goes to `warnings`, default stderr. `prefix` is text that the translations
+        begin with, one or one a line. It defaults to `decoding.prefix`.
+
+        Raises:
+            InputError: The model has no language `to`, or a line has a carriage return inside.
+            TypeError: `lines` is one text.
         """
         if isinstance(lines, str):
             raise TypeError("lines: must be a list of texts, not one text")

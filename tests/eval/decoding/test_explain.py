@@ -37,7 +37,7 @@ def translator(**changes: Any) -> Translator:
 def test_pieces_experts_and_attention(tmp_path: Path, changes: dict[str, Any]) -> None:
     ready, line = translator(directions=1, **changes), "w3 w5 w0 w19"
     found = explain(ready, line, "xx")
-    assert [found.text] == ready.translate([line], "xx")
+    assert [found.text] == ready.candidates([line], "xx")[0].texts
     assert found.source == ["<2xx>", "w3", "w5", "w0", "w19", "</s>"]
     written = found.text.split()
     assert found.target in ([*written, "</s>"], written)  # without an end at the limit

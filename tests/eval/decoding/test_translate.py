@@ -61,8 +61,12 @@ def translator(pieces):
     return Translator(Transformer(vocab_size=pieces.size), {}, pieces, batch_rows=2)
 
 
+def texts(translator, lines, to):
+    return [each.texts[0] for each in translator.candidates(lines, to)]
+
+
 def test_order_empty_lines_and_tags(translator, louder):
-    assert translator.translate(["ola", "", " \t", "mundo"], "en") == ["OLA", "", "", "MUNDO"]
+    assert texts(translator, ["ola", "", " \t", "mundo"], "en") == ["OLA", "", "", "MUNDO"]
     assert louder.calls == [["<2en> ola", "<2en> mundo"]]
 
 
@@ -70,7 +74,7 @@ def test_a_line_that_is_too_long_is_named(pieces, louder):
     # Tag, three words of two pieces each and EOS are eight; the model takes four.
     translator = Translator(Transformer(pieces.size), {}, pieces, Decoding(max_source_length=4))
     warnings = io.StringIO()
-    translator.translate(["a", "", "a b c", "b"], "gl", first_line=10, warnings=warnings)
+    translator.candidates(["a", "", "a b c", "b"], "gl", first_line=10, warnings=warnings)
     assert warnings.getvalue().startswith("line 12: 8 pieces, translated in 3 chunks, ")
     assert warnings.getvalue().endswith(" (Decoding.max_source_length)\n")
 
@@ -94,9 +98,9 @@ def test_a_language_that_was_not_trained_into_is_refused(pieces, louder):
     # A model that was trained into English alone has the other languages' tags all the same.
     model = Transformer(vocab_size=pieces.size)
     translator = Translator(model, {}, pieces, batch_rows=2, trained=["gl-en"])
-    assert translator.translate(["ola"], "en") == ["OLA"]
+    assert texts(translator, ["ola"], "en") == ["OLA"]
     with pytest.raises(ValueError, match=r"to = 'gl': .* It knows: en$"):
-        translator.translate(["hello"], "gl")
+        translator.candidates(["hello"], "gl")
 
 
 class Answers(io.StringIO):
@@ -117,13 +121,13 @@ def test_without_stderr_warnings_are_lost_and_not_among_the_translations(
 ):
     monkeypatch.setattr(sys, "stderr", None)
     translator = Translator(Transformer(pieces.size), {}, pieces, Decoding(max_source_length=4))
-    assert translator.translate(["a b c"], "gl") == ["A B C"]
+    assert texts(translator, ["a b c"], "gl") == ["A B C"]
     assert capsys.readouterr().out == ""
 
 
 def test_one_text_in_the_place_of_a_list_is_refused(translator):
     with pytest.raises(TypeError, match="a list of texts"):
-        translator.translate("ola", "en")
+        translator.candidates("ola", "en")
 
 
 def test_each_line_is_answered_before_the_next_is_typed(translator, louder):
@@ -209,10 +213,10 @@ def test_from_a_checkpoint(pieces, tmp_path, monkeypatch):
         model, restored, pieces, Decoding(beams=2, max_target_length=6), batch_rows=2
     )
     lines = ["ola mundo", "", "bo día"]
-    translated = translator.translate(lines, "en")
+    translated = texts(translator, lines, "en")
     assert translated[1] == ""
-    assert translator.translate(lines[:1], "en") == translated[:1]
-    assert translator.translate(lines, "gl") != translated
+    assert texts(translator, lines[:1], "en") == translated[:1]
+    assert texts(translator, lines, "gl") != translated
 
 
 def test_output_that_takes_nothing_names_the_line_that_is_lost(translator, louder):

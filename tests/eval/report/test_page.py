@@ -94,37 +94,6 @@ def in_browser(folder, text, script, width=1300, *more):
     return json.loads(said.partition("<pre>")[2].partition("</pre>")[0])
 
 
-# No window is as narrow as a telephone.
-WIDTHS = """<script>
-document.documentElement.style.width = 'WIDTHpx';
-const found = [...document.querySelectorAll('#averages .wide, #languages .wide')].map(
-    table => [table.clientWidth, table.scrollWidth]);
-document.documentElement.innerHTML =
-    `<pre>${JSON.stringify(found)}</pre>`;
-</script>"""
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize("width", [1300, 400])
-def test_tables_of_two_models_and_both_sides_fit(tmp_path, width):
-    for system, keep in {"moe": 8, "dense": 7, "bilingual": 5}.items():
-        for code in CODES[:8]:
-            rows = [{"source": "x", "reference": t, "hypothesis": " ".join(t.split()[:keep])}
-                    for t in TEXTS]  # fmt: skip
-            for direction in (f"{code}-en", f"en-{code}"):
-                write_jsonl(tmp_path / system / f"test.{direction}.jsonl", rows)
-    systems = [System(name, tmp_path / name) for name in ("moe", "dense", "bilingual")]
-    pairs = {code: PAIRS[code] for code in CODES[:8]}
-    levels = ResourceLevels(min_test_sentences=5)
-    written = write_results(tmp_path / "out", systems, DEFAULTS.metrics, pairs, levels=levels)
-    text = written.html.read_text(encoding="utf-8")
-    script = WIDTHS.replace("WIDTH", str(width))
-    tables = in_browser(tmp_path, text, script, max(width, 500))
-    assert len(tables) == 2
-    for room, needed in tables:
-        assert needed <= room < width
-
-
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_in_a_browser_it_sorts_and_filters(made, tmp_path):
     plain, falling, rising, names, *ends, words, family, level = in_browser(

@@ -208,24 +208,3 @@ def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path, monkeypatch)
         text = written.html.read_text(encoding="utf-8")
         assert (best in text) == (2000 in kept)
         assert ("The best checkpoint is" in text) == (2000 in kept)
-
-
-def test_curves_are_of_the_losses_that_there_are(made, tmp_path):
-    folder = made[0].html.parent.parent
-    systems = [System(name, folder / name) for name in ("moe", "bilingual")]
-    rows = [{"step": n, "nll": 3.0 / n, "dev/nll": 4.0 / n, "auxiliary_loss": 1.0} for n in (1, 2)]
-    background = Background(curves={"moe": rows, "bilingual": [{"step": 1, "nll/low": 2.0}]})
-    written = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN, background=background)
-    text = written.html.read_text(encoding="utf-8")
-    for label in ("training loss", "dev loss", "auxiliary loss"):
-        assert f">{label}</text>" in text
-    assert "training loss, low" not in text  # one point is no line
-    assert 'type="radio"' not in text  # there are steps alone
-    counts = {"source_tokens": 5.0, "target_tokens": 5.0}
-    counted = [{**row, **counts, "device_seconds": 60.0 * row["step"]} for row in rows]
-    background = Background(curves={"moe": counted})
-    written = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN, background=background)
-    text = written.html.read_text(encoding="utf-8")
-    for axis in ("training step", "tokens of both sides", "device hours"):
-        assert text.count(f">{axis}</text>") == 1
-    assert text.count('type="radio"') == 3

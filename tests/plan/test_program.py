@@ -1,10 +1,8 @@
 """A plan compiles what training compiles, from shapes alone."""
 
-import contextlib
 import dataclasses
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,8 @@ import jax
 import pytest
 
 from m4.cli.arguments import split_arguments
-from m4.eval.decoding import inference_checkpoint, search
+from m4.eval.decoding import search
+from m4.eval.decoding.inference_checkpoint import placed
 from m4.experiment import Experiment
 from m4.model.transformer import abstract_variables
 from m4.plan import memory
@@ -110,23 +109,8 @@ def test_planned_search_is_the_one_that_decodes(
 ) -> None:
     trained = shutil.copytree(tiny_run(tmp_path_factory), tmp_path / "trained")
 
-    class Unread:
-        """A checkpoint that gives the shapes that it is asked for."""
-
-        folder = trained
-
-        def used(self, step: int) -> str:
-            return "params"
-
-        def note(self, step: int) -> dict[str, Any]:
-            return {}
-
-        def restore(self, step: int, items: Any) -> Any:
-            return items
-
-    @contextlib.contextmanager
-    def opened(model: Any, *_: Any) -> Iterator[Any]:
-        yield Unread(), 1, "params", abstract_variables(model)
+    def restored(model: Any, folder: Path, step: int, vocabulary: Any, layout: Any) -> Any:
+        return placed(abstract_variables(model), layout), step, {}
 
     texts: list[str] = []
     real = search.jit_search
@@ -139,8 +123,7 @@ def test_planned_search_is_the_one_that_decodes(
         return first_call
 
     monkeypatch.setattr("m4.jobs.decoding.testsets.whole_step", lambda folder, step, used: 1)
-    monkeypatch.setattr(inference_checkpoint, "_opened", opened)
-    monkeypatch.setattr(inference_checkpoint, "check_weights", lambda *_: None)  # shapes are none
+    monkeypatch.setattr("m4.jobs.decoding.testsets.restore_params", restored)
     monkeypatch.setattr("m4.eval.decoding.decode.jit_search", jit_search)
     search._program.cache_clear()
     bindings = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=4"]

@@ -1,7 +1,6 @@
 """A trained model's checkpoint, opened to be used: its step, note and parameters."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +14,6 @@ from m4.settings import InputError
 from m4.storage.checkpoints import Checkpoints, Removed, by_path, shapes
 from m4.storage.numbers import check_weights
 from m4.storage.steps import whole_step
-
-
-@contextmanager
-def _opened(
-    model: Transformer,
-    checkpoints: Path | str,
-    step: int | None,
-    vocabulary: Vocabulary | SourceAndTarget | None,
-    item: str | None = None,
-) -> Iterator[tuple[Checkpoints, int, str, Any]]:
-    """Yields the store, the step, the item with its parameters and the model's variables."""
-    folder = Path(checkpoints)
-    found = distributed.on_primary_then_broadcast(
-        "checkpoints", lambda: whole_step(Path(checkpoints), step, used=item is None)
-    )
-    if found is None:
-        raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
-    store = Checkpoints(checkpoints, read_only=True)
-    try:
-        note = store.note(found)
-        if vocabulary is not None and note.get("vocabulary") != vocabulary.fingerprint:
-            raise InputError(
-                f"{folder}/{found} was trained with another vocabulary than {vocabulary.path} "
-                f"({str(note.get('vocabulary'))[:12]} there, {vocabulary.fingerprint[:12]} here)"
-            )
-        variables = abstract_variables(model)
-        item = store.used(found) if item is None else item
-        store.check_shapes(found, item, variables["params"])
-        yield store, found, item, variables
-    finally:
-        store.close()
-
-
-def trained_step(
-    model: Transformer,
-    checkpoints: Path | str,
-    vocabulary: Vocabulary | SourceAndTarget | None = None,
-    step: int | None = None,
-) -> int:
-    """Returns the step (default: the latest) after the checks of `restore_params`.
-
-    No parameter is read.
-    """
-    with _opened(model, checkpoints, step, vocabulary) as (_, found, _, _):
-        return found
 
 
 def restore_params(
@@ -87,17 +41,31 @@ def restore_params(
         InputError: There is no such checkpoint, it belongs to another model, or it was trained with
             another vocabulary; a parameter has no floats, or some that are not finite.
     """
+    folder, variables = Path(checkpoints), abstract_variables(model)
     while True:
-        try:
-            with _opened(model, checkpoints, step, vocabulary, item) as (store, found, of, shape):
-                wanted = {of: placed(shape, layout)}
-                params = store.restore(found, wanted)[of]
+        found = distributed.on_primary_then_broadcast(
+            "checkpoints", lambda: whole_step(folder, step, used=item is None)
+        )
+        if found is None:
+            raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
+        with contextlib.closing(Checkpoints(checkpoints, read_only=True)) as store:
+            try:
+                note = store.note(found)
+                if vocabulary is not None and note.get("vocabulary") != vocabulary.fingerprint:
+                    raise InputError(
+                        f"{folder}/{found} was trained with another vocabulary than "
+                        f"{vocabulary.path} ({str(note.get('vocabulary'))[:12]} there, "
+                        f"{vocabulary.fingerprint[:12]} here)"
+                    )
+                of = store.used(found) if item is None else item
+                store.check_shapes(found, of, variables["params"])
+                params = store.restore(found, {of: placed(variables, layout)})[of]
                 check_weights(store.folder / str(found), by_path(params))
-                return params, found, store.note(found)
-        except Removed:
-            # Training keeps the last ones only, and there is a newer one now.
-            if step is not None or distributed.is_distributed():
-                raise
+                return params, found, note
+            except Removed:
+                # Training keeps the last ones only, and there is a newer one now.
+                if step is not None or distributed.is_distributed():
+                    raise
 
 
 def placed(variables: Any, layout: Layout | None) -> Any:

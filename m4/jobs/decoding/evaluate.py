@@ -9,7 +9,6 @@ from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.directions import pair_of
 from m4.data.sources import SPLITS
-from m4.eval.decoding import inference_checkpoint
 from m4.eval.decoding.hypotheses import check_hypotheses, other_search, steps_of
 from m4.eval.decoding.testsets import Portion, train_pairs
 from m4.eval.scoring.delta import BILINGUAL
@@ -32,7 +31,6 @@ from m4.jobs.decoding.testsets import (
     decode,
     decodes_folder,
     scores_folder,
-    trained_step,
 )
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
@@ -153,11 +151,9 @@ def system_of(
 
     Its step is the one that made each translation: while the model trains, the latest is another.
     """
-    folder, decodes = experiment.folder, decodes_folder(experiment, step)
-    model = build(experiment, cache).model
-    found = trained_step(folder, step)
-    inference_checkpoint.trained_step(model, folder / "checkpoints", cache.vocabulary, found)
-    return system(experiment, system_name(model), decodes, steps_of(decodes, split))
+    decodes = decodes_folder(experiment, step)
+    name = system_name(build(experiment, cache).model)
+    return system(experiment, name, decodes, steps_of(decodes, split))
 
 
 def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str, int]) -> System:

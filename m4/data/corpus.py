@@ -31,6 +31,7 @@ from m4.data.directions import (
     directions_of,
     languages_of,
     pair_of,
+    pivoted,
     split_direction,
 )
 from m4.data.normalization import Form
@@ -55,8 +56,8 @@ class CorpusSpec:
             is not. Of one that gives ids no vocabulary is trained.
         languages: pairs of languages ("fr-wo"), or languages that are paired with English ("gl");
             None: all of the source's that the mixture has directions of.
-        mixture: the directions: to_english, from_english, english_centric, or direct, all there
-            are; or a list of them.
+        mixture: the directions: to_english, from_english, english_centric, direct, all there are,
+            or any_to_any, those and between languages whose pairs share sentences; or a list.
         lengths: {"inputs": ..., "targets": ...}: longer training pairs are dropped and counted (in
             pieces, with tag and eos).
         vocabulary_size: pieces; of the sources' vocabulary where target_vocabulary_size is given.
@@ -110,6 +111,7 @@ class CorpusSpec:
         """Returns everything but the text that decides the ids, as JSON."""
         separate = self.target_vocabulary_size is not None
         given, pairs = self._given_ids(), self.language_pairs()
+        more = [pair for pair in pairs if pair not in {*self.read_pairs()}]
         mixture = self.mixture if isinstance(self.mixture, str) else [*self.mixture]
         return {
             "language_pairs": pairs,
@@ -126,6 +128,7 @@ class CorpusSpec:
             "sampling_alpha": float(self.sampling_alpha) if self.segmentations > 1 else None,
             "cleaning": (clean.NOTHING if given else self.cleaning).identity(),
             **self._grown_from_identity(pairs),
+            **({"pivoted": more} if more else {}),
             **given,
         }
 
@@ -161,7 +164,14 @@ class CorpusSpec:
     def language_pairs(self) -> list[str]:
         """Returns the pairs of languages: those asked for, or all that the mixture is of.
 
-        Those of English come first.
+        Those of English come first. SettingError: see `read_pairs`.
+        """
+        read = self.read_pairs()
+        more = pivoted(read) if self.mixture == "any_to_any" else []
+        return sorted([*read, *more], key=lambda pair: not pair.startswith("en-"))
+
+    def read_pairs(self) -> list[str]:
+        """Returns the pairs that are read from the source.
 
         Raises:
             SettingError: The mixture has no directions of a pair that is asked for, or of any.

@@ -10,6 +10,7 @@ with a mark in front of it.
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import Annotated
 
 from m4.settings import InputError, OneOf
@@ -22,6 +23,7 @@ _CHOSEN = {
     "from_english": lambda source, target: source == "en",
     "english_centric": lambda source, target: "en" in (source, target),
     "direct": lambda source, target: True,
+    "any_to_any": lambda source, target: True,  # of more pairs: `pivoted`
 }
 MIXTURES = tuple(_CHOSEN)
 # Kinds of directions, which are averaged apart.
@@ -131,6 +133,20 @@ def zero_shot_directions(directions: Sequence[str]) -> list[str]:
     sources, targets = (dict.fromkeys(side) for side in zip(*pairs, strict=True))
     return [f"{source}-{target}" for source in sources for target in targets
             if source != target and f"{source}-{target}" not in directions]  # fmt: skip
+
+
+def pivoted(pairs: Sequence[str]) -> list[str]:
+    """Returns pairs of languages that have a third one in common: en-fr, en-wo -> fr-wo.
+
+    Pairs that have text of their own are not among them, nor are other texts of a language.
+    """
+    others: dict[str, list[str]] = {}
+    for pair in filter(is_held_out, pairs):
+        first, second = split_direction(pair)
+        others.setdefault(first, []).append(second)
+        others.setdefault(second, []).append(first)
+    found = {pair_of("-".join(two)) for of in others.values() for two in combinations(of, 2)}
+    return sorted(found - {*pairs}, key=in_order)
 
 
 def sides_with(role: str, directions: Iterable[str]) -> list[str]:

@@ -162,7 +162,7 @@ def build_corpus(
         check_output(data_dir / fingerprint, f"data_dir = {place}")
     if found is None and engine is not None:
         engine.open(f"{place.rstrip('/')}/.{fingerprint}.beam")
-        print(engine.cost(spec.opened_source, spec.cleaning, spec.language_pairs()))
+        print(engine.cost(spec.opened_source, spec.cleaning, spec.read_pairs()))
     build = functools.partial(
         spec.build,
         data_dir,

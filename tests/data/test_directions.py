@@ -50,6 +50,8 @@ def test_mixtures() -> None:
     assert directions_of("to_english", PAIRS) == ["gl-en", "pt-en"]
     assert directions_of("from_english", PAIRS) == ["en-gl", "en-pt"]
     assert directions_of("english_centric", PAIRS) == ["en-gl", "en-pt", "gl-en", "pt-en"]
+    assert directions_of("any_to_any", PAIRS) == directions_of("direct", PAIRS)
+    assert directions.pivoted(["en-gl", "en-pt", "fr-pt", "en-gl~bt"]) == ["en-fr", "gl-pt"]
     assert directions_of("direct", PAIRS) == [*PAIRS, "gl-en", "pt-en", "wo-fr"]
     assert directions_of(["wo-fr", "en-gl", "en-eo"], PAIRS) == ["wo-fr", "en-gl"]
     assert directions.languages_of(PAIRS) == ["en", "gl", "pt", "fr", "wo"]

@@ -16,6 +16,7 @@ from m4.data.cache.cache import manifest_digest
 from m4.data.cache.corpus_text import Progress, lines_of_pairs, take_numbers, write_text
 from m4.data.cache.identity import FORMAT, fingerprint_of
 from m4.data.cache.lengths import length_factors
+from m4.data.cache.pivots import write_pivots
 from m4.data.cache.tokens import tokenize, vocabulary_file
 from m4.data.cleaning.clean import Cleaning
 from m4.data.cleaning.ledger import LEDGER_FILE
@@ -70,8 +71,15 @@ def build(
             )
         counts, ledger, made = given_ids.write(folder, source, settings, progress)
     else:
+        names = [name for name in names if name not in settings.get("pivoted", ())]
         counts, ledger = write_text(folder, source, names, cleaning, progress, untrained, engine)
         sizes = {pair: counts[pair]["train"]["pairs"] for pair in names}
+        more = write_pivots(folder, names, settings.get("pivoted", ()))
+        for pair in more:
+            count = ledger.count(pair, "train")
+            count.read = count.kept = more[pair]["train"]["pairs"]
+        counts |= more
+        names = [*counts]
         made = {"vocabularies": _train_vocabularies(folder, sizes, settings, progress, grown_from)}
         made |= tokenize(folder, names, counts, settings, progress, workers, engine)
     for pair, splits in counts.items():

@@ -203,7 +203,12 @@ class Cache:
     @property
     def has_all_directions(self) -> bool:
         """True if the tokens of all mixtures are there, and not only those of the corpus's own."""
-        return self.manifest["identity"]["mixture"] in (None, "english_centric", "direct")
+        return self.manifest["identity"]["mixture"] in (
+            None,
+            "english_centric",
+            "direct",
+            "any_to_any",
+        )
 
     @cached_property
     def _sentences(self) -> dict[str, SentenceShards]:

@@ -115,6 +115,11 @@ def take_numbers(folder: Path, split: str, pair: str) -> npt.NDArray[np.uint32]:
     return np.fromfile(_numbers_file(folder, split, pair), np.uint32).reshape(-1, 2)
 
 
+def put_numbers(folder: Path, split: str, pair: str, numbers: npt.NDArray[np.uint32]) -> None:
+    """Writes [n, 2] numbers of sentences that are in the text."""
+    numbers.tofile(_numbers_file(folder, split, pair))
+
+
 def remove_numbers(folder: Path, split: str, pair: str) -> None:
     _numbers_file(folder, split, pair).unlink()
 

@@ -61,7 +61,7 @@ def clean_corpus(
     tokens = folder / fingerprint_of(identity_of(spec.opened_source, settings))
     built = Cache(tokens).ledger() if (tokens / "manifest.json").is_file() else None
     sides = EnglishSides()
-    names = settings["language_pairs"]
+    names = spec.read_pairs()
     parts = [(split, pair) for split in reversed(SPLITS) for pair in names]
     with tempfile.TemporaryDirectory(prefix="m4-cleaning-") as spool:
         cleaner = Cleaner(

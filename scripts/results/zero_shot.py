@@ -33,6 +33,7 @@ from scripts.results.kept import Asked, Kept
 from scripts.results.tables import signed, table
 
 PARTS = ("zero_shot", "pivot")
+_FIRST = 3  # comparisons that the first lines of the page, and docs/results.md, name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +117,13 @@ def read(folder: Path) -> list[Row]:
 
 
 def here(found: Sequence[Row]) -> str:
-    """Returns the means of each comparison by BLEU."""
-    said = []
-    for row in found:
-        if row.directions > 1 and row.metric == "bleu":
-            said.append(f"{row.system} {row.score:.1f}, {row.against} {row.other:.1f}, difference "
-                        f"{_interval(row)} ({row.directions} {row.about} directions)")  # fmt: skip
+    """Returns the means of the first comparisons by BLEU."""
+    said = [
+        f"{row.system} {row.score:.1f}, {row.against} {row.other:.1f}, difference "
+        f"{_interval(row)} ({row.directions} {row.about} directions)"
+        for row in found
+        if row.directions > 1 and row.metric == "bleu"
+    ][:_FIRST]
     return f"Mean BLEU: {'; '.join(said)}."
 
 

@@ -33,7 +33,7 @@ from scripts.results.kept import Asked, Kept
 from scripts.results.tables import signed, table
 
 PARTS = ("zero_shot", "pivot")
-_FIRST = 3  # comparisons that the first lines of the page, and docs/results.md, name
+_FIRST = 2  # comparisons that the first lines of the page, and docs/results.md, name
 
 
 @dataclasses.dataclass(frozen=True)

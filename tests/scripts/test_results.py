@@ -290,7 +290,11 @@ def check_drawn(folder: Path) -> None:
     assert {(row["system"], row["direction"], row["metric"]): row["score"] for row in scores} == {
         at: pytest.approx(value, abs=1e-6) for at, value in values.items()}  # fmt: skip
     if len(found.systems) > 2:  # two, and the copy
-        assert found.compared
+        assert found.compared or found.zero_shot
+    for of in (one for one in found.zero_shot if one.directions == 1):
+        ours, theirs = (values[name, of.about, of.metric] for name in (of.system, of.against))
+        assert (of.score, of.other) == (pytest.approx(ours), pytest.approx(theirs))
+        assert of.delta == pytest.approx(ours - theirs, abs=1e-9)
     for one in found.compared:
         for number, row in enumerate(one.rows):
             ours = counted[row.system, row.direction, row.metric]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from etils import epath
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from m4.data.cache.cache import Cache
@@ -137,6 +137,7 @@ def test_files_and_sources_of_overlap(made: Cache, tmp_path: Path) -> None:
 
 
 @given(st.text(st.sampled_from([*INVISIBLE, *"ae ק\u0301\u200d\u0e01"]), max_size=9))
+@example("\u206a\u200c")  # a joiner behind a mark that goes
 def test_normalising_twice_is_normalising_once(text: str) -> None:
     once = CLEANING.normalise(text)
     assert CLEANING.normalise(once) == once

@@ -98,8 +98,8 @@ def _without_junk(text: str) -> tuple[str, list[str]]:
         ("control characters", _CONTROLS, ""),
         ("invisible characters", _INVISIBLE, ""),
         ("invisible characters", None if _DIVIDED_BY_IT.search(text) else _ZERO_WIDTH_SPACE, ""),
-        ("invisible characters", _JOINERS, ""),
         ("direction marks", None if _RIGHT_TO_LEFT.search(text) else _DIRECTIONS, ""),
+        ("invisible characters", _JOINERS, ""),  # by what stands before them in the end
     ):
         changed = text if pattern is None else pattern.sub(instead, text)
         if changed != text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -160,6 +161,44 @@ def test_an_accelerator_trains_the_same_model_in_this_process(
     assert losses(ours) == pytest.approx(losses(found["gl"]), rel=1e-5)
     for direction in ("en-gl", "gl-en"):
         assert len(read_jsonl(ours.folder / "decodes" / f"test.{direction}.jsonl")) == 8
+
+
+def test_a_pair_without_english_has_the_recipe_of_the_others(
+    tmp_path: Path, asked: list[str]
+) -> None:
+    """Also next to pairs through a third language, which have no test sentences and no model."""
+    run = experiment_in(tmp_path, tmp_path / "kept", {"gl": 60, "fr-wo": 60, "pt": 60})
+    baselines.baselines(run)
+    assert asked == ["gl", "pt", "fr-wo"]
+    cache = open_corpus(run)
+    plans = baselines.plans_of(run, cache)
+    about, other = plans["fr-wo"].identity, plans["gl"].identity
+    assert {name for name in about if about[name] != other[name]} == {"language", "text"}
+    corpus = plans["fr-wo"].experiment.data.corpus
+    assert corpus.directions() == ["fr-wo", "wo-fr"]
+    spec = dataclasses.replace(run.data.corpus, mixture="any_to_any")
+    pivoted = dataclasses.replace(run, data=dataclasses.replace(run.data, corpus=spec))
+    pivoted = dataclasses.replace(pivoted, model_dir=str(tmp_path / "pivoted"))
+    assert baselines.plans_of(pivoted, open_corpus(pivoted)).keys() == plans.keys()
+
+
+@pytest.mark.slow
+def test_the_model_of_a_pair_without_english_is_trained_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    one_process(monkeypatch, kept)
+    found = baselines.baselines(experiment_in(tmp_path / "one", kept, {"fr-wo": 60}))
+    for direction in ("fr-wo", "wo-fr"):
+        path = found["fr-wo"].folder / "decodes" / f"test.{direction}.jsonl"
+        assert len(read_jsonl(path)) == 8
+    asked: list[str] = []
+    monkeypatch.setattr(
+        baselines, "train_all", lambda missing, _: asked.extend(one.language for one in missing)
+    )
+    with contextlib.suppress(InputError, KeyError):  # that of gl is not there
+        baselines.baselines(experiment_in(tmp_path / "two", kept, {"gl": 60, "fr-wo": 60}))
+    assert asked == ["gl"]
 
 
 def losses(baseline: Finished) -> list[float]:

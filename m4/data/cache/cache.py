@@ -32,6 +32,7 @@ from m4.data.directions import (
     ROLES,
     Mixture,
     directions_of,
+    is_held_out,
     languages_of,
     pair_of,
     sides_of,
@@ -78,6 +79,7 @@ _IDENTITY = {
     "mixture": _mixture,
     "target_vocabulary_size": optional(count),
     "source": records.anything,
+    "pivoted?": listed(text),
 }
 _MANIFEST = record(
     {
@@ -171,6 +173,11 @@ class Cache:
     def language_pairs(self) -> list[str]:
         """Returns the names of the pairs of languages, in the order of the rows."""
         return list(self.manifest["language_pairs"])
+
+    def tested_pairs(self) -> list[str]:
+        """Returns the pairs of languages that have dev and test text: `pivoted` ones have not."""
+        made = self.manifest["identity"].get("pivoted", ())
+        return [pair for pair in self.language_pairs() if is_held_out(pair) and pair not in made]
 
     def languages(self) -> list[str]:
         """Returns the codes of all languages, in the order of the pairs."""

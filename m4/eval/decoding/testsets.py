@@ -9,7 +9,6 @@ import numpy as np
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import (
-    is_held_out,
     key_of,
     pair_of,
     sides_of,
@@ -143,8 +142,9 @@ def check_held_out(cache: Cache) -> None:
         InputError: A pair has no dev or no test sentences.
     """
     for split in ("dev", "test"):
-        pairs = filter(is_held_out, cache.language_pairs())
-        if lacking := [key_of(pair) for pair in pairs if not cache.size(pair, split)]:
+        if lacking := [
+            key_of(pair) for pair in cache.tested_pairs() if not cache.size(pair, split)
+        ]:
             raise InputError(
                 f"no {split} sentences of {', '.join(lacking)}: bilingual baselines need them; "
                 "leave these languages out (CorpusSpec.languages), or add the files"

@@ -16,7 +16,7 @@ import jax
 from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.corpus import bilingual
-from m4.data.directions import is_held_out, key_of
+from m4.data.directions import key_of
 from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.testsets import check_held_out
@@ -128,7 +128,7 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
     levels = baselines_of(experiment)
     folder = Path(levels.folder or experiment.folder / "baselines")
     plans = {}
-    for pair in filter(is_held_out, cache.language_pairs()):
+    for pair in cache.tested_pairs():
         language = key_of(pair)
         level = experiment.data.levels.of(cache.size(pair, "train"))
         base = levels.of(level)

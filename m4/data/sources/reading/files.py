@@ -12,6 +12,7 @@ import io
 import json
 import lzma
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ from m4.storage.objects import check_readable
 
 _NOT_READABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
+# What holds files, and what is compressed in another way: no text, also where it can be decoded.
+_ARCHIVE = re.compile(r"\.(zip|7z|rar|tar|tgz|tbz2?|txz|Z|lz4?|br|lzma)(\.\w+)?$")
 _CHUNK_BYTES = 1 << 20
 # A piece of a .zst file is unpacked at once, to up to 32,768 times its size.
 _ZST_PIECE_BYTES = 1 << 13
@@ -71,7 +74,10 @@ def packing(name: object) -> str:
 
 @contextmanager
 def _opened(path: epath.Path) -> Iterator[Any]:
-    """Opens a file for reading; InputError for a folder, and for a file that may not be read."""
+    """Opens a file; InputError for a folder, an archive, and a file that may not be read."""
+    if _ARCHIVE.search(path.name):
+        read = f"plain files and {', '.join(COMPRESSED)} are read"
+        raise InputError(f"{path}: cannot be unpacked here; unpack it first ({read})")
     if "://" not in os.fspath(path):
         check_input(Path(path))
     with _readable(path):

@@ -14,6 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from m4.data.sources.reading import files
+from m4.eval.text import Text
+from m4.settings import InputError
 from tests.data.corpora import PACK, WRITERS, arguments_of, texts_of
 from tests.data.corpus import Made
 
@@ -51,6 +53,15 @@ def test_damaged_packed_files_are_one_clear_line(tmp_path: Path, ending: str, da
     with pytest.raises(ValueError, match=rf"x\{ending}: damaged, it cannot be unpacked") as error:
         list(files.chunks(path))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("ending", [".zip", ".7z", ".tar", ".tar.gz", ".tgz", ".tar.zst", ".Z"])
+def test_archives_are_named(tmp_path: Path, ending: str) -> None:
+    """Also where the compression is read: a tar file inside is no text."""
+    path = tmp_path / f"text{ending}"
+    path.write_bytes(gzip.compress(b"a line\n"))
+    with pytest.raises(InputError, match=rf"text{ending}: cannot be unpacked here; unpack it"):
+        Text(epath.Path(path), str(path)).checked()
 
 
 def test_a_line_is_never_whole_in_memory(tmp_path: Path) -> None:

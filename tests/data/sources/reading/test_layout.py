@@ -70,12 +70,14 @@ def test_languages_without_a_training_file_are_named(
     """Held-out files of a language that is not trained on, and of another case of a code."""
     for name in ("gl.train", "gl.dev", "es.dev", "es.test", "zh_CN.train", "zh_cn.dev"):
         (tmp_path / f"{name}.tsv").write_text("red\troxo\n")
-    (tmp_path / "es.train.tsv.zip").touch()
+    packed = [f"es.train.tsv{end}" for end in (".7z", ".Z", ".tar.gz", ".zip")]
+    for name in packed:
+        (tmp_path / name).touch()
     (tmp_path / "more").mkdir()
     assert Tsv(tmp_path).language_pairs() == ["en-gl", "en-zh_CN"]
     assert capsys.readouterr().err.splitlines() == [
-        f"{tmp_path}: not read: es.train.tsv.zip, more/ (not called like {{lang}}.{{split}}.tsv; "
-        "Tsv.files)",
+        f"{tmp_path}: not read: {', '.join(packed)}, more/ (not called like "
+        "{lang}.{split}.tsv; Tsv.files)",
         f"{tmp_path}: not read: es.dev.tsv, es.test.tsv (es has no training file; Tsv.files)",
         f"{tmp_path}: not read: zh_cn.dev.tsv (zh_cn has no training file (zh_CN has); Tsv.files)",
     ]

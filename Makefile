@@ -88,7 +88,7 @@ lock: | $(UV)
 	  --no-header --no-emit-index-url --quiet -o requirements-langid.lock
 	sed -nE 's/^((babel|etils|filelock|fonttools|numba|obstore|protobuf|regex|sentencepiece)==[^\\]*).*/\1/p' \
 	  requirements.lock > .uv-beam.txt
-	echo 'apache-beam[gcp]>=2.77' | cat - .uv-beam.txt | $(UV) pip compile - --override .uv-beam.txt \
+	echo 'apache-beam>=2.77' | cat - .uv-beam.txt | $(UV) pip compile - --override .uv-beam.txt \
 	  --python-version 3.11 --universal --generate-hashes --no-header --no-emit-index-url --quiet \
 	  -o requirements-beam.lock
 	@rm .uv-beam.txt

@@ -69,6 +69,7 @@ class WorkersFailed(RuntimeError):
     """A pipeline failed, and no input is known to be wrong."""
 
 
+@functools.cache
 def code_hash() -> str:
     """Returns a hash of the code of this m4."""
     folder = Path(__file__).parents[1]

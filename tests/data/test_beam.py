@@ -80,6 +80,7 @@ class Shuffled(beam.Engine):
     """Beam's steps in this process: elements come in any order, and some of them twice."""
 
     seed: int = 0
+    killed: float = 0.3
 
     def _python(self) -> str:
         return ""

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -143,8 +144,9 @@ class Work:
         if self._objects is None:
             Path(self.place).mkdir(parents=True, exist_ok=True)
             return Path(self.place)
-        self._copies = tempfile.TemporaryDirectory(prefix="m4-beam-")
-        return Path(self._copies.name)
+        folder = tempfile.mkdtemp(prefix="m4-beam-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -493,6 +495,7 @@ def _options(given: Sequence[str]) -> Any:
     """Returns Beam's options. InputError: Beam refuses one."""
     from apache_beam.options.pipeline_options import PipelineOptions  # pyright: ignore[reportMissingImports]
     from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator  # pyright: ignore[reportMissingImports]
+    from apache_beam.version import __version__ as beam_version  # pyright: ignore[reportMissingImports]
 
     said, log = io.StringIO(), io.StringIO()
     handler = logging.StreamHandler(log)
@@ -514,6 +517,11 @@ def _options(given: Sequence[str]) -> Any:
         raise InputError(
             f"--runner: {runner} needs java on the PATH, or --beam_options=--job_endpoint=HOST:PORT"
         )
+    if runner == "DataflowRunner" and importlib.util.find_spec("google.cloud") is None:
+        raise InputError(
+            "--runner=dataflow needs Google's clients next to Beam: uv pip install --python "
+            f"{sys.executable} 'apache-beam[gcp]=={beam_version}'"
+        )
     if wrong := PipelineOptionsValidator(options, runner).validate():
         raise InputError(f"--beam_options: {' '.join(wrong[0].split())}")
     return options
@@ -532,6 +540,7 @@ class Engine:
         workers: Processes of the direct runner, which change nothing.
         price: Dollars of a CPU hour, for `cost`.
         work: Where shards are kept until the corpus is there.
+        progress: Called with (stage, done, total).
     """
 
     runner: str
@@ -539,6 +548,7 @@ class Engine:
     workers: int
     price: float | None = None
     work: Work = dataclasses.field(init=False)
+    progress: Progress = lambda *_: None
 
     def __post_init__(self) -> None:
         self._python()
@@ -603,7 +613,6 @@ class Engine:
         cleaning: Cleaning,
         source: Source,
         pairs: Sequence[str],
-        progress: Progress,
     ) -> "Cleaned":
         """Returns the training text; its counts are in the cleaner's ledger.
 
@@ -617,7 +626,7 @@ class Engine:
         # What is dropped of pairs with English counts for the others.
         for some in (english, others) if learns else (pairs,):
             if some:
-                self._clean(found, cleaner, cleaning, source, some, progress)
+                self._clean(found, cleaner, cleaning, source, some)
         return found
 
     def _clean(
@@ -627,7 +636,6 @@ class Engine:
         cleaning: Cleaning,
         source: Source,
         pairs: Sequence[str],
-        progress: Progress,
     ) -> None:
         held_out = {}
         for stage, opened in cleaner.opened.items():
@@ -664,7 +672,7 @@ class Engine:
             "barriers": sorted(barriers),
         }
         total = len(units) * (1 + len(barriers))
-        names = self._run(job, lambda done: progress("text", min(done, total), total))
+        names = self._run(job, lambda made: self.progress("text", min(len(made), total), total))
         for (pair, *_), name in zip(units, names, strict=True):
             about = found.add(pair, name)
             tallies = {}
@@ -716,7 +724,13 @@ class Engine:
             "ways": ways,
             "alpha": alpha,
         }
-        names = self._run(job)
+        sizes = {key: group[-1].stop - group[0].start for key, *_, group in units}
+
+        def tell(made: set[str]) -> None:
+            done = sum(sizes[key] for key in made & sizes.keys())
+            self.progress("tokens", done, sum(sizes.values()))
+
+        names = self._run(job, tell)
         for group, name in zip(groups, names, strict=True):
             with np.load(self.work.get(f"{name}.npz")) as found:
                 for number, span in enumerate(group):
@@ -735,10 +749,11 @@ class Engine:
         self.work.write(f"{key}.text", text)
         return f"{key}.text", first.start
 
-    def _run(
-        self, job: dict[str, Any], progress: Callable[[int], None] = lambda done: None
-    ) -> list[str]:
+    def _run(self, job: dict[str, Any], progress: Callable[[set[str]], None]) -> list[str]:
         """Runs a job and returns the names of its shards, in the order of its units.
+
+        Args:
+            progress: Called with the names of the shards that were made.
 
         Raises:
             InputError: A mistake of the user, as on one machine.
@@ -757,7 +772,7 @@ class Engine:
                 )
                 try:
                     while running.poll() is None:
-                        progress(len(self.work.made() - before))
+                        progress(self.work.made() - before)
                         with contextlib.suppress(subprocess.TimeoutExpired):
                             running.wait(_POLL_SECONDS)
                 finally:

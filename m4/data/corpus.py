@@ -227,6 +227,8 @@ class CorpusSpec:
             cache.verify()
             return cache
         self._check_vocabulary_sizes(len(languages_of(settings["language_pairs"])))
+        if engine is not None and progress is not None:
+            engine.progress = progress
         with whole_folder(folder, replace=False) as unfinished:
             build.build(
                 unfinished,

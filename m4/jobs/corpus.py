@@ -236,8 +236,8 @@ def opened_or_built(experiment: Experiment, engine: Engine | None = None) -> Cac
             start, first = stages.setdefault(name, (time.monotonic(), done))
             seconds = time.monotonic() - start
             rate = ""
-            if name == "tokens" and seconds > 1:
-                rate = f" {done:,} pairs, {(done - first) / seconds:,.0f} pairs/s"
+            if name == "tokens" and seconds > 1:  # of text
+                rate = f" {done / 1e6:,.1f} MB, {(done - first) / seconds / 1e6:,.2f} MB/s"
             # Of this stage: how long the others take is not known.
             left = seconds * (total - done) / (done - first) if done > first else math.nan
             bars[0].update(round(100 * done / max(total, 1)), f"{name}{rate}", left=left)

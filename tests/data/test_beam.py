@@ -85,7 +85,7 @@ class Shuffled(beam.Engine):
     def _python(self) -> str:
         return ""
 
-    def _run(self, job: dict[str, Any], progress: Any = None) -> list[str]:
+    def _run(self, job: dict[str, Any], progress: Any) -> list[str]:
         rng = random.Random(self.seed)
         self.work.write("name.job", json.dumps({"m4": beam.code_hash(), **job}).encode())
         worker = beam._Job(self.work.place, "name")

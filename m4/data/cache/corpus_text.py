@@ -156,7 +156,7 @@ def write_text(
             for pair in pairs:
                 sides.read(pair, split, chunks(source.pairs(pair, split)))
                 sides.check(pair, split)
-            text_of = origins_of = engine.clean(cleaner, cleaning, source, pairs, progress)
+            text_of = origins_of = engine.clean(cleaner, cleaning, source, pairs)
         writer = TextWriter(folder, split)
         for pair in pairs:
             progress("text", done, len(SPLITS) * len(pairs))

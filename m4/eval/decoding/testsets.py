@@ -91,15 +91,15 @@ class Portion(NamedTuple):
             InputError: The corpus has no such languages.
         """
         trained = cache.directions
-        untrained = [each for each in self.directions if each not in trained]
-        if unknown := [*{*untrained} - {*zero_shot_directions(trained)}]:
+        if unknown := {*self.directions} - {*trained, *zero_shot_directions(trained)}:
             raise InputError(
                 f"--directions: no {', '.join(sorted(unknown))}; there are {', '.join(trained)}"
             )
         tested = [d for d in self.directions or trained
                   if d in trained and cache.size(pair_of(d), self.split)]  # fmt: skip
         pairs = split_pairs(cache, tested, self.split)
-        pairs |= {d: found for d in untrained if (found := n_way_pairs(cache, d, self.split))}
+        others = [d for d in self.directions if d not in tested]
+        pairs |= {d: found for d in others if (found := n_way_pairs(cache, d, self.split))}
         return {direction: self.chosen(each) for direction, each in pairs.items()}
 
     def subsets(self, cache: Cache) -> dict[str, dict[str, Sequence[bool]]]:

@@ -1,10 +1,13 @@
-"""`m4 eval --zero_shot`: directions without training pairs, next to a pivot through English."""
+"""`m4 eval --zero_shot`: directions without training pairs, next to a pivot through English.
+
+Directions of pairs that the mixture any_to_any made belong to them: they have no test sentences.
+"""
 
 import sys
 
 from m4.build import build
 from m4.data.cache.cache import Cache
-from m4.data.directions import split_direction
+from m4.data.directions import is_held_out, pair_of, split_direction
 from m4.data.directions import zero_shot_directions as untrained
 from m4.data.sources import SPLITS
 from m4.data.splits import text_hash
@@ -88,7 +91,9 @@ def chosen(experiment: Experiment, cache: Cache, portion: Portion, asked: str) -
     Raises:
         InputError: As of `evaluate_zero_shot`.
     """
-    every, split = untrained(cache.directions), portion.split
+    every, split, tested = untrained(cache.directions), portion.split, cache.tested_pairs()
+    every += [each for each in cache.directions
+              if is_held_out(each) and pair_of(each) not in tested]  # fmt: skip
     named = asked.split(",") if "-" in asked else []
     if not named and asked != "all" and not (asked.isdecimal() and int(asked)):
         raise InputError(f"--zero_shot={asked}: must be all, a number of directions above 0, or "

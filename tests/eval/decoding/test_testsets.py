@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from m4.eval.decoding.testsets import (
     pair_sizes,
     split_pairs,
 )
+from m4.jobs.decoding.zero_shot import chosen
 from m4.train.measuring import routing_counts
 
 
@@ -95,6 +97,17 @@ def test_a_direction_without_pairs_has_the_sentences_of_a_third_language(tmp_pat
     assert asked.pairs(cache)["gl-pt"] == expected[1:]
     with pytest.raises(ValueError, match="no pt-xx; there are en-gl"):
         Portion("test", directions=("pt-xx",)).pairs(cache)
+
+
+def test_pivoted_directions_are_asked_for_too(tmp_path: Path) -> None:
+    """They are trained on, but have no test sentences of their own."""
+    spec = CorpusSpec(NWay({"gl": (), "pt": ()}), mixture="any_to_any", vocabulary_size=300)
+    cache = spec.build(tmp_path)
+    assert "gl-pt" in cache.directions
+    assert "gl-pt" not in Portion("test").pairs(cache)
+    assert len(Portion("test", directions=("gl-pt",)).pairs(cache)["gl-pt"]) == 2
+    experiment: Any = None  # of test sets of their own alone
+    assert {*chosen(experiment, cache, Portion("test"), "all")} == {"gl-pt", "pt-gl"}
 
 
 def test_a_pair_without_text_counts_as_its_smaller_language() -> None:

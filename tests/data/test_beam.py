@@ -304,7 +304,7 @@ def test_any_number_of_workers_gives_the_same_corpus(
     tmp_path: Path, tatoeba: Path, workers: int
 ) -> None:
     """A slice of Tatoeba, by all stages."""
-    for path in (p for code in ("gl", "fy", "eo") for p in tatoeba.glob(f"{code}.*.tsv")):
+    for path in (p for code in ("glg", "epo", "isl") for p in tatoeba.glob(f"{code}.*.tsv")):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         write(tmp_path / "text" / path.name, "".join(lines[:3000]))
     given = {"cleaning": thorough(), "vocabulary_size": 1000}

@@ -5,13 +5,16 @@ import importlib
 import pickle
 import pkgutil
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import m4
 from m4 import config
 from m4.config import ConfigError
+from m4.config.bindings import Bindings
 from m4.data.sources.seqio_tasks import SeqioTasks
 from m4.experiment import changes, identity
 from m4.model.gates.switch import switch
@@ -69,6 +72,28 @@ def test_a_saved_config_is_the_same_experiment(tmp_path: Path) -> None:
         (tmp_path / "config.gin").write_text(text, encoding="utf-8")
         again = config.load([tmp_path / "config.gin"], allowed_modules=())
         assert identity(again.experiment()) == identity(experiment)
+
+
+@pytest.mark.parametrize(
+    "command", ["['scorer', 'x']", "('scorer', 'x')", "(['scorer'], {'x': ('y',)})"]
+)
+def test_every_text_of_a_saved_config_is_known_as_such(tmp_path: Path, command: str) -> None:
+    """In lists, tuples and dictionaries, however deep: none runs code."""
+    binding = f"about = {command}\n"
+    (tmp_path / "config.gin").write_text(TINY.read_text(encoding="utf-8") + binding)
+    bindings = Bindings(allowed_modules=())
+    bindings.read_file(str(tmp_path / "config.gin"))
+
+    def texts(value: Any) -> Iterator[Any]:
+        parts = [*value.items()] if isinstance(value, dict) else value
+        for part in () if isinstance(value, str) else parts:
+            yield from texts(part)
+        if isinstance(value, str):
+            yield value
+
+    found = [*texts(bindings._macros["about"][0])]
+    assert len(found) >= 2
+    assert {type(text) for text in found} == {SavedText}
 
 
 def test_an_experiment_made_in_python_has_a_config_too(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from tests.data.arrays import tokens as tokens_of
 LINES = 10_000
 LONG = b"poison " * 150_000  # 1 MB
 # What must be in no pair, whatever the format.
-FORBIDDEN = "\0\x07\x1b\x85\u061c\u200e\u200f\u202e\u2067\u2028\u2029\ufeff\r\t"
+MARKS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+FORBIDDEN = f"\0\x07\x1b\x85{MARKS}\u2028\u2029\ufeff\r\t"
 
 # Kind -> both sides of a line, and what it is counted as: 'skipped' and 'normalised' reasons.
 Kind = tuple[bytes, bytes, str]
@@ -42,7 +43,7 @@ KINDS: dict[str, Kind] = {
     "empty translation": (b"poison %d", "\u00a0\u3000".encode(), "an empty second side"),
     "RTL": (
         b"clean %d",
-        "\u200f\u202eשלום\u202c\u2067 %d".encode(),
+        f"{MARKS}שלום{MARKS} %d".encode(),
         "+a mark of writing direction",
     ),
     "BOM": ("\ufeffclean %d".encode(), b"limpo %d", "+a byte order mark"),

@@ -201,7 +201,7 @@ class Log:
         if due or run.in_flight.most == 1:
             run.catch_up()
         if due:
-            row = {**run.counters.row(), **run.clock.row(), **run.guard.row(run.step)}
+            row = {**run.counters.row(), **run.clock.row(run.step), **run.guard.row(run.step)}
             self._metrics.write(run.step, row)
         if self._progress is not None:
             self._progress(run.step, run.counters.text)

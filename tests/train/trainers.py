@@ -44,7 +44,7 @@ def program_of(
 
 # What differs from run to run in rows of metrics: all that a clock measures.
 # FLOPs, too, are those of the steps whose time counts: none was compiled in them.
-_TIMES = ("seconds", "per_second", "mfu", "model_flops", "goodput")
+_TIMES = ("seconds", "per_second", "mfu", "goodput")
 
 
 def timeless_rows(folder: Path) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def cost_of(rows: Sequence[Mapping[str, Any]]) -> Cost:
     return Cost(
         seconds[-1] / 3600 if seconds else None,
         round(sum(tokens)) if tokens else None,
-        sum(flops) if flops else None,
+        flops[-1] if flops else None,
     )
 
 

@@ -95,10 +95,12 @@ class StepClock:
         """Returns the longest finished pause of this phase. None: there was none."""
         return self._longest.get(phase)
 
-    def row(self) -> dict[str, float]:
-        """Returns a row of metrics of the steps since the last one (docs/performance.md)."""
+    def row(self, step: int) -> dict[str, float]:
+        """Returns metrics of the steps since the last row, up to `step` (docs/performance.md)."""
         wall = max(time.time() - self._started, self._in_steps, 1e-9)
         row = {"goodput": self._in_steps / wall, "device_seconds": self._in_steps * self._devices}
+        if self._flops is not None:
+            row["model_flops"] = self._flops.step * step
         if self._waits:
             row["data_wait_seconds"] = statistics.fmean(self._waits)
         if self._steps:
@@ -106,7 +108,6 @@ class StepClock:
             row["step_seconds_deviation"] = statistics.pstdev(self._steps)
             if self._flops is not None:
                 computed = self._flops.step * len(self._steps)
-                row["model_flops"] = computed
                 row["mfu"] = computed / max(sum(self._steps), 1e-9) / self._flops.peak
         self._clear()
         return row

@@ -39,12 +39,12 @@ def test_a_row_is_of_the_steps_since_the_last_one(time: Time) -> None:
         clock.ended()
     with clock.pause("save"):
         time.now += 6
-    assert clock.row() == pytest.approx(
+    assert clock.row(3) == pytest.approx(
         {
             "step_seconds": 2.0,
             "step_seconds_deviation": 1.0,
             "data_wait_seconds": 0.5,
-            "model_flops": 5e9,
+            "model_flops": 3 * 2.5e9,
             "mfu": 5e9 / (4.0 * 1e10),
             # 10 + 4 of 50 + 20 + 4 + 6 seconds
             "goodput": 14 / 80,
@@ -53,7 +53,7 @@ def test_a_row_is_of_the_steps_since_the_last_one(time: Time) -> None:
     )
     assert clock.note() == {"seconds_in_steps": 14.0}
     assert clock.typical_seconds == 2.0
-    assert clock.row() == {"goodput": 14 / 80, "device_seconds": 42}
+    assert clock.row(3) == {"model_flops": 3 * 2.5e9, "goodput": 14 / 80, "device_seconds": 42}
 
 
 def test_a_step_after_a_pause_begins_at_its_end(time: Time) -> None:
@@ -64,4 +64,4 @@ def test_a_step_after_a_pause_begins_at_its_end(time: Time) -> None:
         time.now += 100
     time.now += 2
     clock.ended()
-    assert clock.row()["step_seconds"] == 1.0  # of 0 and 2
+    assert clock.row(2)["step_seconds"] == 1.0  # of 0 and 2

@@ -81,7 +81,8 @@ def huggingface(args: argparse.Namespace) -> tuple[str, Translate]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     if args.nllb_moe:
         torch.manual_seed(0)
-        model = nllb_moe_of(HEADS * 64, 1024, args.nllb_moe)
+        # Tied embeddings of random weights would say the last token again, the end at once.
+        model = nllb_moe_of(HEADS * 64, 1024, args.nllb_moe, tie_word_embeddings=False)
     else:
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(args.model)
     model = model.eval()
@@ -93,7 +94,12 @@ def huggingface(args: argparse.Namespace) -> tuple[str, Translate]:
         if args.nllb_moe:  # the pieces of another vocabulary: any will do for random weights
             batch["input_ids"] %= VOCAB
         with torch.inference_mode():
-            made = model.generate(**batch, num_beams=args.beams, max_new_tokens=args.length)
+            made = model.generate(
+                **batch,
+                num_beams=args.beams,
+                max_new_tokens=args.length,
+                min_new_tokens=args.length if args.nllb_moe else None,
+            )
         pad, end = model.config.pad_token_id, model.config.eos_token_id
         return [until(row.tolist()[1:], end, pad) for row in made]
 

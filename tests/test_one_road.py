@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import Translator
 from m4.eval.text import Output, Text
 from m4.jobs.decoding import score
+from m4.jobs.decoding.testsets import PortionDecoder
 from m4.jobs.decoding.text import missing_lines
 from m4.settings import InputError
 from tests.data.arrays import tokens as tokens_of
@@ -134,6 +136,17 @@ def test_files_and_sources_of_overlap(made: Cache, tmp_path: Path) -> None:
         (chunk,) = chunks(source.pairs("en-gl", "train"))
         assert callable(check)
         assert check(chunk).drop["first side in set"].all()
+
+
+def test_a_test_set_of_its_own_is_read_as_training_text() -> None:
+    decoder: Any = SimpleNamespace(
+        portion=Portion("news"),
+        experiment=SimpleNamespace(data=SimpleNamespace(corpus=SimpleNamespace(cleaning=CLEANING))),
+    )
+    translate: Any = PortionDecoder._normalised(decoder, lambda tagged, directions: [*tagged])
+    expected = [f"<2gl> {CLEANING.normalise(words)}" for words in WORDS]
+    assert translate([f"<2gl> {words}" for words in WORDS], []) == expected
+    assert expected != [f"<2gl> {words}" for words in WORDS]
 
 
 @given(st.text(st.sampled_from([*INVISIBLE, *"ae ק\u0301\u200d\u0e01"]), max_size=9))

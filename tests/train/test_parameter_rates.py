@@ -48,6 +48,9 @@ def test_each_parameter_is_of_one_group(plain):
              for group in GROUPS}  # fmt: skip
     assert alone["embeddings"] | alone["encoder"] | alone["decoder"] == {*plain[0]}
     assert sum(len(alone[name]) for name in ("embeddings", "encoder", "decoder")) == len(paths)
+    # An untied matrix of the logits is one of the embeddings.
+    logits = [jax.tree_util.DictKey(name) for name in ("logits_dense", "kernel")]
+    assert rate_of(logits, {"embeddings": 0.0, "decoder": 0.5}) == 0.0
     assert alone["experts"] == {p for p in plain[0] if "experts" in p or "shared" in p}
     assert alone["router"] == {p for p in plain[0] if "router" in p}
     for path in paths:

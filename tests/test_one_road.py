@@ -139,11 +139,12 @@ def test_files_and_sources_of_overlap(made: Cache, tmp_path: Path) -> None:
 
 
 def test_a_test_set_of_its_own_is_read_as_training_text() -> None:
+    corpus = SimpleNamespace(cleaning=CLEANING)
     decoder: Any = SimpleNamespace(
-        portion=Portion("news"),
-        experiment=SimpleNamespace(data=SimpleNamespace(corpus=SimpleNamespace(cleaning=CLEANING))),
+        portion=Portion("news"), experiment=SimpleNamespace(data=SimpleNamespace(corpus=corpus))
     )
-    translate: Any = PortionDecoder._normalised(decoder, lambda tagged, directions: [*tagged])
+    same: Any = lambda tagged, directions: [*tagged]  # noqa: E731
+    translate: Any = PortionDecoder._normalised(decoder, same)
     expected = [f"<2gl> {CLEANING.normalise(words)}" for words in WORDS]
     assert translate([f"<2gl> {words}" for words in WORDS], []) == expected
     assert expected != [f"<2gl> {words}" for words in WORDS]

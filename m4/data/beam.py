@@ -222,9 +222,15 @@ class _Job:
             self._arrays = [a._replace(vocabulary=self.work.get(str(a.vocabulary))) for a in arrays]
             self._tokenizer = RangeTokenizer(self._arrays, job["ways"], job["alpha"])
             return
+        cleaning = from_json(job["cleaning"])
+        if _hash(cleaning.identity()) != job["checks"]:
+            raise InputError(
+                "a worker's checks are others than the command's (CorpusSpec.cleaning; an "
+                "identifier of languages that is there alone?): install the same packages there"
+            )
         self._source: Source = from_json(job["source"])
         self._recorded = Recorded(self._source)
-        self._cleaner = Cleaner(from_json(job["cleaning"]), self._source, job["pairs"], Path())
+        self._cleaner = Cleaner(cleaning, self._source, job["pairs"], Path())
         self._stages = [*self._cleaner.opened]
         self._bounds = [-1, *job["barriers"], len(self._stages)]
         self._held_out = {}
@@ -665,6 +671,7 @@ class Engine:
             "kind": "text",
             "source": as_json(source, "CorpusSpec.source"),
             "cleaning": as_json(cleaning, "CorpusSpec.cleaning"),
+            "checks": _hash(cleaning.identity()),
             "pairs": pairs,
             "held_out": held_out,
             "units": units,
@@ -816,7 +823,9 @@ class Engine:
         return str(python)
 
     def _environment(self) -> dict[str, str]:
-        own = [path for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+        packages = sys.prefix, sys.base_prefix
+        optional = str(Path(sys.prefix) / "share")  # such as the identifier of languages
+        own = [p for p in sys.path if p.startswith(optional) or not p.startswith(packages)]
         return {**os.environ, "PYTHONPATH": os.pathsep.join([p or "." for p in own])}
 
 

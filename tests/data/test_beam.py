@@ -257,6 +257,23 @@ def test_a_worker_with_another_m4_is_refused(
         beam._Job(work.place, "name")
 
 
+class WithoutIdentifier(Shuffled):
+    """Workers that lack, or have, the identifier of languages that the command has, or lacks."""
+
+    def _run(self, job: dict[str, Any], progress: Any) -> list[str]:
+        here = clean.thorough().identity()
+        other = {**here, "language_id": {"identifier": None}}
+        return super()._run({**job, "checks": beam._hash(other)}, progress)
+
+
+def test_a_worker_with_another_identifier_of_languages_is_refused(tmp_path: Path) -> None:
+    work = WithoutIdentifier("direct", [], 1)
+    work.open(str(tmp_path / "work"))
+    given = spec(corpus(tmp_path / "text"), cleaning=clean.thorough())
+    with pytest.raises(InputError, match=r"a worker's checks are others than the command's"):
+        given.build(tmp_path / "built", engine=work)
+
+
 def test_cost_is_measured_on_the_corpus(tmp_path: Path) -> None:
     source = corpus(tmp_path / "text")
     work = engine(tmp_path / "work")

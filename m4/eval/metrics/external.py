@@ -26,6 +26,10 @@ from m4.progress import ProgressBar
 from m4.settings import InputError, SavedText, SettingError, checked
 
 
+class _MoreLinesError(InputError):
+    """A scorer printed more numbers than it was asked for."""
+
+
 @checked
 @dataclass(frozen=True)
 class External:
@@ -108,7 +112,7 @@ class External:
                 path.open("ab", buffering=0) as file,
                 ProgressBar(self.name, len(missing), "sentences") as bar,
             ):
-                if file.tell():  # closes a line that was cut
+                if begin := file.tell():  # closes a line that was cut
                     file.write(b"\n")
                 done = 0
                 try:
@@ -117,6 +121,9 @@ class External:
                         file.write(json.dumps([keys[row], score]).encode() + b"\n")
                         done += 1
                         bar.update(done)
+                except _MoreLinesError:  # a heading, say: which line is whose is not known
+                    file.truncate(begin)
+                    raise
                 except InputError as error:
                     raise InputError(
                         f"{error}; {done:,} of {len(missing):,} sentences were scored and are kept "
@@ -149,7 +156,8 @@ class External:
                         )
                     yield _number(self.name, number, line)
                 if more := process.stdout.readline():
-                    raise InputError(f"{self.name}: more lines than sentences: {more.strip()[:60]}")
+                    said = f"{self.name}: more lines than sentences: {more.strip()[:60]}"
+                    raise _MoreLinesError(f"{said}; none is kept")
             finally:
                 process.kill()
                 process.wait()

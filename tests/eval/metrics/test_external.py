@@ -87,6 +87,16 @@ def test_a_scorer_that_cannot_be_used_is_one_line(tmp_path, command, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_scorer_of_more_lines_than_sentences_keeps_none(tmp_path):
+    """A heading that is a number, say, would give each sentence another one's."""
+    metric = External(["sh", "-c", "echo 0; sed s/.*/1/"], "letters", folder=str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(InputError, match="more lines than sentences: 1; none is kept"):
+            score(metric)
+    (kept,) = tmp_path.iterdir()
+    assert not kept.read_bytes()
+
+
 def test_the_checksum_is_that_of_the_words_and_of_files_content(tmp_path):
     weights = tmp_path / "weights"
     weights.write_text("a")

@@ -8,7 +8,7 @@ EXAMPLE = "m4 new my_corpus --out=mine.gin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", help="folder with sentence pairs of English and other languages")
+    parser.add_argument("folder", help="folder with sentence pairs")
     parser.add_argument("--out", metavar="FILE", help="gin file to write (default: FOLDER.gin)")
     parser.add_argument("--yes", action="store_true", help="take the defaults instead of asking")
     parser.add_argument(

@@ -149,7 +149,7 @@ def _report(
             title="Directions without training pairs",
             facts={
                 "pivot": f"two passes of the same model, through {PIVOT}",
-                "training pairs": "of a direction: the smaller of its languages' with English",
+                "training pairs": "pivoted ones, or the smaller of both languages' with English",
             },
             trained=trained,
         ),

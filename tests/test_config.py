@@ -195,6 +195,15 @@ def test_text_for_a_macro_of_text_needs_no_quotes() -> None:
     assert experiment_of(TINY, "MODEL_DIR = '7'").model_dir == "7"
 
 
+@pytest.mark.parametrize(
+    "value", ["['en-gl', 'fr-wo']", '[ "en-gl","fr-wo"]', "('en-gl', 'fr-wo')"]
+)
+def test_a_macro_of_text_may_become_a_list_of_texts(tmp_path: Path, value: str) -> None:
+    path = changed(tmp_path, "CHOSEN = 'direct'", "corpus.CorpusSpec.mixture = %CHOSEN")
+    made = experiment_of(path, "MODEL_DIR = 'x'", f"CHOSEN = {value}")
+    assert [*made.data.corpus.mixture] == ["en-gl", "fr-wo"]
+
+
 def test_a_binding_may_be_an_import() -> None:
     lines = ("from m4.model.gates import switch", "moe.MoeLayer.gate = @switch.switch")
     model = experiment_of(TINY, "MODEL_DIR = runs/a", *lines).model(vocab_size=400)

@@ -375,6 +375,6 @@ def references_in(value: Any) -> list[Reference | Macro]:
 
 
 def _is_text_macro(held: tuple[Any, str] | None, name: str, value: str) -> bool:
-    """Returns whether a bare word is text: the macro holds text, and this is not quoted."""
+    """Returns whether a bare word is text: the macro holds text, and this has no quotes."""
     known = held is not None and (isinstance(held[0], str) or name == "MODEL_DIR")
-    return (known or name == INITIAL) and not re.match(r"""['"%@]|None$""", value)
+    return (known or name == INITIAL) and not re.match(r"""[\[(]?\s*['"]|[%@]|None$""", value)

@@ -318,7 +318,7 @@ def find_file(name: str, folders: Sequence[str]) -> Path | None:
 def near(name: str, known: Iterable[str]) -> str:
     """Returns "; did you mean ...?", or nothing where no other name is like it."""
     names = [one for one in known if one != name]
-    match = [one for one in names if name in one.split("_")][:3]
+    match = [one for one in names if f"_{name}_" in f"_{one}_"][:3]
     match = match or difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {' or '.join(match)}?" if match else ""
 

@@ -231,7 +231,10 @@ def read_config(
             raise InputError("give a config: --gin_file=gin_configs/demo.gin, or a run folder")
         saved = fetched(arguments.model_dir) / "config.gin"
         if not saved.is_file():
-            raise InputError(f"--model_dir={arguments.model_dir}: no config.gin there; train first")
+            hint = "train first"
+            if str(arguments.model_dir).endswith(".gin"):
+                hint = f"a config is given as --gin_file={arguments.model_dir}"
+            raise InputError(f"--model_dir={arguments.model_dir}: no config.gin there; {hint}")
         files, allowed = [str(saved)], arguments.allow_module
     testset = getattr(arguments, "testset", None) or ""
     if testset.endswith(".gin"):

@@ -144,6 +144,8 @@ def test_missing_files(tmp_path: Path) -> None:
     mistake = m4("decode", f"--model_dir={tmp_path}").mistake
     assert mistake == f"m4 decode: --model_dir={tmp_path}: no config.gin there; train first"
     assert "--gin_file=" in m4("train").mistake
+    mistake = m4("train", "mine.gin").mistake
+    assert mistake.endswith("no config.gin there; a config is given as --gin_file=mine.gin")
 
 
 def test_a_file_in_the_search_paths_is_found(tmp_path: Path) -> None:

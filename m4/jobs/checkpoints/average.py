@@ -18,7 +18,7 @@ from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.experiment import Experiment
 from m4.jobs.corpus import keep_vocabulary, open_vocabulary, place_of
 from m4.jobs.decoding.testsets import trained_step
-from m4.settings import InputError
+from m4.settings import InputError, counted
 from m4.storage.checkpoints import Checkpoints, read_note
 from m4.storage.steps import complete_steps, digest, latest_step, whole_step
 
@@ -39,7 +39,7 @@ def chosen_steps(folder: Path, last: int | None, steps: Sequence[int] | None) ->
         steps = there[-last:] if last is not None else there
         if last is not None and len(there) < last:
             print(
-                f"--last={last}: {len(there)} checkpoints are there "
+                f"--last={last} of {counted(len(there), 'checkpoint')} that stayed "
                 "(Training.keep_checkpoints sets how many stay)",
                 file=sys.stderr,
             )

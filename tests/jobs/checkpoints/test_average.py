@@ -103,7 +103,7 @@ def test_of_fewer_checkpoints_all_are_taken(trained: Path, tmp_path: Path) -> No
         said = averaged(trained, *asked, f"--output={tmp_path / 'mean'}")
         assert said.status == 0, said.err
         assert "the mean of steps 1, 2, 3; next: m4 eval" in said.out
-    assert "--last=9: 3 checkpoints are there" in said.err
+    assert "--last=9 of 3 checkpoints that stayed" in said.err
 
 
 def test_mistakes_are_one_line(trained: Path, tmp_path: Path) -> None:

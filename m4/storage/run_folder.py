@@ -87,7 +87,7 @@ _WRITTEN = re.compile(
     r"|dropped\.jsonl\.gz|(data_preview|data_report|delta_bleu)\.\w+"
     r"|(scores|deltas|rates|scores_by_step|forgotten)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
     r"|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines"
-    r"|compilation_cache"
+    r"|zero_shot|compilation_cache"
 )
 
 

@@ -67,7 +67,7 @@ _KIND_OF = (
     (r"decodes/([^/]*=[^/]*/)?(\d+/|scores_by_step\.)|scores_by_step\.", "steps"),
     (
         r"decodes/|scores\.(\w+\.)?jsonl$|(deltas|rates|forgotten)\.jsonl$|delta_bleu\."
-        r"|report\.html$",
+        r"|report\.html$|zero_shot/",
         "eval",
     ),
     (r"(data_preview|data_report|dropped)\.", "data"),

@@ -129,6 +129,7 @@ def test_fresh_knows_every_file_of_the_table() -> None:
         ("decodes/beams=1/1000/scores.jsonl", "steps"),
         ("decodes/beams=1/scores_by_step.jsonl", "steps"),
         ("scores.test20.jsonl", "eval"),
+        ("zero_shot/scores.jsonl", "eval"),
         ("scores_by_step.jsonl", "steps"),
         ("baselines/gl.1/result.json", "baselines"),
         ("data_preview.json", "data"),

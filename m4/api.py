@@ -117,7 +117,7 @@ class Corpus:
         from m4.data.inspection.preview import drawn_of
 
         stream = self.stream(batch_size, total_steps=total_steps, **settings)
-        return drawn_of(self.cache, stream, total_steps)
+        return drawn_of(self.cache, stream.examples_seen(total_steps))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import key_of, pair_of
+from m4.data.directions import key_of, pair_of, split_direction
 from m4.data.languages import title_of
 from m4.data.stream.mixture import pair_tokens
-from m4.data.stream.stream import Stream
 
 # Languages that one line of warning names.
 _MOST_NAMES = 12
@@ -39,12 +38,13 @@ def corpus_sizes(cache: Cache) -> tuple[dict[str, int], dict[str, int]]:
     return {c: pairs[c] for c in order}, {c: round(pairs[c] * unit[c]) for c in order}
 
 
-def drawn_of(cache: Cache, stream: Stream, total_steps: int) -> dict[str, DrawnPair]:
-    """Returns what `total_steps` of a stream draw of each pair of languages, by `key_of`.
+def drawn_of(cache: Cache, seen: Mapping[str, int]) -> dict[str, DrawnPair]:
+    """Returns what a run draws of each pair of languages, by `key_of`.
 
-    Pairs are exact; tokens are pairs times the mean length.
+    Args:
+        seen: Pairs of each direction (`Stream.examples_seen`). Tokens are pairs times the mean
+            length.
     """
-    seen = stream.examples_seen(total_steps)
     tokens = {d: count * pair_tokens(cache, d) for d, count in seen.items()}
     all_pairs, all_tokens = max(sum(seen.values()), 1), max(sum(tokens.values()), 1)
     result = {}
@@ -112,6 +112,19 @@ def table(
             f"{one.times}",
             style="yellow" if one.epochs > most_epochs else None,
         )
+    return made
+
+
+def matrix(seen: Mapping[str, int]) -> Table:
+    """Returns a table for the terminal: pairs drawn, with a row a source and a column a target."""
+    sides = [split_direction(direction) for direction in seen]
+    sources, targets = (sorted({*codes}) for codes in zip(*sides, strict=True))
+    made = Table("pairs drawn", box=SIMPLE_HEAD)
+    for target in targets:
+        made.add_column(f"→ {target}", justify="right", no_wrap=True)
+    for source in sources:
+        cells = (seen.get(f"{source}-{target}") for target in targets)
+        made.add_row(source, *("" if count is None else short(count) for count in cells))
     return made
 
 

@@ -250,7 +250,7 @@ class Sheet:
             colours: One a language. Defaults to one colour for all.
         """
         panel, size = self.panels[-1], self.size
-        floor = min(sizes) / 2
+        floor = max(min(sizes), 1) / 2  # of translations without a corpus no size is known
         panel.bar(range(len(sizes)), [n - floor for n in sizes], 0.72, floor,
                   color=colours or LIGHT.bar)  # fmt: skip
         panel.set_yscale("log")

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from m4.data.directions import key_of, pair_of
-from m4.data.languages import describe
+from m4.data.languages import title_of
 from m4.eval.metrics import bootstrap
 from m4.eval.scoring.delta import METRIC_NAMES, MOST_LINES, UNDERTRAINED
 from m4.eval.scoring.levels import ResourceLevels
@@ -210,7 +210,7 @@ def table(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> Tab
         made.add_column(title, justify="right" if right else "left", no_wrap=True)
     shown = rows if len(rows) <= MOST_LINES else [row for row in rows if row.language == ALL]
     for row in shown:
-        name = describe(row.language).name if row.language != ALL else f"all ({row.languages})"
+        name = title_of(row.language) if row.language != ALL else f"all ({row.languages})"
         if row.language == ALL:
             made.add_section()
         made.add_row(

@@ -11,6 +11,7 @@ from m4.settings import InputError
 if TYPE_CHECKING:
     from m4.experiment import Experiment
 
+_MOST_DIRECTIONS = 150  # of a matrix that a terminal has room for
 EXAMPLE = "m4 data preview --gin_file=gin_configs/demo.gin"
 
 
@@ -43,7 +44,8 @@ def preview(experiment: "Experiment", most_epochs: float) -> None:
         raise InputError(f"--most_epochs={most_epochs}: must be above 0")
     cache = open_corpus(experiment, arrays)
     steps, data = experiment.training.total_steps, experiment.data
-    drawn = previews.drawn_of(cache, training_stream(experiment.training, data, cache), steps)
+    seen = training_stream(experiment.training, data, cache).examples_seen(steps)
+    drawn = previews.drawn_of(cache, seen)
     name = getattr(data.sampler, "__name__", type(data.sampler).__name__)
     made = {
         "total_steps": steps,
@@ -51,6 +53,7 @@ def preview(experiment: "Experiment", most_epochs: float) -> None:
         "sample_by": data.sample_by,
         "most_epochs": most_epochs,
         "repeated_more": previews.repeated_more_than(drawn, most_epochs),
+        "directions": seen,
         "pairs": {code: {"name": title_of(code), **one._asdict()} for code, one in drawn.items()},
     }
     path = experiment.folder / "data_preview.json"
@@ -58,6 +61,8 @@ def preview(experiment: "Experiment", most_epochs: float) -> None:
     screen = streams.console()
     screen.print(f"{name}, by {data.sample_by}, {steps:,} steps", style="italic")
     screen.print(previews.table(cache, drawn, data.sample_by, most_epochs))
+    if any("-" in code for code in drawn) and len(seen) <= _MOST_DIRECTIONS:
+        screen.print(previews.matrix(seen))
     for line in previews.warnings(drawn, most_epochs):
         screen.print(line, style="yellow")
     streams.print_files(screen, [path])

@@ -17,21 +17,11 @@ from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
 
 
-class Fake(Stream):
-    """A stream that has seen what it is given."""
-
-    def __init__(self, seen: dict[str, int]) -> None:
-        self.seen = seen
-
-    def examples_seen(self, step: int) -> dict[str, int]:
-        return self.seen
-
-
 def test_by_hand(made_cache: Cache) -> None:
     # gl has 300 pairs, pt 90, sr_Latn 31. Out of English gl is seen 1.5 times: 150 of its pairs
     # twice; pt in its more frequent direction 3 times and one pair a fourth time; sr not at all.
     seen = {"en-gl": 450, "gl-en": 300, "en-pt": 200, "pt-en": 271}
-    drawn = preview.drawn_of(made_cache, Fake(seen), 1)
+    drawn = preview.drawn_of(made_cache, seen)
     assert drawn["gl"]._replace(tokens=0, token_share=0.0) == DrawnPair(
         pairs=750, pair_share=750 / 1221, tokens=0, token_share=0.0, epochs=1.5, repeated=150,
         times=2,
@@ -65,7 +55,7 @@ def test_a_recount_of_the_batches(made_cache: Cache, sampler: mixture.Sampler) -
             strict=True,
         ):
             counts[stream.directions[ids[0]]][(source.tobytes(), target.tobytes())] += 1
-    drawn = preview.drawn_of(made_cache, stream, steps)
+    drawn = preview.drawn_of(made_cache, stream.examples_seen(steps))
     total = sum(sum(count.values()) for count in counts.values())
     assert total == steps * 24
     for code, one in drawn.items():
@@ -99,3 +89,14 @@ def test_corpus_sizes(made_cache: Cache) -> None:
     assert list(tokens) == list(pairs)
     by_direction = mixture.sizes(made_cache, "tokens")
     assert [tokens[code] for code in tokens] == [by_direction[f"en-{code}"] for code in tokens]
+
+
+def test_the_matrix_of_directions() -> None:
+    """Sources en, fr and wo; targets fr and wo."""
+    made = preview.matrix({"en-fr": 3000, "fr-wo": 20, "wo-fr": 7})
+    columns = {str(one.header): [*one.cells] for one in made.columns}
+    assert columns == {
+        "pairs drawn": ["en", "fr", "wo"],
+        "→ fr": ["3k", "", "7"],
+        "→ wo": ["", "20", ""],
+    }

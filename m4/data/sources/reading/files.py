@@ -94,7 +94,8 @@ def _readable(path: epath.Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NOT_READABLE:
             raise
-        link = "a broken link, " if error.errno in (errno.ENOENT, errno.ELOOP) else ""
+        lost = error.errno == errno.ELOOP or (error.errno == errno.ENOENT and os.path.islink(path))
+        link = "a broken link, " if lost else ""
         raise InputError(f"{path}: cannot be read: {link}{error.strerror}") from error
 
 

@@ -7,7 +7,8 @@ Each is a separate process that waits while another one's step runs: a machine w
 within minutes slows all of them. Whole benchmarks one after the other can be off by a third. The
 last lines have, for each but the first, its seconds over the first one's: the median over rounds,
 and the ratios of the medians and of the fastest; and the same of CPU seconds of all threads, which
-count where other work shares the cores.
+count where other work shares the cores. `nice` does not keep work of another terminal from taking
+its half of a core where /proc/sys/kernel/sched_autogroup_enabled is 1: stop it before.
 
 Benchmarks of training steps and of layers take their steps from `interleaved_steps`.
 """

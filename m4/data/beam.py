@@ -346,7 +346,7 @@ class _Job:
 
 
 class _Met:
-    """What a barrier's check must know of the pairs of a shard that reach it."""
+    """Collects the facts that a barrier's check needs of the pairs of a shard that reach it."""
 
     def __init__(self, check: AnyCheck | None) -> None:
         self._check = check

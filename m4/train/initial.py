@@ -165,7 +165,7 @@ def task_rows(old: Sequence[Set[str]], new: Sequence[Set[str]]) -> Rows:
 
 
 class Plan(NamedTuple):
-    """What a new model takes over from an old one: source and rule of each of its parameters.
+    """The parameters that a new model takes over from an old one: the source and rule of each.
 
     Attributes:
         old: Shapes of the old model.

@@ -67,7 +67,7 @@ def test_each_pair_of_the_ring_has_one_distance() -> None:
 
 
 def system(name: str, hypotheses: dict[str, list[str]]) -> Kept:
-    """What is kept of translations whose references are 'a b c d e'."""
+    """Kept rows of translations whose references are 'a b c d e'."""
     one = Kept(name)
     for direction, texts in hypotheses.items():
         counts = bleu(texts, ["a b c d e"] * len(texts), "en")

@@ -38,7 +38,7 @@ def built(address: str, small_shards: None, machine: Machine) -> Cache:
 
 
 def opened(address: str, built: Cache, gigabytes: float) -> Cache:
-    """As `open_corpus` opens it."""
+    """Opens it as `open_corpus` does."""
     files = built.manifest["files"]
     folder = corpus.fetched(address, built.fingerprint, lambda n: not corpus.is_shard(n))
     assert folder is not None

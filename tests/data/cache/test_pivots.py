@@ -135,7 +135,7 @@ def test_with_cleaning_and_two_vocabularies(folder: Path, tmp_path: Path) -> Non
 def test_a_bilingual_corpus_without_english_has_the_same_recipe(
     made: Cache, tmp_path: Path
 ) -> None:
-    """Of a pair that the source has: fr-gl."""
+    """The source has the pair fr-gl."""
     small = bilingual(made, "fr-gl", vocabulary_size=350).build(tmp_path)
     assert small.vocabulary.languages == ["fr", "gl"]
     assert (small.source_length, small.target_length) == (made.source_length, made.target_length)

@@ -92,6 +92,8 @@ def test_a_damaged_file_is_named_in_one_line(folder: Path, what: str) -> None:
 def test_only_what_is_needed_is_compared(folder: Path) -> None:
     OTHERS["a bit of a test sentence"](folder)
     Cache(folder).verify(lambda name: name.startswith("train."))
+    with pytest.raises(Damaged):
+        Cache(folder).verify(lambda name: name.startswith("text/"))
 
 
 def test_a_removed_corpus_is_built_again_with_the_same_bytes(folder: Path, built: Path) -> None:

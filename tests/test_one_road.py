@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -143,8 +143,11 @@ def test_a_test_set_of_its_own_is_read_as_training_text() -> None:
     decoder: Any = SimpleNamespace(
         portion=Portion("news"), experiment=SimpleNamespace(data=SimpleNamespace(corpus=corpus))
     )
-    same: Any = lambda tagged, directions: [*tagged]  # noqa: E731
-    translate: Any = PortionDecoder._normalised(decoder, same)
+
+    def same(tagged: Any, directions: Any) -> Any:
+        return [*tagged]
+
+    translate: Any = PortionDecoder._normalised(decoder, cast(Any, same))
     expected = [f"<2gl> {CLEANING.normalise(words)}" for words in WORDS]
     assert translate([f"<2gl> {words}" for words in WORDS], []) == expected
     assert expected != [f"<2gl> {words}" for words in WORDS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -117,11 +117,18 @@ def test_batches_are_those_of_one_shard(made: Cache, small: Cache, layout: str, 
                 np.testing.assert_array_equal(found[key], array, key)
 
 
-def test_only_shards_that_are_needed_are_mapped(small: Cache) -> None:
-    """Of two pairs of languages out of six, a stream never opens the others' files."""
+def test_only_shards_that_are_needed_are_mapped(
+    small: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of two pairs of languages out of six never opens the others' files."""
     opened: set[str] = set()
     path_of = small.path
-    small.path = lambda name, done: (opened.add(name), path_of(name, done))[1]  # type: ignore[method-assign]
+
+    def path(name: str, done: Callable[[], object]) -> Path:
+        opened.add(name)
+        return path_of(name, done)
+
+    monkeypatch.setattr(small, "path", path)
     stream = Stream(small, ["en-fr", "fr-en"], batch_rows=4)
     for step in range(100):
         stream.batch(step)

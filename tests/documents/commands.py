@@ -37,7 +37,7 @@ LAUNCHERS = {"srun": 0, "taskset": 2}  # program -> how many words come before t
 PROGRAMS = {"make", "python", *LAUNCHERS, *(name.split()[0] for name in UNRUN)}
 PATHS = [".venv/bin/m4", ".venv/bin/python", "peer/bin/python"]
 PATHS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "scripts").glob("*.sh"))]
-NUMBER = r"[+−-]?\d([\d.,:]*\d)?"
+NUMBER = r"[+−-]?\d([\d.,:]*\d)?\*?"
 
 
 def words_of(text: str, folder: Path) -> list[list[str]]:

@@ -7,6 +7,7 @@ never changed. So several runs may share a data_dir, whatever their corpora are.
 
 import functools
 import hashlib
+import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +15,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from m4.data.beam import Engine
-from m4.data.cache import build
-from m4.data.cache.cache import Cache
-from m4.data.cache.corpus_text import Progress
-from m4.data.cache.identity import fingerprint_of, identity_of
+from m4.data.cache import given_ids
+from m4.data.cache.cache import FORMAT, Cache, fingerprint_of, identity_of, manifest_digest
+from m4.data.cache.corpus_text import Progress, write_text
+from m4.data.cache.pivots import write_pivots
 from m4.data.cache.tokens import (
     PRETRAINED_VOCABULARIES,
     pretrained_vocabulary,
+    tokenize,
     vocabulary_file,
 )
+from m4.data.cache.vocabularies import train_vocabularies
 from m4.data.cleaning import clean
+from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.directions import (
     ROLES,
     Mixture,
@@ -35,10 +39,12 @@ from m4.data.directions import (
     split_direction,
 )
 from m4.data.normalization import Form
-from m4.data.sources import Source, gives_ids
+from m4.data.sources import SPLITS, Source, gives_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.settings import MUTABLE, Between, InputError, SettingError, checked
+from m4.storage import checksums
 from m4.storage.files import whole_folder
+from m4.storage.files import write_text as write_text_file
 from m4.storage.local_copy import fetched
 
 # A tag, a piece, eos.
@@ -227,24 +233,71 @@ class CorpusSpec:
             cache.verify()
             return cache
         self._check_vocabulary_sizes(len(languages_of(settings["language_pairs"])))
-        if engine is not None and progress is not None:
+        progress = progress or (lambda *_: None)
+        if engine is not None:
             engine.progress = progress
         with whole_folder(folder, replace=False) as unfinished:
-            build.build(
-                unfinished,
-                self.opened_source,
-                settings,
-                self.cleaning,
-                progress or (lambda *_: None),
-                self.workers,
-                identity,
-                self._grown_from(),
-                untrained,
-                engine,
-            )
+            self._write(unfinished, settings, identity, progress, untrained, engine)
         cache = Cache(folder, self.mixture)
         built(cache)
         return cache
+
+    def _write(
+        self,
+        folder: Path,
+        settings: dict[str, Any],
+        identity: Mapping[str, Any],
+        progress: Progress,
+        untrained: Collection[str],
+        engine: Engine | None,
+    ) -> None:
+        """Writes the corpus into an empty folder."""
+        source, names = self.opened_source, settings["language_pairs"]
+        (folder / "text").mkdir(parents=True)
+        if gives_ids(source):
+            if engine is not None:
+                raise InputError(
+                    f"--runner={engine.runner}: only text is prepared on Beam, and the source "
+                    "gives ids"
+                )
+            counts, ledger, made = given_ids.write(folder, source, settings, progress)
+        else:
+            pivoted = settings.get("pivoted", ())
+            names = [name for name in names if name not in pivoted]
+            counts, ledger = write_text(
+                folder, source, names, self.cleaning, progress, untrained, engine
+            )
+            sizes = {pair: counts[pair]["train"]["pairs"] for pair in names}
+            for pair, of_pair in write_pivots(folder, names, pivoted).items():
+                count, counts[pair] = ledger.count(pair, "train"), of_pair
+                count.read = count.kept = of_pair["train"]["pairs"]
+            names, grown_from = [*counts], self._grown_from()
+            vocabularies = train_vocabularies(folder, sizes, settings, progress, grown_from)
+            made = {"vocabularies": vocabularies}
+            made |= tokenize(folder, names, counts, settings, progress, self.workers, engine)
+        for pair, splits in counts.items():
+            for split, count in splits.items():
+                ledger.count(pair, split).leave_out(
+                    "pieces: too long", count.pop("too_long"), split
+                )
+        ledger.check()
+        write_text_file(folder / LEDGER_FILE, json.dumps(ledger.as_json(), ensure_ascii=False))
+        texts = {pair: [counts[pair][split]["sha256"] for split in SPLITS] for pair in names}
+        store = checksums.Disk(folder)
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "identity": identity,
+            "language_pairs": counts,
+            **made,
+            **({"rates": rates()} if (rates := getattr(source, "rates", None)) else {}),
+            "ledger": ledger.as_json(examples=False),
+            "corpus": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
+            "fingerprint": fingerprint_of(identity),
+            "files": checksums.hashes(store, [n for n in sorted(store.list()) if n[0] != "."]),
+        }
+        manifest["sha256"] = manifest_digest(manifest)
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        (folder / "manifest.json").write_text(text, encoding="utf-8")
 
     def _grown_from(self) -> Path | None:
         """Returns the folder of `vocabulary_from`'s vocabularies, or its file."""

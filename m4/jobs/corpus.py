@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from m4.data.beam import Engine
-from m4.data.cache.cache import Cache, Damaged
+from m4.data.cache.cache import Cache, Damaged, differences, fingerprint_of
 from m4.data.cache.corpus_text import Progress
-from m4.data.cache.identity import differences, fingerprint_of
 from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.corpus import CorpusSpec
 from m4.data.inspection.cleaning_report import english_variants, write_report

@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 
 from m4.data.cache.corpus_text import BLOCK, Lines, lines_of_pairs, pair_file
-from m4.data.cache.identity import FORMAT
-from m4.data.cache.lengths import whole_factors
 from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.shards import PairShards, SentenceShards
-from m4.data.cache.tokens import array_name, bases, by_role, stem, vocabulary_file
+from m4.data.cache.tokens import array_name, bases, by_role, stem, vocabulary_file, whole_factors
 from m4.data.cleaning.ledger import LEDGER, LEDGER_FILE, Ledger
 from m4.data.directions import (
     ROLES,
@@ -40,13 +38,16 @@ from m4.data.directions import (
     split_direction,
 )
 from m4.data.preprocess import EOS_IDS, TAG_IDS
-from m4.data.sources import SPLITS, Pair
+from m4.data.sources import SPLITS, Pair, Source
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value, pasted
 from m4.storage import checksums, records
 from m4.storage.files import read_json, undamaged
 from m4.storage.local_copy import BoundedCopy
 from m4.storage.records import count, listed, named, optional, record, text
+
+# Raised whenever the same settings would give other files (test_format.py notices).
+FORMAT = 11
 
 
 def _pairs(value: Any, where: str) -> None:
@@ -383,3 +384,37 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of a manifest, which holds its own as "sha256"."""
     rest = {name: value for name, value in manifest.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings and text, as JSON."""
+    text = json.loads(json.dumps(source.identity()))
+    pairs = settings["language_pairs"]
+    if "by_pair" in text:  # files of other languages in the folder do not matter
+        text["by_pair"] = {pair: text["by_pair"].get(pair) for pair in pairs}
+    # Sorted: the order in which a cache holds its pairs decides no ids.
+    return {**settings, "language_pairs": sorted(pairs), "source": text}
+
+
+def fingerprint_of(identity: Mapping[str, Any]) -> str:
+    """Returns the name of a corpus: the SHA-256 of its identity and of the cache's format."""
+    text = json.dumps([FORMAT, identity], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(made: Any, now: Any, name: str = "") -> list[str]:
+    """Returns a line for every leaf that differs: 'seed = 0, now 1'."""
+    if isinstance(made, dict) and isinstance(now, dict):
+        return [
+            line
+            for key in made | now
+            for line in differences(made.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+        ]
+    if made == now:
+        return []
+    return [f"{name} = {_short(made)}, now {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 120 else f"{text[:50]}... ({len(text):,} letters)"

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 
 from m4.data.cache.corpus_text import Progress, TextWriter
-from m4.data.cache.tokens import (
-    Unfinished,
-    array_name,
-    vocabulary_file,
-    write_arrays,
-    write_token_counts,
-)
+from m4.data.cache.tokens import ArrayWriter, Unfinished, array_name, vocabulary_file
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.ledger import Ledger
 from m4.data.directions import ROLES, SIDES, split_direction
@@ -62,8 +56,7 @@ def write(
             writer.end(pair)
             done += 1
             progress("tokens", done, parts)
-    arrays_made = write_arrays(folder, pairs, arrays, counts)
-    write_token_counts(folder, pairs, arrays, counts, arrays_made, marked=False)
+    arrays_made = ArrayWriter(folder, pairs, arrays, counts, marked=False).write("from_english")
     return counts, blocks.ledger, {"vocabularies": made, **arrays_made}
 
 

@@ -27,12 +27,16 @@ from m4.data.cache.shards import Folder, PairShards, SentenceShards, write_pairs
 from m4.data.directions import (
     ROLES,
     SIDES,
+    Mixture,
     directions_of,
     is_synthetic,
     languages_of,
+    pair_of,
+    sides_of,
     sides_with,
     split_direction,
 )
+from m4.data.preprocess import EOS_IDS, TAG_IDS
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import TokenArray, Tokenized, id_type, ranges_of, tokenized
@@ -42,6 +46,10 @@ from m4.settings import InputError
 
 # Fewer sentences a worker are done before it has started.
 _WORKER_SENTENCES, _SENTENCE_BYTES = 200_000, 50
+# Tokens of a translation, whatever its source; and its tokens a token of the source, at least.
+SPARE_TOKENS, LEAST_FACTOR = 16, 2
+_MOST_PAIRS = 1_000_000  # that decide a direction's length factor
+Ints = npt.NDArray[np.int64]
 Counts = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -77,7 +85,7 @@ def by_role(settings: Mapping[str, Any]) -> bool:
     return settings["target_vocabulary_size"] is not None or settings["normalization"] != "nfc"
 
 
-def arrays_of(folder: Path, settings: dict[str, Any]) -> list[TokenArray]:
+def arrays_of(folder: Path, settings: Mapping[str, Any]) -> list[TokenArray]:
     """Returns the arrays that the directions of a corpus need."""
     longest = {"source": settings["source_length"] - 2, "target": settings["target_length"] - 1}
     shared = settings["target_vocabulary_size"] is None
@@ -105,7 +113,7 @@ def tokenize(
     folder: Path,
     pairs: Sequence[str],
     counts: Counts,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     progress: Progress,
     workers: int | None = None,
     engine: Engine | None = None,
@@ -118,13 +126,12 @@ def tokenize(
         engine: Tokenizes. Defaults to these processes.
     """
     arrays, ways = arrays_of(folder, settings), settings["segmentations"]
-    stores = _stores(arrays, pairs)
     spans = {
         (split, code): list(
             ranges_of(text_file(folder, split, code), split == "train", of, is_synthetic(code))
         )
         for split in SPLITS
-        for code, of in stores.items()
+        for code, of in _stores(arrays, pairs).items()
     }
     every = [span for of_file in spans.values() for span in of_file]
     total = sum(span.stop - span.start for span in every)
@@ -140,9 +147,7 @@ def tokenize(
             unfinished.append(next(results))
             done += span.stop - span.start
             progress("tokens", done, total)
-    made = write_arrays(folder, pairs, arrays, counts, ways)
-    write_token_counts(folder, pairs, arrays, counts, made, ways)
-    return made
+    return ArrayWriter(folder, pairs, arrays, counts, ways).write(settings["mixture"])
 
 
 def _stores(arrays: Sequence[TokenArray], pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -195,64 +200,203 @@ class Unfinished:
         return self._stem.with_name(f"{self._stem.name}.{store}.{way}.{what}")
 
 
-def write_arrays(
-    folder: Path,
-    pairs: Sequence[str],
-    arrays: Sequence[TokenArray],
-    counts: Counts,
-    ways: int = 1,
-) -> dict[str, Any]:
-    """Writes the arrays of every split, without training pairs that are too long.
-
-    Sentences that no pair has any more leave the text, too.
+class ArrayWriter:
+    """Writes the token arrays of a corpus, from its text and the unfinished ids.
 
     Args:
+        pairs: Pairs of languages.
+        arrays: What their directions need.
         counts: Gets what the manifest says of each pair of languages and split.
         ways: Number of ways in which training sentences are tokenized.
-
-    Returns:
-        "sentences", their number by split and language, and "shards", by split the first entry of
-        each shard of each array.
-
-    Raises:
-        InputError: All training pairs of two languages are too long.
+        marked: Whether the arrays lack tag and eos (`Cache.marked`).
     """
-    made: dict[str, Any] = {"sentences": {}, "shards": {}}
-    for split in SPLITS:
-        split_ways = ways if split == "train" else 1
-        unfinished = {c: Unfinished(folder, split, c, arrays) for c in languages_of(pairs)}
+
+    def __init__(
+        self,
+        folder: Path,
+        pairs: Sequence[str],
+        arrays: Sequence[TokenArray],
+        counts: Counts,
+        ways: int = 1,
+        marked: bool = True,
+    ) -> None:
+        self._folder, self._pairs, self._arrays, self._counts = folder, pairs, arrays, counts
+        self._ways, self._marked = ways, marked
+        self._made: dict[str, Any] = {"sentences": {}, "shards": {}}
+
+    def write(self, mixture: Mixture | None) -> dict[str, Any]:
+        """Writes all arrays, without training pairs that are too long.
+
+        Sentences that no pair has any more leave the text, too.
+
+        Returns:
+            "sentences", their number by split and language; "shards", by split the first entry of
+            each shard of each array; "length_factors" of the mixture's directions.
+
+        Raises:
+            InputError: All training pairs of two languages are too long.
+        """
+        for split in SPLITS:
+            self._write_split(split)
+        self._write_token_counts()
+        return {**self._made, "length_factors": self._length_factors(mixture or "direct")}
+
+    def _write_split(self, split: str) -> None:
+        folder, arrays = self._folder, self._arrays
+        unfinished = {c: Unfinished(folder, split, c, arrays) for c in languages_of(self._pairs)}
         used = {
             code: np.zeros(max(len(of.lengths(a.store)) for a in arrays), bool)
             for code, of in unfinished.items()
         }
         kept = {}
-        for pair in pairs:
+        for pair in self._pairs:
             numbers = take_numbers(folder, split, pair)
-            kept[pair] = _kept(pair, numbers, arrays, unfinished, counts[pair][split], split)
+            kept[pair] = self._kept(pair, split, numbers, unfinished)
             for side, code in enumerate(split_direction(pair)):
                 used[code][numbers[kept[pair], side]] = True
-        shards = {}
-        for store in dict.fromkeys(array.store for array in arrays):
+        shards = self._made["shards"][split] = {}
+        for array in {a.store: a for a in arrays}.values():
             sentences = (
                 block
-                for way in range(split_ways)
+                for way in self._ways_of(split)
                 for code, of in unfinished.items()
-                for block in of.used(store, way, used[code])
+                for block in of.used(array.store, way, used[code])
             )
-            kind = next(id_type(array.vocabulary) for array in arrays if array.store == store)
-            shards[store] = write_sentences(folder, stem(split, store), sentences, kind)
+            name, kind = stem(split, array.store), id_type(array.vocabulary)
+            shards[array.store] = write_sentences(folder, name, sentences, kind)
         numbers_now = {code: _leave_out(folder, split, code, of) for code, of in used.items()}
-        sizes = {code: int(of.sum()) for code, of in used.items()}
-        made["sentences"][split] = sizes
-        stores = {
-            store: SentenceShards(Folder(folder), stem(split, store), firsts)
-            for store, firsts in shards.items()
-        }
-        pairs_written = _finish_pairs(
-            folder, split, pairs, arrays, counts, kept, numbers_now, sizes, stores, split_ways
-        )
-        made["shards"][split] = {**shards, "pairs": write_pairs(folder, split, pairs_written)}
-    return made
+        self._made["sentences"][split] = {code: int(of.sum()) for code, of in used.items()}
+        shards["pairs"] = write_pairs(folder, split, self._finish_pairs(split, kept, numbers_now))
+
+    def _ways_of(self, split: str) -> range:
+        return range(self._ways if split == "train" else 1)
+
+    def _kept(
+        self,
+        pair: str,
+        split: str,
+        numbers: npt.NDArray[np.uint32],
+        unfinished: Mapping[str, Unfinished],
+    ) -> Ints:
+        """Returns the rows of a pair of languages that stay, and counts those that are too long."""
+        long = np.zeros(len(numbers), bool)
+        for array in self._arrays:
+            side = SIDES.index(array.side)
+            lengths = unfinished[split_direction(pair)[side]].lengths(array.store)
+            long |= lengths[numbers[:, side]] > array.longest
+        self._counts[pair][split]["too_long"] = int(long.sum())
+        if split != "train":
+            return np.arange(len(numbers))
+        if len(numbers) and long.all():
+            raise InputError(
+                f"{pair} has no training pairs: all {len(numbers)} are longer "
+                f"than {min(a.longest for a in self._arrays)} pieces (CorpusSpec.lengths)"
+            )
+        return np.flatnonzero(~long)
+
+    def _store(self, split: str, store: str) -> SentenceShards:
+        shards = self._made["shards"][split][store]
+        return SentenceShards(Folder(self._folder), stem(split, store), shards)
+
+    def _finish_pairs(
+        self, split: str, kept: Mapping[str, Ints], numbers_now: Mapping[str, Ints]
+    ) -> Iterator[Ints]:
+        """Yields the numbers of each pair's sentences, and counts for the manifest."""
+        folder, sizes, row, lines = self._folder, self._made["sentences"][split], 0, {}
+        first, total, ways = bases(sizes), sum(sizes.values()), self._ways_of(split)
+        stores = {a.store: self._store(split, a.store) for a in self._arrays}
+        for pair in self._pairs:
+            old, codes = take_numbers(folder, split, pair), split_direction(pair)
+            compress_origins(pair_file(folder, split, pair, "origin"), kept[pair])
+            remove_numbers(folder, split, pair)
+            columns = [numbers_now[code][old[kept[pair], side]] for side, code in enumerate(codes)]
+            numbers, digest = np.stack(columns, axis=1), hashlib.sha256()
+            for texts in lines_of_pairs(folder, split, pair, numbers, lines):
+                block = "".join([f"{a}\t{b}\n" for a, b in zip(*texts, strict=True)])
+                digest.update(block.encode())
+            means, most = {}, {}
+            for array in self._arrays:
+                side = SIDES.index(array.side)
+                entries = numbers[:, side] + first[codes[side]]
+                lengths = [stores[array.store].places(entries + way * total)[1] for way in ways]
+                mean = sum(int(of.sum()) for of in lengths) / max(len(numbers) * len(ways), 1)
+                means[array.name] = round(mean, 3)
+                most[array.name] = max(int(of.max(initial=0)) for of in lengths)
+            self._counts[pair][split] |= {
+                "pairs": len(numbers),
+                "rows": [row, row + len(numbers)],
+                "mean_pieces": means,
+                "longest": most,
+                "sha256": digest.hexdigest(),
+            }
+            row += len(numbers)
+            yield numbers
+
+    def _write_token_counts(self) -> None:
+        """Writes token_counts.npy, [V]: how often a model takes in each id.
+
+        Every training pair comes once each way in all its segmentations. Each side is a source,
+        with tag and eos, and a target, whose eos is predicted and not taken in; the decoder's first
+        input is pad. With separate vocabularies there are token_counts.source.npy, of what the
+        encoder takes in, and token_counts.target.npy, of the decoder.
+        """
+        sizes = self._made["sentences"]["train"]
+        rows, first, total = self._training_pairs(), bases(sizes), sum(sizes.values())
+        totals: dict[Path, Ints] = {}
+        for array in self._arrays:
+            vocabulary, side = Vocabulary(array.vocabulary), SIDES.index(array.side)
+            of = totals.setdefault(array.vocabulary, np.zeros(vocabulary.size, np.int64))
+            store = self._store("train", array.store)
+            for pair in self._pairs:
+                codes, (start, stop) = split_direction(pair), self._counts[pair]["train"]["rows"]
+                number = self._ways * (stop - start)
+                for begin in range(start, stop, BLOCK):
+                    numbers = rows.take(np.arange(begin, min(begin + BLOCK, stop)))[:, side]
+                    for way in range(self._ways):
+                        found = store.take(numbers + (first[codes[side]] + way * total))
+                        ids = np.bincount(found.ids, minlength=vocabulary.size)
+                        of += (1 if array.role else 2) * ids
+                        if not self._marked and array.role == "target":
+                            ends = found.ids[np.cumsum(found.lengths) - 1]
+                            of -= np.bincount(ends, minlength=vocabulary.size)
+                if self._marked and array.role != "target":
+                    # The tag in front of a side asks for the other one's language.
+                    of[vocabulary.tag_id(codes[1 - side])] += number
+                    of[EOS_ID] += number
+                if array.role != "source":
+                    of[PAD_ID] += number
+        for path, of in totals.items():
+            name = path.name.replace("vocabulary", "token_counts").replace(".model", ".npy")
+            np.save(self._folder / name, of)
+
+    def _length_factors(self, mixture: Mixture) -> dict[str, float]:
+        """Returns direction -> a, so that targets of 99.9% of the pairs fit a L + 16 tokens.
+
+        L is the number of a source's tokens with tag and EOS, and a target has an EOS, too.
+        """
+        more = (TAG_IDS + EOS_IDS, EOS_IDS) if self._marked else (0, 0)
+        pairs, first = self._training_pairs(), bases(self._made["sentences"]["train"])
+        stores = [
+            self._store("train", next(a.store for a in self._arrays if a.role in (role, None)))
+            for role in ROLES
+        ]
+        factors = {}
+        for direction in directions_of(mixture, self._pairs):
+            begin, end = self._counts[pair_of(direction)]["train"]["rows"]
+            if begin == end:
+                continue
+            numbers = pairs.take(np.arange(begin, end, max(1, (end - begin) // _MOST_PAIRS)))
+            sides = zip(sides_of(direction), stores, split_direction(direction), strict=True)
+            lengths = [
+                store.places(numbers[:, SIDES.index(side)] + first[code])[1]
+                for side, store, code in sides
+            ]
+            needed = (lengths[1] + more[1] - SPARE_TOKENS) / (lengths[0] + more[0])
+            factors[direction] = round(float(np.quantile(needed, 0.999, method="higher")), 3)
+        return factors
+
+    def _training_pairs(self) -> PairShards:
+        return PairShards(Folder(self._folder), "train", self._made["shards"]["train"]["pairs"])
 
 
 def stem(split: str, store: str) -> str:
@@ -266,34 +410,7 @@ def bases(sizes: Mapping[str, int]) -> dict[str, int]:
     return {code: end - size for (code, size), end in zip(sizes.items(), ends, strict=True)}
 
 
-def _kept(
-    pair: str,
-    numbers: npt.NDArray[np.uint32],
-    arrays: Sequence[TokenArray],
-    unfinished: Mapping[str, Unfinished],
-    count: dict[str, Any],
-    split: str,
-) -> npt.NDArray[np.int64]:
-    """Returns the rows of a pair of languages that stay, and counts those that are too long."""
-    long = np.zeros(len(numbers), bool)
-    for array in arrays:
-        side = SIDES.index(array.side)
-        lengths = unfinished[split_direction(pair)[side]].lengths(array.store)
-        long |= lengths[numbers[:, side]] > array.longest
-    count["too_long"] = int(long.sum())
-    if split != "train":
-        return np.arange(len(numbers))
-    if len(numbers) and long.all():
-        raise InputError(
-            f"{pair} has no training pairs: all {len(numbers)} are longer "
-            f"than {min(a.longest for a in arrays)} pieces (CorpusSpec.lengths)"
-        )
-    return np.flatnonzero(~long)
-
-
-def _leave_out(
-    folder: Path, split: str, code: str, used: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int64]:
+def _leave_out(folder: Path, split: str, code: str, used: npt.NDArray[np.bool_]) -> Ints:
     """Leaves sentences that are not used out of a text; returns [n] the numbers of all."""
     if not used.all():
         path = text_file(folder, split, code)
@@ -304,97 +421,11 @@ def _leave_out(
     return np.cumsum(used) - 1
 
 
-def _finish_pairs(
-    folder: Path,
-    split: str,
-    pairs: Sequence[str],
-    arrays: Sequence[TokenArray],
-    counts: Counts,
-    kept: Mapping[str, npt.NDArray[np.int64]],
-    numbers_now: Mapping[str, npt.NDArray[np.int64]],
-    sizes: Mapping[str, int],
-    stores: Mapping[str, SentenceShards],
-    ways: int,
-) -> Iterator[npt.NDArray[np.int64]]:
-    """Yields the numbers of each pair's sentences, and counts for the manifest."""
-    row, lines, first, total = 0, {}, bases(sizes), sum(sizes.values())
-    for pair in pairs:
-        old, codes = take_numbers(folder, split, pair), split_direction(pair)
-        compress_origins(pair_file(folder, split, pair, "origin"), kept[pair])
-        remove_numbers(folder, split, pair)
-        columns = [numbers_now[code][old[kept[pair], side]] for side, code in enumerate(codes)]
-        numbers = np.stack(columns, axis=1)
-        digest, sums = hashlib.sha256(), dict.fromkeys((a.name for a in arrays), 0)
-        most = dict(sums)
-        for texts in lines_of_pairs(folder, split, pair, numbers, lines):
-            block = "".join([f"{a}\t{b}\n" for a, b in zip(*texts, strict=True)])
-            digest.update(block.encode())
-        for array in arrays:
-            side = SIDES.index(array.side)
-            entries = numbers[:, side] + first[codes[side]]
-            for way in range(ways):
-                _, lengths = stores[array.store].places(entries + way * total)
-                sums[array.name] += int(lengths.sum())
-                most[array.name] = max(most[array.name], int(lengths.max(initial=0)))
-        counts[pair][split] |= {
-            "pairs": len(numbers),
-            "rows": [row, row + len(numbers)],
-            "mean_pieces": {
-                name: round(sum_ / max(len(numbers) * ways, 1), 3) for name, sum_ in sums.items()
-            },
-            "longest": most,
-            "sha256": digest.hexdigest(),
-        }
-        row += len(numbers)
-        yield numbers
-
-
-def write_token_counts(
-    folder: Path,
-    pairs: Sequence[str],
-    arrays: Sequence[TokenArray],
-    counts: Counts,
-    made: Mapping[str, Any],
-    ways: int = 1,
-    marked: bool = True,
-) -> None:
-    """Writes token_counts.npy, [V]: how often a model takes in each id.
-
-    Every training pair comes once each way in all its segmentations. Each side is a source, with
-    tag and eos, and a target, whose eos is predicted and not taken in; the decoder's first input is
-    pad. With separate vocabularies there are token_counts.source.npy, of what the encoder takes in,
-    and token_counts.target.npy, of the decoder.
-
-    Args:
-        made: The result of `write_arrays`.
-        marked: Whether the arrays lack tag and eos (`Cache.marked`).
-    """
-    rows = PairShards(Folder(folder), "train", made["shards"]["train"]["pairs"])
-    first, total = bases(made["sentences"]["train"]), sum(made["sentences"]["train"].values())
-    totals: dict[Path, npt.NDArray[np.int64]] = {}
-    for array in arrays:
-        vocabulary, side = Vocabulary(array.vocabulary), SIDES.index(array.side)
-        of = totals.setdefault(array.vocabulary, np.zeros(vocabulary.size, np.int64))
-        firsts = made["shards"]["train"][array.store]
-        store = SentenceShards(Folder(folder), stem("train", array.store), firsts)
-        for pair in pairs:
-            codes, (start, stop) = split_direction(pair), counts[pair]["train"]["rows"]
-            number = ways * (stop - start)
-            for begin in range(start, stop, BLOCK):
-                numbers = rows.take(np.arange(begin, min(begin + BLOCK, stop)))[:, side]
-                for way in range(ways):
-                    found = store.take(numbers + (first[codes[side]] + way * total))
-                    ids = np.bincount(found.ids, minlength=vocabulary.size)
-                    of += (1 if array.role else 2) * ids
-                    if not marked and array.role == "target":
-                        ends = found.ids[np.cumsum(found.lengths) - 1]
-                        of -= np.bincount(ends, minlength=vocabulary.size)
-            if marked and array.role != "target":
-                # The tag in front of a side asks for the other one's language.
-                of[vocabulary.tag_id(codes[1 - side])] += number
-                of[EOS_ID] += number
-            if array.role != "source":
-                of[PAD_ID] += number
-    for path, of in totals.items():
-        name = path.name.replace("vocabulary", "token_counts").replace(".model", ".npy")
-        np.save(folder / name, of)
+def whole_factors(factors: Mapping[str, float], directions: Sequence[str]) -> dict[str, int]:
+    """Returns target language -> a as a whole number, for the languages that need more than 2."""
+    whole: dict[str, int] = {}
+    for direction in directions:
+        to, factor = split_direction(direction)[1], int(np.ceil(factors.get(direction, 0)))
+        if factor > whole.get(to, LEAST_FACTOR):
+            whole[to] = factor
+    return whole

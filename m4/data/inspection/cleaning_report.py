@@ -13,8 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from m4.data.cache.cache import Cache
-from m4.data.cache.identity import fingerprint_of, identity_of
+from m4.data.cache.cache import Cache, fingerprint_of, identity_of
 from m4.data.cleaning import clean
 from m4.data.cleaning.clean import Cleaner, Cleaning, OnDrop
 from m4.data.cleaning.english_side import EnglishSides

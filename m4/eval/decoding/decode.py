@@ -19,7 +19,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from m4.data.cache.lengths import LEAST_FACTOR, SPARE_TOKENS
+from m4.data.cache.tokens import LEAST_FACTOR, SPARE_TOKENS
 from m4.data.preprocess import EOS_ID, tag_symbol, target_of, trim
 from m4.eval.decoding.methods.constraints import NEG_INF
 from m4.eval.decoding.search import jit_search, run_over, search
@@ -158,7 +158,7 @@ def target_limit(
 ) -> int:
     """Returns the most tokens, with EOS, that a translation of a bucket's sentences may have.
 
-    `factor` is the target language's (`m4.data.cache.lengths`).
+    `factor` is the target language's (`m4.data.cache.tokens`).
     """
     return min(max_target_length, factor * source_length + SPARE_TOKENS + min_length)
 

@@ -43,7 +43,7 @@ class Decoding:
         max_source_length: pieces of a source with tag and EOS; longer ones are cut.
         max_target_length: tokens of a translation with EOS. Sources that are padded to L tokens
             have the limit min(max_target_length, a L + 16). a is 2, or more where the training
-            pairs of a direction need it (`m4.data.cache.lengths`).
+            pairs of a direction need it (`m4.data.cache.tokens`).
         batch_rows: sentences a batch of a test set.
         test_sentences: at most so many of each test set, at even distances; None: all.
         metrics: of scores.jsonl; the first one is the one of Δ and its plot.

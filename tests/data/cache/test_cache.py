@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m4.data.cache import identity
-from m4.data.cache.cache import Cache, manifest_digest
-from m4.data.cache.identity import differences
+from m4.data.cache.cache import FORMAT, Cache, differences, manifest_digest
 from m4.data.cleaning import clean
 from m4.data.corpus import CorpusSpec, bilingual
 from m4.data.directions import reverse
@@ -222,7 +220,7 @@ def test_bad_input(tmp_path: Path, made_cache: Cache) -> None:
         with pytest.raises(ValueError, match=r"damaged: manifest\.json"):
             Cache(tmp_path / "c")
     (tmp_path / "c" / "manifest.json").write_text(json.dumps({"format": 0}))
-    with pytest.raises(ValueError, match=f"cache format 0, this m4 needs {identity.FORMAT}"):
+    with pytest.raises(ValueError, match=f"cache format 0, this m4 needs {FORMAT}"):
         Cache(tmp_path / "c")
     with pytest.raises(ValueError, match="no pair en-eo; it has en-gl, en-pt, en-sr_Latn"):
         made_cache.size("en-eo", "train")
@@ -320,3 +318,13 @@ def test_whatever_is_damaged_in_json(made_cache: Cache, tmp_path: Path) -> None:
             refused(read, name)
         (tmp_path / name).write_text(text)
     read()
+
+
+def test_each_leaf_that_differs_is_named_with_both_values() -> None:
+    before = {"seed": 0, "files": {"gl": {"gl.train.tsv": [5, "b"]}, "pt": {"pt.tsv": [5, "b"]}}}
+    now = {"seed": 1, "files": {"gl": {"gl.train.tsv": [6, "c"]}, "pt": {"pt.tsv": [5, "b"]}}}
+    assert differences(before, now | {"languages": ["gl"] * 40}) == [
+        "seed = 0, now 1",
+        "files.gl.gl.train.tsv = [5, 'b'], now [6, 'c']",
+        "languages = None, now ['gl', 'gl', 'gl', 'gl', 'gl', 'gl', 'gl', 'gl', '... (240 letters)",
+    ]

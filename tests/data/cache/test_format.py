@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.data.cache.cache import Cache
-from m4.data.cache.identity import FORMAT
+from m4.data.cache.cache import FORMAT, Cache
 from m4.data.cleaning import clean
 from m4.data.cleaning.clean import Cleaning, thorough
 from m4.data.cleaning.script import Script
@@ -74,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
 def test_the_format_is_raised_with_every_change_of_the_files(made: Cache) -> None:
     assert (FORMAT, digest(made.folder)) == (PINNED[0], PINNED[2]), (
-        "the same settings give other files: raise FORMAT in cache/identity.py and pin again"
+        "the same settings give other files: raise FORMAT in cache/cache.py and pin again"
     )
 
 
@@ -105,7 +104,7 @@ def test_the_format_is_raised_with_every_change_of_what_cleaning_does(tmp_path: 
     assert at_work == {stage.name for stage in stages}, (count.dropped, count.changed)
     text = repr((sorted(kept.items()), ledger.as_json()))
     assert (FORMAT, hashlib.sha256(text.encode()).hexdigest()) == (PINNED[0], CLEANED), (
-        "cleaning does something else: raise FORMAT in cache/identity.py and pin again"
+        "cleaning does something else: raise FORMAT in cache/cache.py and pin again"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from m4.data.cache.lengths import whole_factors
+from m4.data.cache.tokens import whole_factors
 from m4.data.cleaning.clean import NOTHING
 from m4.data.corpus import CorpusSpec
 from m4.data.directions import MIXTURES, Mixture, pair_of, split_direction

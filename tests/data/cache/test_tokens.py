@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m4.data.cache import build, corpus_text, tokens
+from m4.data.cache import corpus_text, tokens, vocabularies
 from m4.data.cache.cache import Cache
 from m4.data.cleaning.clean import NOTHING
 from m4.data.corpus import CorpusSpec, bilingual
@@ -321,7 +321,7 @@ def test_the_sample_for_a_vocabulary_has_a_fixed_budget(tmp_path: Path, made_cac
 
     def drawn(sentences: int, sides: tuple[str, ...], temperature: float) -> list[str]:
         of_pairs = dict.fromkeys(pairs, sides)
-        return list(build.sample(blocks, pairs, of_pairs, sentences, temperature))
+        return list(vocabularies.sample(blocks, pairs, of_pairs, sentences, temperature))
 
     def blocks(pair: str) -> Iterator[tuple[list[str], list[str]]]:
         for first, second in made_cache.pairs(pair, "train"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from m4.data.cache.identity import differences
+from m4.data.cache.cache import differences
 from m4.data.cleaning import clean
 from m4.data.cleaning.ledger import ANY, Example, Ledger
 from m4.data.corpus import CorpusSpec

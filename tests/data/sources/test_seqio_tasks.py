@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from m4 import config
-from m4.data.cache.cache import Cache
-from m4.data.cache.identity import differences
+from m4.data.cache.cache import Cache, differences
 from m4.data.corpus import CorpusSpec
 from m4.data.samplers.mixing_rates import mixing_rates
 from m4.data.sources.seqio_tasks import SeqioTasks

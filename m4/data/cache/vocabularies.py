@@ -1,8 +1,6 @@
-"""Builds a cache's folder: text, vocabulary, token arrays, manifest. See cache.py for its use."""
+"""Trains the vocabularies of a corpus, on a sample of its text."""
 
-import hashlib
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data import permutation
-from m4.data.beam import Engine
-from m4.data.cache import given_ids
-from m4.data.cache.cache import manifest_digest
-from m4.data.cache.corpus_text import Progress, lines_of_pairs, take_numbers, write_text
-from m4.data.cache.identity import FORMAT, fingerprint_of
-from m4.data.cache.lengths import length_factors
-from m4.data.cache.pivots import write_pivots
-from m4.data.cache.tokens import tokenize, vocabulary_file
-from m4.data.cleaning.clean import Cleaning
-from m4.data.cleaning.ledger import LEDGER_FILE
+from m4.data.cache.corpus_text import Progress, lines_of_pairs, take_numbers
+from m4.data.cache.tokens import vocabulary_file
 from m4.data.directions import (
     ROLES,
     SIDES,
@@ -31,95 +21,24 @@ from m4.data.directions import (
 )
 from m4.data.normalization import Form, normalised
 from m4.data.samplers.temperature import temperature
-from m4.data.sources import SPLITS, Source, gives_ids
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.grow import grow
 from m4.data.vocabulary.vocabulary import Vocabulary
-from m4.settings import InputError
-from m4.storage import checksums
-from m4.storage.files import write_text as write_text_file
 
 
-def build(
-    folder: Path,
-    source: Source,
-    settings: dict[str, Any],
-    cleaning: Cleaning,
-    progress: Progress,
-    workers: int | None,
-    identity: Mapping[str, Any],
-    grown_from: Path | None = None,
-    untrained: Collection[str] = (),
-    engine: Engine | None = None,
-) -> None:
-    """Writes a corpus into an empty folder.
-
-    Args:
-        progress: Called with (stage, done, total).
-        workers: Number of processes; it changes no file.
-        identity: Everything that decides the corpus, for the manifest.
-        grown_from: The folder of the vocabularies that this corpus's grow from, if there is one.
-        untrained: Pairs of languages that may lack training pairs.
-        engine: Cleans and tokenizes. Defaults to processes of this machine.
-    """
-    names = settings["language_pairs"]
-    (folder / "text").mkdir(parents=True)
-    if gives_ids(source):
-        if engine is not None:
-            raise InputError(
-                f"--runner={engine.runner}: only text is prepared on Beam, and the source gives ids"
-            )
-        counts, ledger, made = given_ids.write(folder, source, settings, progress)
-    else:
-        names = [name for name in names if name not in settings.get("pivoted", ())]
-        counts, ledger = write_text(folder, source, names, cleaning, progress, untrained, engine)
-        sizes = {pair: counts[pair]["train"]["pairs"] for pair in names}
-        more = write_pivots(folder, names, settings.get("pivoted", ()))
-        for pair in more:
-            count = ledger.count(pair, "train")
-            count.read = count.kept = more[pair]["train"]["pairs"]
-        counts |= more
-        names = [*counts]
-        made = {"vocabularies": _train_vocabularies(folder, sizes, settings, progress, grown_from)}
-        made |= tokenize(folder, names, counts, settings, progress, workers, engine)
-    for pair, splits in counts.items():
-        for split, count in splits.items():
-            ledger.count(pair, split).leave_out("pieces: too long", count.pop("too_long"), split)
-    ledger.check()
-    write_text_file(folder / LEDGER_FILE, json.dumps(ledger.as_json(), ensure_ascii=False))
-    texts = {pair: [counts[pair][split]["sha256"] for split in SPLITS] for pair in names}
-    store = checksums.Disk(folder)
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "identity": identity,
-        "language_pairs": counts,
-        **made,
-        "length_factors": length_factors(folder, settings, counts, made),
-        **({"rates": rates()} if (rates := getattr(source, "rates", None)) else {}),
-        "ledger": ledger.as_json(examples=False),
-        "corpus": _sha256(json.dumps(texts)),
-        "fingerprint": fingerprint_of(identity),
-        "files": checksums.hashes(store, [n for n in sorted(store.list()) if n[0] != "."]),
-    }
-    manifest["sha256"] = manifest_digest(manifest)
-    text = json.dumps(manifest, indent=1, ensure_ascii=False)
-    (folder / "manifest.json").write_text(text, encoding="utf-8")
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _train_vocabularies(
+def train_vocabularies(
     folder: Path,
     sizes: dict[str, int],
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     progress: Progress,
     grown_from: Path | None,
 ) -> dict[str, dict[str, Any]]:
-    """Trains the shared vocabulary, or one for sources and one for targets.
+    """Trains the shared vocabulary, or one for sources, which has the tags, and one for targets.
 
-    Only the sources' vocabulary needs the tags.
+    Args:
+        sizes: Pair of languages -> number of training pairs.
+        settings: `CorpusSpec.settings`.
+        grown_from: The folder of the vocabularies that these grow from, if there is one.
 
     Returns:
         Role ("shared", or "source" and "target") -> what the manifest says of the vocabulary.

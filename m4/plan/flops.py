@@ -12,12 +12,7 @@ from typing import Any
 
 from jax.extend import core as jex
 
-from m4.model.dispatch.dropless import (
-    FEWEST_OVER_DEVICES,
-    dropless,
-    most_blocks,
-    rows_of_block,
-)
+from m4.model.dispatch.dropless import FEWEST_OVER_DEVICES, dropless, most_blocks, rows_of_block
 from m4.model.feed_forward import part_names
 from m4.model.moe import MoeLayer, group_size
 from m4.model.routing import expert_capacity
@@ -162,11 +157,7 @@ def forward_executed_flops(forward: Mapping[str, int], *, one_hot: bool) -> int:
 
 
 def executed_flops(
-    model: Transformer,
-    forward: Mapping[str, int],
-    *,
-    one_hot: bool,
-    experts_apart: bool = False,
+    model: Transformer, forward: Mapping[str, int], *, one_hot: bool, experts_apart: bool = False
 ) -> int:
     """Returns a training step with all slots, one-hot products of `einsum`, and rematerialization.
 

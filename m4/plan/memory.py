@@ -145,12 +145,7 @@ def out_of_memory(message: str, helps: list[str]) -> dict[str, Any] | None:
             needed = int(float(found[2]) * _UNITS[found[3]])
             available = int(float(found[4]) * GIB)
             break
-    return {
-        "message": first,
-        "needed_bytes": needed,
-        "available_bytes": available,
-        "advice": helps,
-    }
+    return {"message": first, "needed_bytes": needed, "available_bytes": available, "advice": helps}
 
 
 def too_much(by_kind: Mapping[str, int], available: int, helps: list[str]) -> dict[str, Any]:

@@ -268,10 +268,7 @@ class Checkpoints:
 
     def _tree(self, step: int, name: str) -> Any:
         alone = _processes(alone=True)
-        with (
-            self._reading(step),
-            ocp.StandardCheckpointer(multiprocessing_options=alone) as reader,
-        ):
+        with self._reading(step), ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
             item = self.folder / str(step) / name
             found = reader.metadata(item).item_metadata
             if not item.exists():  # of which orbax finds no arrays

@@ -71,12 +71,7 @@ class BucketLock:
     """
 
     def __init__(
-        self,
-        objects: Objects,
-        kind: str,
-        copy: str,
-        where: str,
-        lost: Callable[[str], Any],
+        self, objects: Objects, kind: str, copy: str, where: str, lost: Callable[[str], Any]
     ) -> None:
         """Sends no request.
 

@@ -12,14 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from m4.plan.hlo import (
-    collectives,
-    read,
-    read_groups,
-    read_pairs,
-    summary,
-    type_bytes,
-)
+from m4.plan.hlo import collectives, read, read_groups, read_pairs, summary, type_bytes
 
 
 def mesh_of(order: np.ndarray) -> Mesh:

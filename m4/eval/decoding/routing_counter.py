@@ -27,11 +27,7 @@ class RoutingCounter:
     """
 
     def __init__(
-        self,
-        path: Path,
-        directions: Sequence[str],
-        trained: TrainedModel,
-        about: Mapping[str, Any],
+        self, path: Path, directions: Sequence[str], trained: TrainedModel, about: Mapping[str, Any]
     ) -> None:
         """Takes the D directions of training, and `about`, JSON that decides the translations."""
         self._path, self._directions = path, list(directions)

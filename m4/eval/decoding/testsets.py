@@ -8,13 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import (
-    key_of,
-    pair_of,
-    sides_of,
-    split_direction,
-    zero_shot_directions,
-)
+from m4.data.directions import key_of, pair_of, sides_of, split_direction, zero_shot_directions
 from m4.eval.decoding.decode import (
     Batch,
     BatchCounts,

@@ -22,18 +22,14 @@ _MARKERS = ("o", "s", "^", "D")
 
 
 def plot(
-    rows: Sequence[Delta],
-    paths: Sequence[Path],
-    levels: ResourceLevels = DEFAULT_LEVELS,
+    rows: Sequence[Delta], paths: Sequence[Path], levels: ResourceLevels = DEFAULT_LEVELS
 ) -> None:
     """Draws `figure` to every path (.png, .pdf, .svg). The same rows give the same bytes."""
     save(figure(rows, levels), paths)
 
 
 def figure(
-    rows: Sequence[Delta],
-    levels: ResourceLevels = DEFAULT_LEVELS,
-    page: str | None = None,
+    rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS, page: str | None = None
 ) -> Figure:
     """Returns the plot of differences from a baseline over languages.
 

@@ -13,15 +13,7 @@ from m4.eval.report.figures import inline, save
 from m4.eval.report.page import Background, page
 from m4.eval.report.plot import plot
 from m4.eval.scoring.by_step import read_rows
-from m4.eval.scoring.delta import (
-    BILINGUAL,
-    METRIC_NAMES,
-    Average,
-    Delta,
-    averages,
-    deltas,
-    plain,
-)
+from m4.eval.scoring.delta import BILINGUAL, METRIC_NAMES, Average, Delta, averages, deltas, plain
 from m4.eval.scoring.forgetting import summary
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import rates, read_rates

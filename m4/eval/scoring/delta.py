@@ -97,10 +97,7 @@ class Average:
 
 
 def deltas(
-    measured: Measured,
-    train_pairs: Mapping[str, int],
-    metric: str,
-    baseline: str = BILINGUAL,
+    measured: Measured, train_pairs: Mapping[str, int], metric: str, baseline: str = BILINGUAL
 ) -> list[Delta]:
     """Returns every system against the baseline, by system, falling training size and side.
 

@@ -211,12 +211,7 @@ def second_order(table, state):
 def search(table, inputs, beams, alpha):
     previous = jnp.zeros((table.shape[0], 1), jnp.int32)
     return beam.beam_search(
-        inputs,
-        {"previous": previous},
-        partial(second_order, table),
-        EOS,
-        beams,
-        alpha,
+        inputs, {"previous": previous}, partial(second_order, table), EOS, beams, alpha
     )
 
 

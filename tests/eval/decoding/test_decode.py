@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 
 from m4.eval.decoding import decode as decoding
-from m4.eval.decoding.decode import (
-    BatchCounts,
-    batches,
-    cut_said,
-    default_buckets,
-    target_limit,
-)
+from m4.eval.decoding.decode import BatchCounts, batches, cut_said, default_buckets, target_limit
 from m4.eval.decoding.settings import Decoding
 from m4.eval.metrics.bleu import bleu
 from m4.model.gates.by_direction import by_direction

@@ -12,13 +12,7 @@ from m4.data.cache import cache as caches
 from m4.data.corpus import CorpusSpec
 from m4.data.directions import key_of, pair_of
 from m4.data.sources import Pair
-from m4.eval.decoding.testsets import (
-    Portion,
-    check_held_out,
-    n_way_pairs,
-    pair_sizes,
-    split_pairs,
-)
+from m4.eval.decoding.testsets import Portion, check_held_out, n_way_pairs, pair_sizes, split_pairs
 from m4.jobs.decoding.zero_shot import chosen
 from m4.train.measuring import routing_counts
 

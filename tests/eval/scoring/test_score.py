@@ -110,10 +110,7 @@ def test_a_metric_that_cannot_be_used_is_named(systems):
 
 
 def test_copy_is_the_source_without_its_tag():
-    rows = [
-        score.Decode("<2zh_Hant> 3 weeks ago", "3週前", "?"),
-        score.Decode("no tag", "無", "?"),
-    ]
+    rows = [score.Decode("<2zh_Hant> 3 weeks ago", "3週前", "?"), score.Decode("no tag", "無", "?")]
     assert [d.hypothesis for d in score.copied(rows, "en-zh_Hant")] == ["3 weeks ago", "no tag"]
 
 

@@ -19,10 +19,7 @@ from tests.eval.small_model import SETTINGS, Words, sentences, tiny, translation
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "method",
-    [
-        {"sampling": Sampling(temperature=0.7, top_k=9)},
-        {"no_repeat_ngram": 2, "min_length": 2},
-    ],
+    [{"sampling": Sampling(temperature=0.7, top_k=9)}, {"no_repeat_ngram": 2, "min_length": 2}],
     ids=["sampling", "constraints"],
 )
 def test_a_mesh_finds_what_one_device_does(method: dict[str, Any]) -> None:

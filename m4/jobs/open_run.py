@@ -140,7 +140,7 @@ def _owned(
                     copy.lock(stack, kind, wait=False)
             yield
             if copy is not None:
-                copy.put(run_folder.CONFIG_FILES)
+                copy.push(run_folder.CONFIG_FILES)
 
     with contextlib.ExitStack() as stack:
         if copy is not None:
@@ -174,7 +174,7 @@ def _owned(
             name = f"decodes/{trial}/operative_config.gin"
             write_text(folder / name, config.operative_text())
             if copy is not None:
-                copy.put([name])
+                copy.push([name])
         try:
             yield
         except InputError:

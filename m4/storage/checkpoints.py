@@ -82,13 +82,8 @@ class Checkpoints:
     ):
         """Opens a folder of checkpoints.
 
-        A save removes all steps but those that these rules keep, and those that are marked as best
-        in `SCORES_BY_STEP`.
-
-        Args:
-            keep: Number of the last steps that stay.
-            keep_period: Steps that it divides stay. Defaults to none.
-            keep_best: Number of steps of lowest `MEASURE` that stay.
+        A save removes all steps but the last `keep`, those that `keep_period` divides, the
+        `keep_best` of lowest `MEASURE`, and those that are marked as best in `SCORES_BY_STEP`.
         """
         _quiet()
         self._here = Path(folder).absolute()
@@ -109,14 +104,8 @@ class Checkpoints:
         if keep_period is not None:
             policies.append(managers.EveryNSteps(keep_period))
         if keep_best:
-            policies.append(
-                managers.BestN(
-                    get_metric_fn=_measure,
-                    reverse=True,
-                    n=keep_best,
-                    keep_checkpoints_without_metrics=False,
-                )
-            )
+            best = {"get_metric_fn": _measure, "reverse": True, "n": keep_best}
+            policies.append(managers.BestN(**best, keep_checkpoints_without_metrics=False))
         return ocp.CheckpointManager(
             self.folder,
             item_names=("params", "optimizer", "groups", "average", "best", "note"),
@@ -197,7 +186,7 @@ class Checkpoints:
         """Returns the named trees of a step; what is not named is not read.
 
         Args:
-            items: Name -> tree of ShapeDtypeStructs, which have the shapes, types and shardings.
+            items: Name -> tree of ShapeDtypeStructs.
 
         Raises:
             Removed: It went meanwhile.
@@ -277,15 +266,12 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Turns errors of orbax over files into one line.
-
-        A step that is as its manifest says may still be none that orbax reads: a stranger wrote it.
-        """
+        """Makes one line of what orbax raises, also over a step that is as its manifest says."""
         try:
             yield
         except InputError:
             raise
-        except Exception as error:  # which is what orbax raises over some files
+        except Exception as error:  # orbax raises anything over some files
             there = self.folder / str(step)
             said = manifest.problem(there)
             if is_removed(self._here, step, seconds=1.0 if said else 0.0):
@@ -370,7 +356,7 @@ def _is_not_raised(record: logging.LogRecord) -> bool:
 
 
 def _refused(error: BaseException) -> int | None:
-    """Returns the number of the disk's error, whose words are in tensorstore's errors, or None."""
+    """Returns the number of the disk's error that tensorstore's error quotes, or None."""
     return next((number for number in _OF_DISKS if os.strerror(number) in str(error)), None)
 
 
@@ -406,14 +392,11 @@ class _Hashing(ocp.AsyncCheckpointHandler):
         return [future.ChainedFuture([], write_own)]
 
     def finish(self) -> None:
-        """Writes the manifest, when only the step's own name is missing.
-
-        The primary calls it, once the items of all processes are there.
-        """
+        """Writes the manifest, by the primary, when only the step's own name is missing."""
         manifest.write_whole(self._item.parent)
 
     def save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> None:
-        """Raises: orbax's interface has it, and its manager does not call it."""
+        """Raises NotImplementedError: orbax's manager does not call it."""
         raise NotImplementedError("only async_save")
 
     restore = save
@@ -427,11 +410,9 @@ class _HashAll(ocp.args.CheckpointArgs):
 
 def shapes(tree: Any, shardings: Any | None = None) -> Any:
     """Returns the ShapeDtypeStructs of a tree of arrays, with these shardings or their own."""
-    if shardings is None:
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
-            tree,
-        )
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
-    )
+
+    def shape(x: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
+        own = getattr(x, "sharding", None)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or own)
+
+    return jax.tree.map(shape, tree, *([] if shardings is None else [shardings]))

@@ -6,7 +6,6 @@ content. What was compared once and has not changed since is not read again.
 
 import contextlib
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-from m4.storage.files import write_text
+from m4.settings import InputError
+from m4.storage.files import read_json, write_json
 from m4.storage.objects import Object
-from m4.storage.records import count, entry, named, text
+from m4.storage.records import count, entry, listed, named, record, text
 
 # Name -> (size in bytes, SHA-256), and their kind in a manifest.
 Files = Mapping[str, Sequence[Any]]
 FILES = named(entry(count, text))
+# What a machine keeps of a folder: name, version and SHA-256 of each file.
+_KEPT = record({"files": listed(entry(text, text, text))})
 Level = Literal["fast", "full"]
 LEVELS: tuple[str, ...] = get_args(Level)
 _THREADS = 8
@@ -28,15 +30,15 @@ _THREADS = 8
 _TICK_SECONDS = 2.0
 # Smaller files are read even where only sizes are compared.
 _SMALL_BYTES = 1 << 16
-# Less is read again in no time.
+# Below this size, hashing again is cheap.
 _WORTH_BYTES = 1 << 24
 
 
 class Folder(Protocol):
     """The files of a folder, by their names relative to it: a `Disk`, or `objects.Objects`."""
 
-    @property
-    def address(self) -> str: ...
+    address: str
+
     def list(self) -> dict[str, Object]: ...
     def sha256(self, name: str) -> tuple[int, str]: ...
 
@@ -51,13 +53,17 @@ class Disk:
         """Returns name -> size, version and time of each file."""
         found = {}
         for folder, _, files in os.walk(self.address):
-            for path in (Path(folder, file) for file in files):
+            for file in files:
+                name = Path(folder, file).relative_to(self.address).as_posix()
                 with contextlib.suppress(FileNotFoundError):
-                    is_ = path.stat()
-                    version = f"{is_.st_ino}.{is_.st_mtime_ns}"
-                    name = path.relative_to(self.address).as_posix()
-                    found[name] = Object(is_.st_size, version, is_.st_mtime)
+                    found[name] = self.look(name)
         return found
+
+    def look(self, name: str) -> Object:
+        """Returns size, version and time of one file."""
+        found = Path(self.address, name).stat()
+        # Files are written whole: one rewritten within a tick of the clock has another inode.
+        return Object(found.st_size, f"{found.st_ino}.{found.st_mtime_ns}", found.st_mtime)
 
     def sha256(self, name: str) -> tuple[int, str]:
         """Returns a file's size and SHA-256."""
@@ -81,10 +87,6 @@ def choose(level: Level | None) -> None:
     have not changed since (`problem(once=True)`).
     """
     _Choice.level, _Choice.remembered = level or "full", level is None
-
-
-def chosen() -> Level:
-    return _Choice.level
 
 
 def hashes(store: Folder, names: Iterable[str]) -> dict[str, tuple[int, str]]:
@@ -111,22 +113,23 @@ def problem(
         once: Whether the machine remembers what it has compared, in $XDG_CACHE_HOME/m4/verified,
             and does not read it again.
     """
-    there, record = store.list(), _record_of(store.address)
+    there, kept = store.list(), _kept(store.address)
     if once and _Choice.remembered:
-        _same.update(_read_record(record, store.address))
+        with contextlib.suppress(OSError, InputError):  # it saves time only
+            rows = read_json(kept, _KEPT)["files"]
+            _same.update((store.address, name, version, sha256) for name, version, sha256 in rows)
     for name, (size, _) in files.items():
         if name not in there:
             return f"{name}: missing"
         if there[name].size != size:
             return f"{name}: {there[name].size:,} bytes of {size:,}"
     full = (level or _Choice.level) == "full"
-    read = [
-        name
+    read = {
+        name: (store.address, name, there[name].version, sha256)
         for name, (size, sha256) in files.items()
-        if wanted(name)
-        and (full or size <= _SMALL_BYTES)
-        and (store.address, name, there[name].version, sha256) not in _same
-    ]
+        if wanted(name) and (full or size <= _SMALL_BYTES)
+    }
+    read = {name: seen for name, seen in read.items() if seen not in _same}
     try:
         found = hashes(store, read)
     except FileNotFoundError as error:
@@ -135,27 +138,16 @@ def problem(
         if found[name][1] != files[name][1]:
             return f"{name}: its content is not what was written"
     now = time.time()
-    for name in read:
-        if now - there[name].updated > _TICK_SECONDS:
-            _same.add((store.address, name, there[name].version, files[name][1]))
+    _same.update(read[name] for name in read if now - there[name].updated > _TICK_SECONDS)
     if once and sum(files[name][0] for name in read) > _WORTH_BYTES:
-        with contextlib.suppress(OSError):  # it saves time only
-            write_text(record, json.dumps([one for one in _same if one[0] == store.address]))
+        with contextlib.suppress(OSError):
+            write_json(kept, {"files": [one[1:] for one in _same if one[0] == store.address]})
     return None
 
 
-def _record_of(address: str) -> Path:
+def _kept(address: str) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "m4" / "verified" / f"{hashlib.sha256(address.encode()).hexdigest()[:16]}.json"
-
-
-def _read_record(path: Path, address: str) -> list[tuple[str, str, str, str]]:
-    """Returns what this machine has compared; [] if the file is not as it was written."""
-    try:
-        found = [tuple(one) for one in json.loads(path.read_bytes())]
-    except (OSError, ValueError, TypeError, RecursionError):
-        return []
-    return [one for one in found if [*map(type, one)] == [str] * 4 and one[0] == address]
 
 
 def forget() -> None:

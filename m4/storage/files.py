@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 from m4.settings import InputError, check_name
 from m4.storage.records import Kind, anything
@@ -81,13 +81,7 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Opens the file of a lock, which is made if it is not there.
-
-    A link is not followed: a stranger's folder may have one that leads elsewhere.
-
-    Raises:
-        OSError: It is a link, or cannot be written.
-    """
+    """Opens or makes the file of a lock; OSError for a link, which may lead out of the folder."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "r+")
 
@@ -142,8 +136,7 @@ def check_output(path: Path, said: str) -> None:
     """Checks that a file or folder can be written, before the work whose result it gets.
 
     Raises:
-        InputError: It cannot, or something is there that is no file and no folder; begins with
-            `said`.
+        InputError: It cannot. The message begins with `said`.
     """
     check_name(str(path))
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -167,8 +160,7 @@ def check_input(path: Path) -> None:
 def confined(folder: Path, name: str) -> Path:
     """Returns the file of that name, relative and with "/", in a folder.
 
-    Names that are read from a run's files decide what is written and deleted, and the run may be
-    from a stranger.
+    A run's files, which may be a stranger's, decide by such names what is written and deleted.
 
     Raises:
         InputError: The file is outside of the folder.
@@ -188,14 +180,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def keep_result(content: bytes, output: Path | None, place: Path) -> None:
-    """Writes what a job has printed as a file as well, and prints its path.
+    """Writes a result to `output`, or without it to `place`, and prints the path.
 
-    Args:
-        output: the file that was asked for. place: where it is without that, in a run's folder,
-            which others may own: where it cannot be written, a line says so.
+    A place that cannot be written, as in a folder that others own, is a line on stderr.
 
     Raises:
-        InputError: the output cannot be written.
+        InputError: The output cannot be written.
     """
     path = output or place
     try:
@@ -228,14 +218,8 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-class Readable(Protocol):
-    """A path: pathlib's, or epath's of a file in a bucket."""
-
-    def read_bytes(self) -> bytes: ...
-
-
 def read_json(
-    path: Readable,
+    path: Any,  # pathlib's, or epath's of a file in a bucket
     kind: Kind = anything,
     parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
     remedy: str = "",
@@ -243,7 +227,6 @@ def read_json(
     """Returns what `parse` makes of a file of one JSON object, which m4 has written.
 
     Args:
-        path: The file.
         kind: Kinds of the object's values (`m4.storage.records`).
         parse: Makes something of the object. Defaults to the object itself.
         remedy: What to do about a damaged file, for the message.
@@ -253,21 +236,18 @@ def read_json(
             of, a value of another kind, or one that `parse` stumbles over.
         FileNotFoundError: It is not there.
     """
-
-    def compared(found: dict[str, Any]) -> _Parsed:
+    content = path.read_bytes()
+    with undamaged(path, remedy):
+        found = parsed(content)
         # `write_json` writes one, and others do not.
         if (checksum := found.pop(_CHECKSUM, None)) and checksum != _checksum(found):
             raise ValueError("its content is not what was written")
         kind(found, "")
         return parse(found)
 
-    content = path.read_bytes()
-    with undamaged(path, remedy):
-        return compared(parsed(content))
-
 
 def read_jsonl(
-    path: Readable,
+    path: Any,
     kind: Kind = anything,
     parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
     *,
@@ -276,7 +256,6 @@ def read_jsonl(
     """Returns what `parse` makes of the lines of a file, plain or .gz, each a JSON object.
 
     Args:
-        path: The file.
         kind: Kinds of an object's values (`m4.storage.records`).
         parse: Makes something of an object. Defaults to the object itself.
         cut_off: Whether a last line without its end, of a job that was killed, is left out.
@@ -301,12 +280,7 @@ def read_jsonl(
 
 @contextmanager
 def undamaged(where: object, remedy: str = "") -> Iterator[None]:
-    """Makes one line of what goes wrong with a file's content: "run.json: damaged (...)".
-
-    Raises:
-        InputError: It is damaged; or one from within: of another format, or with names that lead
-            outside.
-    """
+    """Makes an InputError of what parsers raise: "run.json: damaged (...)"."""
     try:
         yield
     except InputError:

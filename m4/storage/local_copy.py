@@ -29,9 +29,10 @@ from etils import epath
 from m4.parallel.platform import signals
 from m4.settings import InputError
 from m4.storage import locks
+from m4.storage.checksums import Disk
 from m4.storage.files import check_tree, confined, read_json, remove, write_text
 from m4.storage.objects import ERRORS, Objects, Unreachable, check_place, is_address, one_line
-from m4.storage.records import anything, entry, named
+from m4.storage.records import count, entry, named, text
 
 COMPILED = "compilation_cache"
 _RECORD = ".bucket.json"
@@ -41,16 +42,12 @@ _THREADS = 8
 # Calls of `BoundedCopy.need` for which files stay: those of the steps at hand, and those ahead.
 _KEPT_NEEDS = 16
 
-# What a copy's record has of a file: its state (bytes, time, inode), and the bucket's version.
-_KNOWN = named(entry(anything, anything, anything, anything))
+# What a copy's record has of a file: bytes and version here, and the bucket's version.
+_KNOWN = named(entry(count, text, text))
 
 # Local copy -> address, of the copies that this process has opened.
 _addresses: dict[Path, str] = {}
 _open_copies: list["LocalCopy"] = []
-
-
-class UploadFailed(Unreachable):
-    """A job's last files could not be uploaded."""
 
 
 def cache_folder() -> Path:
@@ -81,7 +78,7 @@ def address_of(folder: Path) -> epath.Path:
 
 
 def _is_for_readers(name: str) -> bool:
-    """Returns False for what only jobs that write a file need: programs, baselines' checkpoints."""
+    """Returns False for what only its writers need: programs, baselines' checkpoints."""
     return {COMPILED, "checkpoints"}.isdisjoint(name.split("/"))
 
 
@@ -134,6 +131,7 @@ class LocalCopy:
         if importlib.util.find_spec("gcsfs") is None:  # for etils, and so for orbax
             raise InputError(f"{address}: gcsfs is missing (`make setup`); gs:// needs it")
         self.here, self.objects = copy_of(address, "-".join(kinds) or "read"), Objects(address)
+        self._disk = Disk(self.here)
         self._kinds, self._kind_of, self._where = kinds, kind_of, where or address
         self._locks: list[locks.BucketLock] = []
         self._alone = threading.Lock()
@@ -144,7 +142,7 @@ class LocalCopy:
 
         Raises:
             Busy: Another job writes files of these kinds.
-            UploadFailed: The last files could not be uploaded.
+            Unreachable: The last files could not be uploaded.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(locks.local_lock(self.here / ".lock", self._where))
@@ -197,7 +195,7 @@ class LocalCopy:
                     "machine uploads them"
                 )
                 if not failed:
-                    raise UploadFailed(said) from error
+                    raise Unreachable(said) from error
                 print(said, file=sys.stderr)  # the job's own error is raised
 
     def _push_periodically(self, ended: threading.Event) -> None:
@@ -242,7 +240,7 @@ class LocalCopy:
                 # JAX does not use a cache of programs that others could write to.
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 version = self.objects.download(name, target)
-                record[name] = [*_state(target), version]
+                record[name] = [*self._disk.look(name)[:2], version]
 
         try:
             _in_threads(get, there)
@@ -252,39 +250,36 @@ class LocalCopy:
         finally:
             self._write_record(record)
 
-    def push(self) -> None:
-        """Makes the bucket's files of this job's kinds equal to the copy's."""
+    def push(self, names: Collection[str] | None = None) -> None:
+        """Makes the bucket's files of this job's kinds equal to the copy's.
+
+        Args:
+            names: Uploads these alone, whatever their kind. It must be locked.
+        """
         with self._alone:
             for lock in self._locks:
                 lock.check()
-            record, names = self._read_record(), self._names()
+            record, here = self._read_record(), dict[str, list[int | str]]()
+            for name, one in self._disk.list().items():
+                if name in names if names is not None else _is_copied(name) and self._is_own(name):
+                    here[name] = [one.size, one.version]
 
             def put(name: str) -> None:
+                for lock in self._locks:
+                    lock.check(locks.PERIOD_SECONDS)
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    state = _state(self.here / name)
-                    if record.get(name, [])[:-1] != state:
-                        for lock in self._locks:
-                            lock.check(locks.PERIOD_SECONDS)
-                        record[name] = [*state, self.objects.put(name, self.here / name)]
+                    version = self.objects.put(name, self.here / name)
+                    # As it was before: a file that changed meanwhile is uploaded again.
+                    record[name] = [*here[name], version]
 
             try:
-                _in_threads(put, names)
-                for name in [name for name in record if self._is_own(name) and name not in names]:
+                _in_threads(put, [n for n in here if record.get(n, [])[:-1] != here[n]])
+                gone = [name for name in record if self._is_own(name) and name not in here]
+                for name in gone if names is None else ():
                     self.objects.delete(name)
                     del record[name]
             finally:
                 self._write_record(record)
-
-    def put(self, names: Collection[str]) -> None:
-        """Uploads these files if they have changed, whatever their kind; it must be locked."""
-        with self._alone:
-            record = self._read_record()
-            for name in names:
-                if (path := self.here / name).is_file() and record.get(name, [])[:-1] != (
-                    state := _state(path)
-                ):
-                    record[name] = [*state, self.objects.put(name, path)]
-            self._write_record(record)
 
     def clear(self, written: Callable[[str], bool]) -> None:
         """Removes the bucket's objects that are `written`; all kinds must be locked."""
@@ -301,21 +296,8 @@ class LocalCopy:
     def _is_own(self, name: str) -> bool:
         return self._kind_of(name) in self._kinds
 
-    def _names(self) -> set[str]:
-        """Returns the names of the copy's files of this job's kinds."""
-        found = set()
-        for folder, folders, files in os.walk(self.here):
-            at = Path(folder).relative_to(self.here)
-            folders[:] = [name for name in folders if _is_copied((at / name).as_posix())]
-            found |= {(at / name).as_posix() for name in files}
-        return {name for name in found if _is_copied(name) and self._is_own(name)}
-
     def _read_record(self) -> dict[str, list[int | str]]:
-        """Returns name -> [bytes, time of change in ns, inode, version in the bucket].
-
-        They are of the copy's files, as they were when both were equal. A copy without a record is
-        begun again.
-        """
+        """Returns what both had when they were equal; a copy without a record begins again."""
         path = self.here / _RECORD
         try:
             record = read_json(path, _KNOWN, remedy="remove it")
@@ -333,10 +315,9 @@ class LocalCopy:
 
 
 class BoundedCopy:
-    """Files of a folder in a bucket that never change, as far as this machine has room for them.
+    """Files of a bucket that never change, fetched when needed, as far as this machine has room.
 
-    Files are fetched when they are needed. Those that were not needed for the longest time make
-    room.
+    Those that were not needed for the longest time make room.
     """
 
     def __init__(
@@ -350,10 +331,9 @@ class BoundedCopy:
         """Sends no request. Removes what is beyond the room.
 
         Args:
-            address: Of the folder in the bucket.
+            address: The folder in the bucket.
             here: The local folder.
             files: Name -> size and SHA-256.
-            gigabytes: The room for these files.
             setting: Name of the setting of `gigabytes`, for messages.
         """
         self._objects, self._here, self._files = Objects(address), here, files
@@ -373,10 +353,9 @@ class BoundedCopy:
         return name in self._files
 
     def path(self, name: str, on_remove: Callable[[], object]) -> Path:
-        """Returns the path of a file, which is fetched now if it is not here.
+        """Returns the path of a file, fetched now if it is not here.
 
-        Args:
-            on_remove: Called when the file makes room for others; who has mapped it lets go of it.
+        `on_remove` is called when it makes room for others; who has mapped it lets go of it.
         """
         with self._alone:
             if name not in self._there:
@@ -421,9 +400,7 @@ class BoundedCopy:
             self._objects.download(name, self._here / name)
         except FileNotFoundError as error:
             raise InputError(f"{where}: missing, a part of the corpus; remove it there") from error
-        with (self._here / name).open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != self._files[name][1]:
+        if Disk(self._here).sha256(name)[1] != self._files[name][1]:
             (self._here / name).unlink()
             raise InputError(f"{where}: damaged: its content is not what was written")
 
@@ -444,9 +421,3 @@ def _is_copied(name: str) -> bool:
 def _in_threads(work: Callable[[str], None], names: Collection[str]) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(work, sorted(names)))
-
-
-def _state(path: Path) -> list[int | str]:
-    found = path.stat()
-    # Files are written whole: one that is rewritten within a tick of the disk's clock is another.
-    return [found.st_size, found.st_mtime_ns, found.st_ino]

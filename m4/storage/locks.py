@@ -80,8 +80,7 @@ class BucketLock:
             copy: Name of the local copy, whose local lock this process holds: a lock in the
                 bucket that names the same copy is of a process that is dead.
             where: The setting and its value, for messages.
-            lost: Called with a sentence when another job has taken the lock over; it ends the
-                process.
+            lost: Called with a sentence when another job has taken the lock over; ends the process.
         """
         self._objects, self._where, self._lost = objects, where, lost
         self._name = f"{RUNNING}/{kind}.json"
@@ -92,10 +91,7 @@ class BucketLock:
         self._alone = threading.Lock()
 
     def acquire(self, *, wait: bool = True) -> None:
-        """Takes the lock.
-
-        Args:
-            wait: Whether to wait until a dead job's lock expires.
+        """Takes the lock, if asked to after waiting until a dead job's lock expires.
 
         Raises:
             Busy: Another job holds it, and renews it.
@@ -133,12 +129,9 @@ class BucketLock:
         return True
 
     def check(self, older_than_seconds: float = 0.0) -> None:
-        """Renews the lock, before every write to the bucket and in every period.
+        """Renews the lock if its last renewal is older: before every write, and in every period.
 
         If another job has taken the lock over, this one ends.
-
-        Args:
-            older_than_seconds: A younger renewal is good enough.
         """
         with self._alone:
             if time.monotonic() - self._renewed < older_than_seconds:

@@ -44,11 +44,7 @@ def store_of(folder: epath.Path) -> Folder:
 
 
 def write_own(item: epath.Path, process: int) -> None:
-    """Hashes the files that a process has written of a step, when all are written.
-
-    Args:
-        item: The manifest's folder in the step, which has not its own name yet; gets the hashes.
-    """
+    """Hashes what a process has written of a step; the manifest's folder `item` gets the hashes."""
     found = {}
     for folder in item.parent.iterdir():
         own = folder / f"{_OWN}{process}"
@@ -62,10 +58,7 @@ def write_own(item: epath.Path, process: int) -> None:
 
 
 def write_whole(step: epath.Path) -> None:
-    """Joins what the processes found, and hashes all other files.
-
-    Only the step's own name is missing then.
-    """
+    """Joins what the processes found, and hashes all other files."""
     store = store_of(step)
     names = sorted(store.list())
     found: dict[str, tuple[int, str]] = {}

@@ -46,10 +46,8 @@ class Metrics:
         """Opens the log.
 
         Args:
-            resume_step: The step that training resumes from.
-            saved: The note of that step's checkpoint; rows that are not those that it names are a
-                line on stderr.
-            tensorboard: Whether TensorBoard's files are written.
+            saved: The note of the checkpoint of `resume_step`; rows that are not those that it
+                names are a line on stderr.
             log: Called with each row, after it is written.
         """
         self._file, self._board, self._log = None, None, log
@@ -109,10 +107,7 @@ class Metrics:
 
 
 def warn_if_changed(folder: Path, saved: Mapping[str, Any]) -> None:
-    """A line on stderr where the rows up to a checkpoint are not those that it was saved with.
-
-    saved: its note; of an earlier version of m4 it has no "metrics".
-    """
+    """Prints a line on stderr where a checkpoint's note names other rows than there are."""
     if "metrics" not in saved:
         return
     text = _text(read_metrics(folder), saved["step"])

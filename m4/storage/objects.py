@@ -77,12 +77,9 @@ def check_readable(address: str) -> None:
 
 
 class Objects:
-    """The objects of a folder in a bucket, by their names relative to it, with "/".
+    """The objects of a folder in a bucket, by their names relative to it, with "/"."""
 
-    Attributes:
-        role: What the account needs, for messages.
-    """
-
+    # What the account needs, for messages.
     role = "roles/storage.objectAdmin and roles/storage.legacyBucketReader"
 
     def __init__(self, address: str, *, retry_seconds: float = _RETRY_SECONDS) -> None:
@@ -98,6 +95,7 @@ class Objects:
         import obstore.store
 
         check_place(address)
+        self._obstore = obstore  # imported here, for those alone who use a bucket: it takes long
         self.address = address.rstrip("/")
         self._bucket, _, folder = self.address.removeprefix("gs://").partition("/")
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
@@ -112,10 +110,10 @@ class Objects:
 
     def list(self, folder: str = "") -> dict[str, Object]:
         """Returns name -> what the bucket says of an object, for all or those in a folder."""
-        import obstore
-
         with self._explained():
-            found = [one for page in obstore.list(self._store, folder or None) for one in page]
+            found = [
+                one for page in self._obstore.list(self._store, folder or None) for one in page
+            ]
         # The console leaves an empty object for a folder, which obstore names as the folder.
         folders = {str(parent) for one in found for parent in PurePosixPath(one["path"]).parents}
         return {
@@ -131,20 +129,16 @@ class Objects:
 
     def get_version(self, name: str) -> tuple[bytes, Version] | None:
         """Returns an object's content and version, or None if it is not there."""
-        import obstore
-
         with self._explained(name), contextlib.suppress(FileNotFoundError):
-            found = obstore.get(self._store, name)
+            found = self._obstore.get(self._store, name)
             version = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
             return bytes(found.bytes()), version
         return None
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """Yields an object's content piece by piece. FileNotFoundError: it is not there."""
-        import obstore
-
         with self._explained(name):
-            for piece in obstore.get(self._store, name).stream(1 << 20):
+            for piece in self._obstore.get(self._store, name).stream(1 << 20):
                 yield bytes(piece)
 
     def sha256(self, name: str) -> tuple[int, str]:
@@ -157,20 +151,18 @@ class Objects:
 
     def download(self, name: str, target: Path) -> str:
         """Writes an object to a file, whole or not at all; returns its ETag."""
-        import obstore
-
         with self._explained(name), whole(target) as part, part.open("wb") as file:
-            found = obstore.get(self._store, name)
+            found = self._obstore.get(self._store, name)
             for piece in found.stream(_CHUNK_BYTES):
                 file.write(piece)
             return found.meta["e_tag"] or ""
 
     def put(self, name: str, source: Path | bytes) -> str:
         """Writes an object, whole or not at all; returns its ETag."""
-        import obstore
-
         with self._explained(name, creating=True):
-            return obstore.put(self._store, name, source, chunk_size=_CHUNK_BYTES)["e_tag"] or ""
+            return (
+                self._obstore.put(self._store, name, source, chunk_size=_CHUNK_BYTES)["e_tag"] or ""
+            )
 
     def put_if(self, name: str, content: bytes, version: Version | None) -> Version:
         """Writes an object if it still has `version`; returns its new version.
@@ -178,26 +170,19 @@ class Objects:
         Raises:
             Changed: It has another version, or is there although `version` is None.
         """
-        import obstore
-
         mode: Any = "create" if version is None else dict(version)
         with self._explained(name, creating=True):
-            return obstore.put(self._store, name, content, mode=mode, use_multipart=False)
+            return self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
 
     def delete(self, *names: str) -> None:
         """Removes objects; those that are not there are skipped."""
-        import obstore
-
         for name in names:
             with self._explained(name), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._store, name)
+                self._obstore.delete(self._store, name)
 
     @contextlib.contextmanager
     def _explained(self, name: str = "", *, creating: bool = False) -> Iterator[None]:
-        """Turns obstore's errors into those of this module, each with one line.
-
-        creating: Whether what is missing can only be the bucket.
-        """
+        """Makes one line of obstore's errors; with `creating` the bucket alone can be missing."""
         from obstore import exceptions
 
         try:
@@ -230,7 +215,6 @@ class Objects:
         )
 
     def _forbidden(self, said: str) -> str:
-        """Returns what to do about status 403."""
         if "scope" in said:
             return (
                 f"{self.address}: the machine's access scope is too small: create it with the "
@@ -240,8 +224,7 @@ class Objects:
         right = re.search(r"storage\.\w+\.\w+", said)
         return (
             f"{self.address}: {who[1] if who else 'this account'} lacks "
-            f"{right[0] if right else 'a right'}: grant it {self.role} on "
-            f"gs://{self._bucket} "
+            f"{right[0] if right else 'a right'}: grant it {self.role} on gs://{self._bucket} "
             "(gcloud storage buckets add-iam-policy-binding)"
         )
 

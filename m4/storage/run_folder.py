@@ -19,19 +19,10 @@ from m4.storage.files import read_json, remove, undamaged, whole, write_text
 from m4.storage.local_copy import address_of
 from m4.storage.records import anything, count, entry, flag, listed, named, record, text
 
-_PACKAGES = [
-    "m4",
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "seqio",
-    "sentencepiece",
-    "babel",
-    "sacrebleu",
-    "numpy",
-]
+_PACKAGES = (
+    *("m4", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "seqio", "sentencepiece"),
+    *("babel", "sacrebleu", "numpy"),
+)
 
 # The folder of what the model needs of its corpus: its languages and vocabularies.
 VOCABULARY = "vocabulary"
@@ -220,11 +211,7 @@ def check(folder: Path, config: Mapping[str, str], mutable: Collection[str]) -> 
 def changed(
     record: Mapping[str, Any], config: Mapping[str, str], mutable: Collection[str]
 ) -> Changes:
-    """Returns setting -> [value in run.json, value in the config], where they differ.
-
-    Args:
-        mutable: The config's mutable settings, which are left out as those of `record` are.
-    """
+    """Returns setting -> [value in run.json, in the config], where they differ and must not."""
     found = {}
     for name in {**record["config"], **config}:
         values = [one.get(name, "not set") for one in (record["config"], config)]
@@ -239,15 +226,12 @@ def digest(folder: Path) -> str:
 
 
 def check_shared(folder: Path, written: str, shown: str, seconds: float = 30.0) -> None:
-    """Checks that this process sees in the folder what another one has written there.
+    """Raises InputError unless this process sees in the folder what another one has written there.
 
     Args:
         written: `digest` in that process.
         shown: The folder in messages.
         seconds: How long a file server may be behind.
-
-    Raises:
-        InputError: It does not.
     """
     until = time.monotonic() + seconds
     while not (folder / "run.json").is_file() or digest(folder) != written:
@@ -269,11 +253,7 @@ def read(folder: Path) -> dict:
 
 
 def whole_setting(folder: Path, config: Mapping[str, str], name: str) -> int | None:
-    """Returns a setting of run.json that is a whole number; None: it is not there.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """Returns a setting of run.json, or None. InputError: it is no whole number."""
     if (said := config.get(name)) is None:
         return None
     with undamaged(folder / "run.json"):

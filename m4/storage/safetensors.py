@@ -28,11 +28,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Returns "a/b" -> array.
-
-    Raises:
-        InputError: It is no such file, or cut off.
-    """
+    """Returns "a/b" -> array. InputError: no such file, or one that is cut off."""
     check_input(path)
     with _errors(path):
         return {name.replace(".", "/"): array for name, array in load_file(path).items()}
@@ -86,11 +82,7 @@ class Weights:
                 self.dtypes.add(kind)
 
     def read(self, name: str) -> np.ndarray:
-        """Returns an array as it is stored.
-
-        Raises:
-            InputError: It cannot be read, or has values that are not finite.
-        """
+        """Returns an array as it is stored. InputError: it cannot be read, or is not finite."""
         path = self.files[name]
         with _errors(path), safe_open(path, "np") as file:
             found = file.get_tensor(name)

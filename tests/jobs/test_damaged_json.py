@@ -67,7 +67,7 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
         "metrics.jsonl": (METRICS, lambda: read_metrics(folder)),
         "heartbeat.json": (HEARTBEAT, lambda: watchdog.heartbeat(folder)),
         "sha256/manifest.json": (MANIFEST, lambda: manifest.files_of(epath.Path(folder))),
-        ".bucket.json": ('{"scores.jsonl": [9, 1, 1, 1]}', copy._read_record),
+        ".bucket.json": ('{"scores.jsonl": [9, "1", "1"]}', copy._read_record),
         "result.json": (RESULT, plan.finished),
         "scores.jsonl": (SCORE, lambda: score.read_scores(folder / "scores.jsonl")),
         "by_step.jsonl": (BY_STEP, lambda: by_step.read_rows(folder / "by_step.jsonl")),

@@ -17,7 +17,7 @@ from m4.settings import InputError
 from m4.storage import local_copy as copies
 from m4.storage import locks, run_folder
 from m4.storage.files import write_text
-from m4.storage.local_copy import LocalCopy, UploadFailed, fetched
+from m4.storage.local_copy import LocalCopy, fetched
 from m4.storage.locks import Busy
 from m4.storage.objects import Objects
 from tests.bucket import Emulator
@@ -152,7 +152,7 @@ def test_names_stay_in_the_folder(
     victim.write_text("precious", encoding="utf-8")
     copy.here.mkdir(parents=True)
     name = str(victim) if absolute else os.path.relpath(victim, copy.here)
-    (copy.here / ".bucket.json").write_text(json.dumps({name: [9, 1, 1, "1"]}), encoding="utf-8")
+    (copy.here / ".bucket.json").write_text(json.dumps({name: [9, "1", "1"]}), encoding="utf-8")
     with pytest.raises(InputError, match=r"victim\.txt', which is outside"):
         copy.locked().__enter__()
     assert victim.read_text(encoding="utf-8") == "precious"
@@ -268,7 +268,7 @@ def test_last_files_that_cannot_be_uploaded_are_kept_and_named(
                 work()
             assert re.search(line, capsys.readouterr().err)
         else:
-            with pytest.raises(UploadFailed, match=line):
+            with pytest.raises(match=line):
                 work()
     assert emulator.names(folder_of(address)) == set()
     with copy.locked():

@@ -274,8 +274,10 @@ def prepare_corpus(folder: str | Path, source: Source | str | Path, **settings: 
 
     made = Tsv(str(source)) if isinstance(source, str | Path) else source
     spec, place = CorpusSpec(source=made, **settings), str(folder)
-    cache = corpus.build_corpus(spec, place)
-    corpus.fetched(place, cache.fingerprint, corpus.everything)
+    here = corpus.fetched(place, corpus.build_corpus(spec, place), corpus.everything)
+    assert here is not None
+    cache = Cache(here, spec.mixture)
+    cache.verify()
     return Corpus(spec, cache)
 
 

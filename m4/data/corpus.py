@@ -207,7 +207,6 @@ class CorpusSpec:
         *,
         identity: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
-        built: Callable[[Cache], None] = lambda _: None,
         untrained: Collection[str] = (),
         engine: Engine | None = None,
     ) -> Cache:
@@ -218,7 +217,6 @@ class CorpusSpec:
         Args:
             identity: The result of `identity`, if it is known already.
             progress: Called with (stage, done, total); the stages are text, vocabulary, tokens.
-            built: Called with a corpus that was built just now.
             untrained: Pairs of languages that may lack training pairs.
             engine: Cleans and tokenizes; the corpus is the same. Defaults to this machine.
 
@@ -238,9 +236,7 @@ class CorpusSpec:
             engine.progress = progress
         with whole_folder(folder, replace=False) as unfinished:
             self._write(unfinished, settings, identity, progress, untrained, engine)
-        cache = Cache(folder, self.mixture)
-        built(cache)
-        return cache
+        return Cache(folder, self.mixture)
 
     def _write(
         self,

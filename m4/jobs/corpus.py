@@ -4,17 +4,16 @@ It is `<fingerprint>/` in MODEL_DIR/data, or in `Data.data_dir`, which several r
 (`m4.data.corpus`). If that is in a bucket, a process downloads only what its job reads.
 """
 
-import contextlib
 import functools
 import math
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from m4.data.beam import Engine
 from m4.data.cache.cache import Cache, Damaged, differences, fingerprint_of
 from m4.data.cache.corpus_text import Progress
 from m4.data.cleaning.ledger import LEDGER_FILE
@@ -32,6 +31,8 @@ from m4.storage.run_folder import VOCABULARY
 
 # Which of a corpus's files a job reads, by their names in its folder.
 Needs = Callable[[str], bool]
+# Builds a corpus in a folder: `CorpusSpec.build`.
+Build = Callable[..., Any]
 _THREADS = 8
 
 
@@ -72,13 +73,11 @@ def local_data_dir(place: str) -> Path:
 def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
     """Returns the tokenized corpus: opened if it is there, else built.
 
-    With several processes the primary opens or builds it; then all download what they need, at the
-    same time.
+    With several processes the primary builds it; then all download what they need, at the same
+    time.
     """
     place = place_of(experiment)
-    fingerprint = distributed.on_primary_then_broadcast(
-        "the corpus", lambda: opened_or_built(experiment).fingerprint
-    )
+    fingerprint = distributed.on_primary_then_broadcast("the corpus", lambda: built(experiment))
     bounded = is_address(place) and needs is arrays
     now: Needs = (lambda name: arrays(name) and not is_shard(name)) if bounded else needs
     folder = fetched(place, fingerprint, now)
@@ -131,62 +130,34 @@ def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
             shutil.copyfile(path, part)
 
 
-def build_corpus(
-    spec: CorpusSpec,
-    place: str,
-    *,
-    built: Callable[[Cache], None] = lambda _: None,
-    progress: Progress | None = None,
-    untrained: Collection[str] = (),
-    engine: Engine | None = None,
-) -> Cache:
-    """Returns the corpus in `place/<fingerprint>`: opened if it is there, else built.
+def build_corpus(spec: CorpusSpec, place: str, build: Build | None = None) -> str:
+    """Returns the fingerprint of a corpus, which is built where it is not there.
 
     Args:
-        place: A folder or an address.
-        built: Called with a corpus that was built just now; what it writes into the folder is
-            uploaded, too.
-        progress, untrained, engine: See `CorpusSpec.build`.
+        place: A folder or an address, where it is in a folder of that name.
+        build: Builds it, as `CorpusSpec.build`, which is the default.
     """
-    data_dir = local_data_dir(place)
     identity = spec.identity()
     fingerprint = fingerprint_of(identity)
-    found = fetched(place, fingerprint, settings)
-    if found is None and isinstance(place, SavedText):
+    if fetched(place, fingerprint, settings) is not None:
+        return fingerprint
+    if isinstance(place, SavedText):
         raise InputError(
             f"data_dir = {place}: the corpus is not there, and a saved config names no folder to "
             "write to; give it on the command line (--gin.experiment.Data.data_dir=...)"
         )
-    if found is None and not is_address(place):
-        check_output(data_dir / fingerprint, f"data_dir = {place}")
-    if found is None and engine is not None:
-        engine.open(f"{place.rstrip('/')}/.{fingerprint}.beam")
-        print(engine.cost(spec.opened_source, spec.cleaning, spec.read_pairs()))
-    build = functools.partial(
-        spec.build,
-        data_dir,
-        identity=identity,
-        progress=progress,
-        built=built,
-        untrained=untrained,
-        engine=engine,
-    )
+    folder = local_data_dir(place) / fingerprint
     if not is_address(place):
-        cache = build()
-        if found is None and engine is not None:
-            engine.work.remove()
-        return cache
-    if found is not None:
-        return Cache(found, spec.mixture)
-    try:  # of a machine that built it and could not upload it all
-        cache = build()
-    except Damaged:  # of one that downloaded a part of it, before it was removed there
-        remove(data_dir / fingerprint)
-        cache = build()
-    upload(cache.folder, f"{place.rstrip('/')}/{fingerprint}")
-    if engine is not None:
-        engine.work.remove()
-    return cache
+        check_output(folder, f"data_dir = {place}")
+    build = functools.partial(build or spec.build, folder.parent, identity=identity)
+    try:  # a machine that built it and could not upload it all has it here
+        build()
+    except Damaged:  # one that downloaded a part of it, before it was removed there, has that
+        remove(folder)
+        build()
+    if is_address(place):
+        upload(folder, f"{place.rstrip('/')}/{fingerprint}")
+    return fingerprint
 
 
 def fetched(place: str, fingerprint: str, needs: Needs) -> Path | None:
@@ -217,55 +188,46 @@ def upload(folder: Path, address: str) -> None:
     objects.put("manifest.json", folder / "manifest.json")
 
 
-def opened_or_built(experiment: Experiment, engine: Engine | None = None) -> Cache:
-    """Returns the experiment's corpus, opened or built by one process alone, with a bar.
+def built(experiment: Experiment, build: Build | None = None) -> str:
+    """Returns the fingerprint of the experiment's corpus, built by this process, with a bar.
 
-    Args:
-        engine: Cleans and tokenizes. Defaults to processes of this machine.
-
-    What cleaning left out of one that is built is printed, and in data_report.html next to it.
+    What cleaning leaves out is printed, and in data_report.html next to the corpus. `build` is that
+    of `build_corpus`.
     """
-    with contextlib.ExitStack() as stack:
-        bars: list[ProgressBar] = []  # none while a cache is only opened
-        stages: dict[str, tuple[float, int]] = {}
+    data = experiment.data
 
-        def progress(name: str, done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(ProgressBar("corpus", 100, "%")))
-            start, first = stages.setdefault(name, (time.monotonic(), done))
-            seconds = time.monotonic() - start
-            rate = ""
-            if name == "tokens" and seconds > 1:  # of text
-                rate = f" {done / 1e6:,.1f} MB, {(done - first) / seconds / 1e6:,.2f} MB/s"
-            # Of this stage: how long the others take is not known.
-            left = seconds * (total - done) / (done - first) if done > first else math.nan
-            bars[0].update(round(100 * done / max(total, 1)), f"{name}{rate}", left=left)
+    def shown(*folder: Path, **more: Any) -> None:
+        with ProgressBar("corpus", 100, "%") as bar:
+            given = {"progress": _progress(bar), "untrained": data.untrained}
+            cache = (build or data.corpus.build)(*folder, **given, **more)
+            bar.update(100, size_of(cache))
+        ledger = cache.ledger()
+        write_report(cache.folder, ledger)
+        for line in [*ledger.summary(), *english_variants(ledger)]:
+            print(line)
 
-        def built(cache: Cache) -> None:
-            names = cache.language_pairs()
-            pairs = sum(cache.size(name, "train") for name in names)
-            of = f"{counted(len(names), 'pair')} of languages"
-            text = f"{counted(pairs, 'training pair')} in {of}"
-            bars[0].update(100, text)
-            stack.close()
-            ledger = cache.ledger()
-            write_report(cache.folder, ledger)
-            for line in [*ledger.summary(), *english_variants(ledger)]:
-                print(line)
-
-        return build_corpus(
-            experiment.data.corpus,
-            place_of(experiment),
-            built=built,
-            progress=progress,
-            untrained=experiment.data.untrained,
-            engine=engine,
-        )
+    return build_corpus(data.corpus, place_of(experiment), shown)
 
 
-def fetched_corpora(experiment: Experiment) -> Path:
-    """Returns the folder of corpora on this machine, with the experiment's own if there is one."""
-    place, data_dir = place_of(experiment), local_data_dir(place_of(experiment))
-    fingerprint = fingerprint_of(experiment.data.corpus.identity())
-    fetched(place, fingerprint, everything)
-    return data_dir
+def size_of(cache: Cache) -> str:
+    """Returns the size of a corpus, for people."""
+    names = cache.language_pairs()
+    pairs = sum(cache.size(name, "train") for name in names)
+    return f"{counted(pairs, 'training pair')} in {counted(len(names), 'pair')} of languages"
+
+
+def _progress(bar: ProgressBar) -> Progress:
+    """Returns what shows the stage of a corpus that is built."""
+    stages: dict[str, tuple[float, int]] = {}
+
+    def progress(name: str, done: int, total: int) -> None:
+        start, first = stages.setdefault(name, (time.monotonic(), done))
+        seconds = time.monotonic() - start
+        rate = ""
+        if name == "tokens" and seconds > 1:  # of text
+            rate = f" {done / 1e6:,.1f} MB, {(done - first) / seconds / 1e6:,.2f} MB/s"
+        # Of this stage: how long the others take is not known.
+        left = seconds * (total - done) / (done - first) if done > first else math.nan
+        bar.update(round(100 * done / max(total, 1)), f"{name}{rate}", left=left)
+
+    return progress

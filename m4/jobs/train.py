@@ -63,21 +63,14 @@ def check_and_train(
     `log` is called with each row of metrics.
     """
     from m4.jobs.checkpoints.initial import check_start
-
-    start = check_start(experiment)
-    corpus = training_corpus(experiment)
-    return train(experiment, corpus, *start, log)
-
-
-def training_corpus(experiment: Experiment) -> Cache:
-    """Returns the corpus to train on; the run keeps its vocabulary."""
     from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
     from m4.parallel import distributed
 
+    start = check_start(experiment)
     corpus = open_corpus(experiment, arrays)
     if distributed.is_primary():
         keep_vocabulary(experiment, corpus)
-    return corpus
+    return train(experiment, corpus, *start, log)
 
 
 def train(

@@ -32,7 +32,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def built(address: str, small_shards: None, machine: Machine) -> Cache:
     """A corpus of some 40 shards, in the bucket; this machine has none of it."""
     spec = CorpusSpec(Made({"gl": 900, "pt": 900}), vocabulary_size=400, workers=1)
-    made = corpus.build_corpus(spec, address)
+    made = Cache(corpus.local_data_dir(address) / corpus.build_corpus(spec, address))
     machine()
     return made
 

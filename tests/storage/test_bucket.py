@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.sources.tsv import Tsv
 from m4.jobs import corpus
@@ -42,28 +44,27 @@ def test_a_corpus_in_a_bucket_is_built_once_and_downloaded_in_part(
     address: str, emulator: Emulator, machine: Machine
 ) -> None:
     spec = CorpusSpec(source=Made({"gl": 40}), vocabulary_size=400)
-    built = corpus.build_corpus(spec, address)
-    name = built.fingerprint
+    name = corpus.build_corpus(spec, address)
     there = emulator.names(f"{folder_of(address)}/{name}")
     assert there >= {"manifest.json", "text/train.gl.txt", "train.tokens.00000.npy"}
     machine()
-    opened = corpus.build_corpus(spec, address)
-    assert opened.fingerprint == name
-    assert not (opened.folder / "train.tokens.00000.npy").exists()
+    assert corpus.build_corpus(spec, address) == name
+    here = corpus.local_data_dir(address) / name
+    assert not (here / "train.tokens.00000.npy").exists()
     folder = corpus.fetched(address, name, corpus.arrays)
-    assert folder is not None
-    assert folder == opened.folder
-    assert {path.name for path in folder.glob("train.*")} == {n for n in there if n[:6] == "train."}
-    assert not (folder / "text").exists()
+    assert folder == here
+    assert {path.name for path in here.glob("train.*")} == {n for n in there if n[:6] == "train."}
+    assert not (here / "text").exists()
     # Half of a corpus is none: its manifest comes last. This machine builds it again.
     Objects(f"{address}/{name}").delete("manifest.json")
     assert corpus.fetched(address, name, corpus.arrays) is None
-    again = corpus.build_corpus(spec, address)
-    again.verify()
+    corpus.build_corpus(spec, address)
+    Cache(here).verify()
     assert emulator.names(f"{folder_of(address)}/{name}") == there
     # What was built and not uploaded to its end is uploaded.
     Objects(f"{address}/{name}").delete("manifest.json", "token_counts.npy")
-    corpus.build_corpus(spec, address, progress=lambda *_: pytest.fail("it is built again"))
+    fails = functools.partial(spec.build, progress=lambda *_: pytest.fail("it is built again"))
+    corpus.build_corpus(spec, address, fails)
     assert emulator.names(f"{folder_of(address)}/{name}") == there
 
 

@@ -37,15 +37,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def cleaning_report(experiment: "Experiment", stages: str, list: str | None) -> None:
     """Cleans the corpus and writes data_report.json and data_report.html."""
+    from m4.data.cache.cache import fingerprint_of
     from m4.data.cleaning import clean
     from m4.data.inspection import cleaning_report as reports
     from m4.jobs import streams
-    from m4.jobs.corpus import fetched_corpora
+    from m4.jobs.corpus import everything, fetched, local_data_dir, place_of
     from m4.progress import ProgressBar
 
     spec = experiment.data.corpus
     cleaning = clean.thorough(spec.cleaning.stages) if stages == "all" else spec.cleaning
-    folder = fetched_corpora(experiment)
+    place = place_of(experiment)
+    fetched(place, fingerprint_of(spec.identity()), everything)  # its counts, where it is built
+    folder = local_data_dir(place)
     path = experiment.folder / "dropped.jsonl.gz"
     with ProgressBar("cleaning", 100, "%") as bar:
 

@@ -3,10 +3,13 @@
 import argparse
 import contextlib
 import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from m4.jobs import command
 from m4.parallel.platform.hardware import available_cpus
-from m4.settings import InputError, counted
+from m4.settings import InputError
 
 EXAMPLE = "m4 data prepare --gin_file=gin_configs/demo.gin"
 _BEAM_RUNNERS = ("direct", "prism", "flink", "spark", "dataflow")
@@ -41,25 +44,36 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--beam_options and --cpu_hour_price need a --runner of Beam")
     with command.experiment_of(arguments) as (experiment, config):
         from m4.data.beam import Engine
-        from m4.jobs.corpus import opened_or_built, place_of
+        from m4.data.cache.cache import Cache, fingerprint_of
+        from m4.jobs import corpus
         from m4.jobs.open_run import open_run
+        from m4.storage.objects import is_address
 
-        engine = None
+        spec, place = experiment.data.corpus, corpus.place_of(experiment)
+        build: Callable[..., Cache] | None = None
+        done: list[Callable[[], None]] = []
         if arguments.runner != "local":
-            workers = experiment.data.corpus.workers or len(available_cpus())
+            workers = spec.workers or len(available_cpus())
             options = shlex.split(arguments.beam_options)
             engine = Engine(arguments.runner, options, workers, arguments.cpu_hour_price)
+
+            def by_engine(folder: Path, identity: Mapping[str, Any], **more: Any) -> Cache:
+                engine.open(f"{place.rstrip('/')}/.{fingerprint_of(identity)}.beam")
+                print(engine.cost(spec.opened_source, spec.cleaning, spec.read_pairs()))
+                done.append(engine.work.remove)
+                return spec.build(folder, identity=identity, engine=engine, **more)
+
+            build = by_engine
         with contextlib.ExitStack() as stack:
-            built = experiment
             if experiment.data.data_dir is None:
                 opened = open_run(experiment, config, "data", computes=False)
-                built = stack.enter_context(opened).experiment
-            cache = opened_or_built(built, engine)
-        names = cache.language_pairs()
-        pairs = sum(cache.size(name, "train") for name in names)
-        print(
-            f"{place_of(experiment)}: {counted(pairs, 'training pair')} in "
-            f"{counted(len(names), 'pair')} of languages, "
-            f"corpus {cache.fingerprint}"
-        )
+                experiment = stack.enter_context(opened).experiment
+            name = corpus.built(experiment, build)
+            for remove in done:  # its shards, when the corpus is there
+                remove()
+            here = corpus.place_of(experiment)
+            cache = Cache(corpus.local_data_dir(here) / name, spec.mixture)
+            if not is_address(here):
+                cache.verify()
+            print(f"{place}: {corpus.size_of(cache)}, corpus {name}")
     return 0

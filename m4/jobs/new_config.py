@@ -98,7 +98,7 @@ def write_config(
     if minutes is None:
         minutes = max(1, ask.ask(IntPrompt, "minutes of training", _MINUTES))
     values, *expected = _choose(train, lengths, pieces, minutes, cores)
-    training, baselines = (counted(one, "minute") for one in expected)
+    training, baselines = (counted(max(1, one), "minute") for one in expected)
     text = f"about {training} of training and {baselines} of bilingual baselines"
     text += f" on {counted(cores, 'CPU core')}"
     head = [f"pairs of languages: {len(names)}; training pairs: {pairs:,}", text]

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--baseline",
         metavar="RUN",
-        help="what the runs are compared with: its bilingual baselines, else itself "
-        "(default: the first of several runs, itself)",
+        help="what the runs are compared with, also one of them by its name: its bilingual "
+        "baselines, else itself (default: the first of several runs, itself)",
     )
     group.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder of the report (default: report)"

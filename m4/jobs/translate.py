@@ -4,10 +4,11 @@ import argparse
 import dataclasses
 import functools
 import gc
+import os
 import sys
 
 from m4.jobs import command, streams
-from m4.settings import InputError
+from m4.settings import InputError, shown
 
 EXAMPLE = 'm4 translate runs/demo --to=gl "3 weeks ago"'
 
@@ -43,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Translates each line; returns the exit status."""
     if arguments.text and not (arguments.model_dir or arguments.gin_file):
-        arguments.model_dir = arguments.text.pop(0)
+        run = arguments.model_dir = arguments.text.pop(0)
+        if "://" not in run and not os.path.isdir(run):
+            said = (
+                "no such folder; the first argument is the run, as `m4 translate RUN --to=gl TEXT`"
+            )
+            raise InputError(f"{shown(run)}: {said}")
     if not arguments.text and "stdin" in streams.closed:
         raise InputError("standard input is closed, and there is no text among the arguments")
     streams.utf8_output()

@@ -214,6 +214,7 @@ def test_minutes_are_a_flag_and_the_same_call_writes_the_same_file(here: Path) -
     assert texts[0] == texts[1]
     steps = [int(re.findall(r"TRAIN_STEPS = (\d+)", text)[0]) for text in texts[1:]]
     assert steps[0] <= steps[1]
+    assert not re.search(r"\b0 minutes", said.out)
     assert "--minutes=0: must be 1 or more" in new("corpus", "--minutes=0").mistake
 
 

@@ -80,8 +80,8 @@ def compare(
     Args:
         runs: Run folders, or folders of translations (<split>.<direction>.jsonl, plain or .gz),
             named by their last part, or NAME=FOLDER.
-        baseline: Another one. A run folder with bilingual baselines stands for these. Defaults to
-            the first of the runs, itself.
+        baseline: Another one, or the name or folder of one of them. A run folder with bilingual
+            baselines stands for these. Defaults to the first of the runs, itself.
         output: Folder of the report.
         levels: Defaults to those of the first run that has a config.
         testsets: "test", or names of test sets of their own.
@@ -109,8 +109,15 @@ def _compare(
     links: Mapping[str, str],
 ) -> Results:
     sources = [_source(text, split) for text in runs]
-    against = sources.pop(0) if baseline is None else _source(baseline, split, as_baseline=True)
-    sources.append(against)
+    against = sources[0]
+    if baseline is not None:
+        named = {one.name: str(one.folder) for one in sources}
+        against = _source(named.get(baseline, baseline), split, as_baseline=True)
+    # One of the runs, where the baseline is their folder, by the name that it has there.
+    against = next((one for one in sources if one.decodes == against.decodes), against)
+    sources = [*(one for one in sources if one is not against), against]
+    if len(sources) == 1:
+        raise InputError(f"{against.folder}: is compared with itself; give another run, too")
     for one in sources:
         if [other.name for other in sources].count(one.name) > 1 or one.name in (COPY, REFERENCE):
             raise InputError(f"{one.folder}: the name {one.name!r} is taken; give NAME=FOLDER")

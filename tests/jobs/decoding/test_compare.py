@@ -129,6 +129,23 @@ def test_without_a_baseline_the_first_run_is_it(runs, tmp_path):
     assert {(row["system"], row["baseline"]) for row in rows} == {("moe_8", "c")}
 
 
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("RUNS/dense RUNS/moe_8 --baseline=RUNS/moe_8", ("dense", "moe_8")),
+        ("RUNS/dense RUNS/moe_8 --baseline=moe_8", ("dense", "moe_8")),
+        ("a=RUNS/moe_8 b=RUNS/dense --baseline=a", ("b", "a")),
+        ("a=RUNS/moe_8 b=RUNS/dense --baseline=RUNS/moe_8", ("b", "a")),
+        ("a=RUNS/c --baseline=a", ("a", "bilingual")),
+    ],
+)
+def test_the_baseline_may_be_one_of_the_runs(runs, tmp_path, words, found):
+    said = m4("report", *words.replace("RUNS", str(runs)).split(), f"--output={tmp_path}/out")
+    assert said.status == 0, said.err
+    rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
+    assert {(row["system"], row["baseline"]) for row in rows} == {found}
+
+
 def test_what_cannot_be_compared_is_one_line(runs, tmp_path):
     a, c = runs / "moe_8", f"--baseline={runs}/c"
     other = write_run(tmp_path / "other", 7, texts=[*TEXTS[:-1], "another"])
@@ -147,6 +164,7 @@ def test_what_cannot_be_compared_is_one_line(runs, tmp_path):
     assert "/nowhere: no such folder" in refused(runs, a, runs / "nowhere", c)
     assert "/moe_8: the name 'moe_8' is taken" in refused(runs, a, a, c)
     assert "reads folders on this machine" in refused(runs, a, "gs://b/run", c)
+    assert "/moe_8: is compared with itself" in refused(runs, a, f"--baseline={a}")
 
 
 def test_damaged_translations_are_one_line(runs, tmp_path):

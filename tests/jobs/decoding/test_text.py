@@ -91,6 +91,8 @@ def test_translate_takes_the_run_first_and_flags_of_the_search(trained: Path) ->
     assert said.out.splitlines() == found.texts
     said = m4("translate", trained, line, "--to=gl", "--beams=1")
     assert said.out.splitlines() == run.translate([line], "gl", beams=1)
+    mistake = m4("translate", "--to=gl", line).mistake
+    assert f"{line!r}: no such folder; the first argument is the run, as `m4 translate" in mistake
     mistake = m4("translate", trained, line, "--to=gl", "--beams=0").mistake
     assert "experiment.Decoding.beams = 0: must be a whole number from 1 to 1,024" in mistake
 

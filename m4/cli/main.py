@@ -99,26 +99,23 @@ def run_alone(parsed: argparse.Namespace) -> int:
         _check_outputs(parsed)
         environment.check_limits()
         return parsed.do(parsed)
-    except InputError as error:
-        if parsed.debug:
-            raise
-        print(f"m4 {parsed.command}: {first_line(error)}", file=sys.stderr)
-        return error.status
-    except Unreachable as error:
-        print(f"m4 {parsed.command}: {first_line(error)}", file=sys.stderr)
-        return error.status
-    except BrokenPipeError:
-        return 0  # `m4 translate | head`
     except BaseException as error:
-        said = None if parsed.debug else environment.refused(error)
-        if said is not None:
-            with contextlib.suppress(OSError):  # the same disk
-                again = f"; {_AGAIN}" if hasattr(parsed, "multiprocess") else ""
-                print(f"m4 {parsed.command}: {said}{again}", file=sys.stderr)
-            return environment.STATUS
-        if (status := signals.status_of(error)) is None:
+        # First of all: an import that a signal ends is an ImportError, and a config's InputError.
+        if (status := signals.status_of(error)) is not None:
+            said = signals.message(error)
+        elif isinstance(error, BrokenPipeError):
+            return 0  # `m4 translate | head`
+        elif parsed.debug:
             raise
-        print(f"m4 {parsed.command}: {signals.message(error)}", file=sys.stderr)
+        elif isinstance(error, InputError | Unreachable):
+            said, status = first_line(error), error.status
+        elif (refused := environment.refused(error)) is not None:
+            again = f"; {_AGAIN}" if hasattr(parsed, "multiprocess") else ""
+            said, status = f"{refused}{again}", environment.STATUS
+        else:
+            raise
+        with contextlib.suppress(OSError):  # a full disk may be this one's, too
+            print(f"m4 {parsed.command}: {said}", file=sys.stderr)
         return status
 
 

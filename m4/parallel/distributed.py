@@ -22,6 +22,7 @@ import jax
 from jax._src import distributed
 
 from m4.parallel.distributed_options import DistributedOptions
+from m4.parallel.platform import signals
 from m4.parallel.platform.accelerator import check_accelerator
 from m4.settings import InputError, first_line
 
@@ -210,6 +211,7 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
         except BaseException as error:
             # All processes give a mistake's exit status, after which no one starts them again.
             mistake = isinstance(error, ValueError) and getattr(error, "status", 2) == 2
+            mistake = mistake and signals.status_of(error) is None
             name = "mistake" if mistake else "failure"
             client.key_value_set(key, json.dumps({name: first_line(error)}))
             raise

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from m4.parallel.consistency_check import code_digest
+from m4.parallel.platform.hardware import code_digest
 from m4.plan import launch, report, table3
 from m4.plan.machines import GIB, topology
 from m4.storage.files import read_json

@@ -49,6 +49,7 @@ from m4.data.sources.reading.lines import Reading, Tally
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import RangeTokenizer, TextRange, TokenArray, Tokenized
+from m4.parallel.platform.hardware import code_digest
 from m4.settings import InputError, SettingError, import_module
 from m4.storage.files import remove
 from m4.storage.objects import Objects, is_address
@@ -68,14 +69,6 @@ _LOST = "Channel closed prematurely"
 
 class WorkersFailed(RuntimeError):
     """A pipeline failed, and no input is known to be wrong."""
-
-
-@functools.cache
-def code_hash() -> str:
-    """Returns a hash of the code of this m4."""
-    folder = Path(__file__).parents[1]
-    found = {p.relative_to(folder).as_posix(): p.read_text("utf-8") for p in folder.rglob("*.py")}
-    return _hash(sorted(found.items()))
 
 
 def _hash(value: Any) -> str:
@@ -212,7 +205,7 @@ class _Job:
     def __init__(self, place: str, name: str) -> None:
         self.work = Work(place)
         self._job = job = self.work.json(f"{name}.job")
-        if (here := code_hash()) != job["m4"]:
+        if (here := code_digest()) != job["m4"]:
             raise InputError(
                 f"a worker has another m4 ({here[:12]}) than the command ({job['m4'][:12]}): "
                 "install the same one there"
@@ -652,7 +645,7 @@ class Engine:
                 self.work.write(held_out[stage], content.getvalue())
         text = source.identity()
         by_pair = text.pop("by_pair", {})
-        decides = [code_hash(), text, cleaning.identity(), held_out]
+        decides = [code_digest(), text, cleaning.identity(), held_out]
         units, buckets = [], {}
         for pair in pairs:
             shards = shards_of(source, pair, "train")
@@ -707,7 +700,7 @@ class Engine:
         vocabularies = {path: self.work.shared(path) for path in {a.vocabulary for a in arrays}}
         models = [hashlib.sha256(a.vocabulary.read_bytes()).hexdigest() for a in arrays]
         given = [[*a._replace(vocabulary=Path())] for a in arrays]
-        decides = [code_hash(), models, repr(given), ways, alpha]
+        decides = [code_digest(), models, repr(given), ways, alpha]
         most = max(1, min(_SPANS, len(spans) // 64))
         groups: list[list[TextRange]] = []
         for span in spans:
@@ -766,7 +759,7 @@ class Engine:
             InputError: A mistake of the user, as on one machine.
             WorkersFailed: Anything else; where the log is.
         """
-        job = {"m4": code_hash(), **job}
+        job = {"m4": code_digest(), **job}
         name = _hash(json.dumps(job))
         self.work.write(f"{name}.job", json.dumps(job).encode())
         before = self.work.made()

@@ -10,12 +10,11 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import jax
 
 from m4.parallel import distributed
-from m4.parallel.platform.hardware import package_version
+from m4.parallel.platform.hardware import code_digest, package_version
 from m4.settings import InputError
 
 
@@ -72,24 +71,6 @@ def agree(hosts: Sequence[str], every: Sequence[Mapping[str, str]]) -> None:
             f"the {len(hosts)} processes do not agree, so nothing is started: "
             f"{'; '.join(differences)}"
         )
-
-
-def code_digest(package: Path | None = None) -> str:
-    """Returns the SHA-256 over the names and contents of the package's files.
-
-    It is not git's commit: hosts get the code without its history, and uncommitted changes count.
-
-    Args:
-        package: Folder of the package. Defaults to m4 as it is imported.
-    """
-    package = Path(__file__).parents[1] if package is None else package
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
-        if path.suffix in (".py", ".j2"):
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
-            digest.update(content)
-    return digest.hexdigest()
 
 
 def config_digest(config: Mapping[str, str]) -> str:

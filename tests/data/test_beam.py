@@ -87,7 +87,7 @@ class Shuffled(beam.Engine):
 
     def _run(self, job: dict[str, Any], progress: Any) -> list[str]:
         rng = random.Random(self.seed)
-        self.work.write("name.job", json.dumps({"m4": beam.code_hash(), **job}).encode())
+        self.work.write("name.job", json.dumps({"m4": beam.code_digest(), **job}).encode())
         worker = beam._Job(self.work.place, "name")
         units = [*range(len(job["units"]))]
         rng.shuffle(units)

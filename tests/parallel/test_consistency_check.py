@@ -7,10 +7,10 @@ import pytest
 from m4.parallel.consistency_check import (
     agree,
     check_agreement,
-    code_digest,
     config_digest,
     facts,
 )
+from m4.parallel.platform.hardware import code_digest
 
 FACTS = {"code": "a" * 64, "config": "b" * 64, "number of devices": "64", "jax": "0.10.2"}
 

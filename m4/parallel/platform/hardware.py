@@ -1,10 +1,12 @@
-"""CPUs of this process, JAX's plug-ins for GPUs, versions of packages; without JAX."""
+"""CPUs of this process, JAX's plug-ins for GPUs, versions of packages and of m4; without JAX."""
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import pkgutil
 import sys
+from pathlib import Path
 
 
 def available_cpus() -> list[int]:
@@ -23,6 +25,24 @@ def package_version(name: str, missing: str = "not installed") -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return missing
+
+
+def code_digest(package: Path | None = None) -> str:
+    """Returns the SHA-256 over the names and contents of the package's files.
+
+    It is not git's commit: hosts get the code without its history, and uncommitted changes count.
+
+    Args:
+        package: Folder of the package. Defaults to m4 as it is imported.
+    """
+    package = Path(__file__).parents[2] if package is None else package
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        if path.suffix in (".py", ".j2"):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+            digest.update(content)
+    return digest.hexdigest()
 
 
 def gpu_plugin() -> str | None:

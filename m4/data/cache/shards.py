@@ -55,10 +55,33 @@ class Folder(NamedTuple):
         return self.folder / name
 
 
+class _Growing:
+    """A .npy file of rows, which are written as they come: none of them stays in memory."""
+
+    def __init__(self, path: Path, kind: npt.DTypeLike, columns: tuple[int, ...] = ()) -> None:
+        self._kind, self._columns, self.rows = np.dtype(kind), columns, 0
+        self._file = path.open("wb")
+        self._file.seek(_HEADER_BYTES)
+
+    def append(self, rows: Array) -> None:
+        rows.astype(self._kind).tofile(self._file)
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        """Writes the header, whose length is the same for any number of rows."""
+        about = {"descr": self._kind.str, "fortran_order": False}
+        self._file.seek(0)
+        np.lib.format.write_array_header_1_0(
+            self._file, about | {"shape": (self.rows, *self._columns)}
+        )
+        assert self._file.tell() == _HEADER_BYTES
+        self._file.close()
+
+
 def write_sentences(
     folder: Path, stem: str, blocks: Iterable[Ragged], kind: type[np.generic]
 ) -> list[list[int]]:
-    """Writes sentences in the order of their numbers, a shard in memory at a time.
+    """Writes sentences in the order of their numbers, a block in memory at a time.
 
     Args:
         stem: The split, and the role where roles have ids of their own: 'train', 'train.source'.
@@ -70,53 +93,57 @@ def write_sentences(
     """
     ids_of_shard = SHARD_BYTES // np.dtype(kind).itemsize
     firsts, first_ids, ids, count = [0], [0], 0, 0
-    parts = [Ragged(np.zeros(0, np.int32), np.zeros(0, np.int64))]
 
-    def close() -> None:
-        shard = Ragged.joined(parts)
-        offsets = np.concatenate([[0], np.cumsum(shard.lengths)]).astype(np.uint32)
-        np.save(folder / file_name(f"{stem}.tokens", len(firsts) - 1), shard.ids.astype(kind))
-        np.save(folder / file_name(f"{stem}.offsets", len(firsts) - 1), offsets)
-        parts[1:] = []
+    def shard() -> tuple[_Growing, _Growing]:
+        names = (file_name(f"{stem}.{what}", len(firsts) - 1) for what in ("tokens", "offsets"))
+        tokens, offsets = (folder / name for name in names)
+        opened = _Growing(tokens, kind), _Growing(offsets, np.uint32)
+        opened[1].append(np.zeros(1))
+        return opened
 
+    tokens, offsets = shard()
     for block in blocks:
         ends = np.cumsum(block.lengths)
         done = 0
         while True:
             stop = int(np.searchsorted(ids + ends - block.lengths, len(firsts) * ids_of_shard))
             begin, end = (int(ends[n - 1]) if n else 0 for n in (done, stop))
-            parts.append(Ragged(block.ids[begin:end], block.lengths[done:stop]))
+            offsets.append(tokens.rows + ends[done:stop] - begin)
+            tokens.append(block.ids[begin:end])
             if stop == len(ends):
                 break
-            close()
+            tokens.close()
+            offsets.close()
             firsts.append(count + stop)
             first_ids.append(ids + end)
+            tokens, offsets = shard()
             done = stop
         count += len(ends)
         ids += len(block.ids)
-    close()
+    tokens.close()
+    offsets.close()
     return [[*firsts, count], [*first_ids, ids]]
 
 
 def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[list[int]]:
     """Writes the pairs of a split, [n, 2] numbers of sentences in blocks; returns as above."""
-    rows = SHARD_BYTES // 8
-    firsts, parts = [0], [np.zeros((0, 2), np.uint32)]
+    most, firsts = SHARD_BYTES // 8, [0]
 
-    def close() -> None:
-        np.save(folder / file_name(f"{split}.pairs", len(firsts) - 1), np.concatenate(parts))
-        firsts.append(firsts[-1] + sum(map(len, parts)))
-        parts[1:] = []
+    def shard() -> _Growing:
+        return _Growing(folder / file_name(f"{split}.pairs", len(firsts) - 1), np.uint32, (2,))
 
+    pairs = shard()
     for block in blocks:
         while len(block):
-            if sum(map(len, parts)) == rows:
-                close()
-            room = rows - sum(map(len, parts))
-            parts.append(block[:room].astype(np.uint32))
+            if pairs.rows == most:
+                pairs.close()
+                firsts.append(firsts[-1] + most)
+                pairs = shard()
+            room = most - pairs.rows
+            pairs.append(block[:room])
             block = block[room:]
-    close()
-    return [firsts]
+    pairs.close()
+    return [[*firsts, firsts[-1] + pairs.rows]]
 
 
 class _Shards:

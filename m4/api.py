@@ -336,16 +336,17 @@ def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
 
     Args:
         rows: Rows of `delta`, of which those of the first metric are drawn.
-        path: File to write: .png, .pdf or .svg.
+        path: File to write: .png or .svg.
     """
-    from m4.eval.report.plot import plot
+    from m4.eval.report.figures import save
+    from m4.eval.report.plot import figure
     from m4.eval.scoring.delta import from_plain
 
     try:
         deltas = from_plain(map(dict, rows))
     except (KeyError, TypeError) as error:
         raise InputError(f"plot_delta: rows must be those of `delta` ({error})") from error
-    plot([row for row in deltas if row.metric == deltas[0].metric], [Path(path)])
+    save(figure([row for row in deltas if row.metric == deltas[0].metric]), [Path(path)])
     return Path(path)
 
 

@@ -53,9 +53,9 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
 @pytest.mark.slow
 def test_everything_is_there(first: tuple[Path, str]) -> None:
     folder, said = first
-    for name in ("rates.jsonl", "delta_bleu.pdf", "checkpoints/2", "vocabulary/manifest.json"):
+    for name in ("rates.jsonl", "delta_bleu.svg", "checkpoints/2", "vocabulary/manifest.json"):
         assert (folder / name).exists(), name
-    for name in ("report.html", "delta_bleu.png", "delta_bleu.pdf", "scores.jsonl"):
+    for name in ("report.html", "delta_bleu.png", "delta_bleu.svg", "scores.jsonl"):
         assert str(folder / name) in said
     assert str(folder / "operative_config.gin") in said
     # The last line of training: losses by resource group, how fast it was.

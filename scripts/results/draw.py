@@ -43,12 +43,7 @@ def draw(folder: Path) -> list[Path]:
         drawn = zero_shot.draw(found.asked, found.zero_shot, folder)
         written += [folder / "zero_shot.jsonl", *drawn]
     elif first is not None and first.baseline == BILINGUAL:
-        drawn = report.draw(first.rows, folder, found.levels)
-        for path in drawn:
-            if path.suffix == ".pdf":
-                path.unlink()  # GitHub shows it no better than the SVG
-            else:
-                written.append(path)
+        written += report.draw(first.rows, folder, found.levels)
     write_text(folder / "README.md", page.text(found))
     return written
 

@@ -63,11 +63,7 @@ def path_of(folder: Path, split: str) -> Path:
 
 
 def load(folder: Path, split: str = "train") -> Atlas:
-    """Reads the atlas of a MODEL_DIR.
-
-    Raises:
-        InputError: It is no run folder, or nothing is counted there.
-    """
+    """Reads the atlas of a MODEL_DIR. InputError: no run folder, or nothing is counted there."""
     if not (folder / "run.json").is_file():
         raise InputError(f"{folder}: not a run folder (no run.json); train first")
     path = path_of(folder, split)
@@ -78,11 +74,7 @@ def load(folder: Path, split: str = "train") -> Atlas:
 
 
 def read(path: Path) -> Atlas:
-    """Reads the atlas of a file.
-
-    Raises:
-        InputError: The file is damaged or has no counts.
-    """
+    """Reads the atlas of a file. InputError: it is damaged or has no counts."""
     found, saved = routing_counts.read(path)
     pairs: Mapping[str, int] = saved.get("train_pairs", {})
     languages = [label_of(direction) for direction in found.directions]
@@ -135,10 +127,7 @@ def dead(count_DE: npt.NDArray[np.int64]) -> list[int]:
 
 
 def specialists(count_DE: npt.NDArray[np.int64]) -> dict[int, list[int]]:
-    """Returns expert -> the directions (rows) that give it over twice an even share, largest first.
-
-    A share is that of a direction's choices.
-    """
+    """Returns expert -> the rows that give it over twice an even share, the largest first."""
     share_DE = shares(count_DE)
     found: dict[int, list[int]] = {}
     for row, expert in np.argwhere(share_DE > SPECIAL / share_DE.shape[1]).tolist():
@@ -149,16 +138,13 @@ def specialists(count_DE: npt.NDArray[np.int64]) -> dict[int, list[int]]:
 
 def alarms(atlas: Atlas) -> list[str]:
     """Returns a line for every layer with dead experts."""
-    lines = []
-    for layer, count_DE in atlas.layers.items():
-        experts = count_DE.shape[1]
-        if gone := dead(count_DE):
-            lines.append(
-                f"ALARM {layer}: {len(gone)} of {experts} experts "
-                f"{'is' if len(gone) == 1 else 'are'} dead (under {100 * DEAD / experts:.3g}% of "
-                f"the choices, a tenth of an even share): {_first(map(str, gone), 24)}"
-            )
-    return lines
+    return [
+        f"ALARM {layer}: {len(gone)} of {count_DE.shape[1]} experts "
+        f"{'is' if len(gone) == 1 else 'are'} dead (under {100 * DEAD / count_DE.shape[1]:.3g}% of "
+        f"the choices, a tenth of an even share): {_first(map(str, gone), 24)}"
+        for layer, count_DE in atlas.layers.items()
+        if (gone := dead(count_DE))
+    ]
 
 
 def _first(names: Iterable[str], most: int) -> str:
@@ -173,10 +159,9 @@ def _arrow(side: str) -> str:
 
 
 def tables(atlas: Atlas) -> dict[str, Table]:
-    """Returns heading -> table, one a layer: each expert's load and languages.
+    """Returns heading -> table, one a layer: each expert's load and `specialists`.
 
-    The languages of an expert give it more than twice an even share of their choices. Of many
-    experts, the table has those with languages.
+    Of many experts, the table has those with languages.
     """
     made = {}
     sides = atlas.sides()
@@ -223,8 +208,7 @@ def figure(atlas: Atlas) -> Figure:
     """Returns a panel a layer, the encoder's in the left column, with one scale for all.
 
     Rows are languages by falling training size, a block into English and one out of it; columns are
-    experts. A cross marks a dead expert. Languages are labelled with their codes, which every font
-    has.
+    experts. A cross marks a dead expert.
     """
     stacks = list(dict.fromkeys(_stack(layer) for layer in atlas.layers))
     columns = [[layer for layer in atlas.layers if _stack(layer) == stack] for stack in stacks]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from m4.eval.report.figures import LIGHT, SIZE, blank, legend, save, style
+from m4.eval.report.figures import LIGHT, SIZE, blank, legend, style
 from m4.eval.scoring.by_step import ALL
 from m4.eval.scoring.delta import METRIC_NAMES
 from m4.eval.scoring.levels import LEVELS
@@ -41,10 +40,7 @@ def points(rows: Iterable[Mapping[str, Any]], key: str) -> Points:
 
 
 def over(line: Points, rows: Rows, axis: str) -> Points:
-    """Returns points over an axis of `AXES` in the place of steps, by the rows of a metrics.jsonl.
-
-    Points of steps before the first one that has it are left out.
-    """
+    """Returns points over an axis of `AXES` in the place of steps; none before its first row."""
     if axis == "steps":
         return line
     if axis == "tokens":
@@ -61,12 +57,7 @@ def over(line: Points, rows: Rows, axis: str) -> Points:
 
 
 def training(lines: Mapping[str, Mapping[str, Points]], axis: str = "steps") -> Figure:
-    """Returns a panel a measure with a line a system.
-
-    Args:
-        lines: Label -> system -> its points.
-        axis: Key of `AXES`.
-    """
+    """Returns a panel a measure with a line a system: label -> system -> its points."""
     drawn, panels = _panels(list(lines), AXES[axis])
     systems = list(dict.fromkeys(name for by_system in lines.values() for name in by_system))
     for panel, by_system in zip(panels, lines.values(), strict=True):
@@ -82,19 +73,11 @@ def training(lines: Mapping[str, Mapping[str, Points]], axis: str = "steps") -> 
     return drawn
 
 
-def draw(path: Path, rows: Rows) -> None:
-    """Draws `by_step` to a .png or .pdf. The same rows give the same bytes."""
-    save(by_step(rows), [path])
-
-
 def by_step(rows: Rows) -> Figure:
-    """Returns a panel a metric: means over the directions of a level and over all, in percent.
+    """Returns a panel a metric, by rows of scores_by_step.jsonl of one split.
 
-    Each panel rings its highest mean over all directions. The best step, by the first metric, has
-    a line through all panels.
-
-    Args:
-        rows: Rows of scores_by_step.jsonl of one split.
+    Lines are means over the directions of a level and over all, in percent. Each panel rings its
+    highest mean over all. The best step, by the first metric, has a line through all panels.
     """
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     drawn, panels = _panels([f"{METRIC_NAMES.get(m, m)}, {rows[0]['split']}" for m in metrics])

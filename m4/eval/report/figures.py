@@ -29,11 +29,9 @@ from m4.storage.files import whole
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours.
+    """Colours: of series Okabe and Ito's, which colour-blind readers can tell apart.
 
-    Those of series are from Okabe and Ito's palette, which colour-blind readers can tell apart.
-    Those of families are Tol's muted ones, the last for the rest; on dark paper the dark ones are
-    lighter.
+    Those of families are Tol's muted ones, the last for the rest; lighter ones on dark paper.
     """
 
     paper: str
@@ -68,7 +66,6 @@ SIZE = 11.0  # points of a letter on a page 7 inches wide
 # Without dates and versions: the same figure gives the same bytes.
 METADATA: Mapping[str, dict[str, None]] = {
     ".png": {"Software": None},
-    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     ".svg": {"Date": None, "Creator": None},
 }
 _POINTS = 72  # an inch
@@ -111,14 +108,10 @@ def _save(drawn: Figure, to: Any, suffix: str, salt: str = "m4", **settings: Any
 
 
 def save(drawn: Figure, paths: Iterable[Path]) -> None:
-    """Writes the figure to every path.
-
-    Raises:
-        InputError: A path is not .png, .pdf or .svg.
-    """
+    """Writes the figure to every path. InputError: a path is not .png or .svg."""
     for path in paths:
         if path.suffix not in METADATA:
-            raise InputError(f"{path}: a plot is .png, .pdf or .svg")
+            raise InputError(f"{path}: a plot is .png or .svg")
         with whole(path) as unfinished:
             _save(drawn, unfinished, path.suffix)
 
@@ -133,10 +126,11 @@ def png(drawn: Figure) -> bytes:
 def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
     """Returns the figure as an SVG element of a page, in the page's font and colours.
 
+    An artist with the gid "language:gl" becomes a group with data-language="gl", for the script.
+
     Args:
         label: Text for readers who do not see the figure.
-        kind: Its CSS class. An artist with the gid "language:gl" becomes a group with
-            data-language="gl", for the page's script.
+        kind: Its CSS class.
     """
     buffer = io.StringIO()
     with warnings.catch_warnings():
@@ -159,10 +153,7 @@ def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
 
 
 def page_size(many: bool) -> tuple[float, float]:
-    """Returns the width in inches and the size of letters in points.
-
-    Letters grow with the page: shrunk to a phone's width, the axes stay legible either way.
-    """
+    """Returns the width in inches and the size of letters in points, legible on a phone, too."""
     return (10.0, 15.0) if many else (7.0, SIZE)
 
 
@@ -244,10 +235,7 @@ class Sheet:
     ) -> None:
         """Draws the last panel: training pairs as bars on a log scale, and the languages' labels.
 
-        Args:
-            sizes: Training pairs of each language. The bars' foot is half of the smallest.
-            note: More text for the label of the axis.
-            colours: One a language. Defaults to one colour for all.
+        The bars' foot is half of the smallest. `note` is more text for the label of the axis.
         """
         panel, size = self.panels[-1], self.size
         floor = max(min(sizes), 1) / 2  # of translations without a corpus no size is known
@@ -286,7 +274,7 @@ def _signed(y: float) -> str:
 
 
 def _label_letters(labels: Sequence[str], size: float, slot: float) -> tuple[float, bool]:
-    """Returns the size of the labels' letters in points, and whether the labels are upright."""
+    """Returns the size of the labels' letters in points, and whether they are upright."""
     letters = 0.95 * size
     if 0.62 * letters * max(map(len, labels)) < slot:
         return letters, False

@@ -28,7 +28,6 @@ def figure(
     """Draws a value for each direction, sources as rows and targets as columns, English first.
 
     Args:
-        values: Direction -> its value.
         names: Label of each language. Defaults to its code.
         signed: Colours are of two hues, for values below and above 0.
         framed: Directions whose cells have a frame.

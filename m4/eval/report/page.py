@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from m4 import html
 from m4.data import families
@@ -15,9 +16,10 @@ from m4.data.cldr import tags
 from m4.data.directions import key_of, languages_of, pair_of, split_direction
 from m4.data.languages import describe, title_of
 from m4.eval.metrics import bootstrap
-from m4.eval.report import curves, heat_map, plot
+from m4.eval.report import atlas, curves, heat_map, plot
 from m4.eval.report.figures import DARK, LIGHT, OF_PAGE, inline
 from m4.eval.scoring import forgetting, rates, winners
+from m4.eval.scoring.by_step import read_rows
 from m4.eval.scoring.delta import (
     METRIC_NAMES,
     UNDERTRAINED,
@@ -29,6 +31,8 @@ from m4.eval.scoring.delta import (
 from m4.eval.scoring.levels import LEVELS, SIDES, ResourceLevels
 from m4.eval.scoring.score import COPY, Decode, Measured, Subsets, untagged, with_complements
 from m4.eval.scoring.winners import Cost, Winner
+from m4.storage.checkpoints import SCORES_BY_STEP
+from m4.storage.steps import complete_steps
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SCRIPT = Path(__file__).with_name("report.js")
@@ -64,35 +68,41 @@ class Background(NamedTuple):
     trained: Sequence[Mapping[str, Any]] = ()  # scores of other directions, for heat maps
 
 
+class Results(NamedTuple):
+    """The files of a report, and its numbers. Without a baseline drawn and deltas are None."""
+
+    html: Path
+    scores: Path
+    drawn: list[Path] | None
+    deltas: Path | None
+    rows: list[Delta]  # differences, for the terminal's table (`delta.tables`)
+    averages: list[Average]
+    rates: Path
+    rate_rows: list[dict[str, Any]]
+    best: list[Winner]
+    background: Background
+
+
 def page(
+    found: Results,
     measured: Measured,
     metric: str,
     baseline: str | None,
-    rows: Sequence[Delta],
-    means: Sequence[Average],
     scores: Sequence[Mapping[str, Any]],
     train_pairs: Mapping[str, int],
-    background: Background,
     subsets: Subsets,
     levels: ResourceLevels,
     samples: int,
-    rate_rows: Sequence[Mapping[str, Any]],
-    experts: Sequence[Mapping[str, Any]] = (),
-    by_step: Sequence[Mapping[str, Any]] = (),
-    best: Sequence[Winner] = (),
-    trade: Markup | None = None,
+    trade: Figure | None,
 ) -> str:
     """Returns the text of report.html, one self-contained file (`m4.html.render`).
 
     Args:
-        measured: Hypotheses and statistics of all systems.
         metric: Metric of the differences from the baseline, and of subsets.
-        baseline: Name of the baseline, if there is one.
-        experts: {title, figure, alarms} of each atlas.
-        by_step: {split, figure, best} of each curve of checkpoints; best is a row.
-        best: The winner for each language.
-        trade: The figure of what runs keep (`remedies.figure`).
+        scores: Rows of scores.jsonl.
+        trade: The figure of what runs keep (`plot.trade_off`).
     """
+    background, rows = found.background, found.rows
     data = _data_table(train_pairs, background, levels, rows)
     facts = {row["code"]: row for row in data}
     small = small_tests(rows, levels)
@@ -116,16 +126,15 @@ def page(
         related=_related(rows),
         small=set(small.values()),
         small_line=small_tests_line(small, levels),
-        means=_by(means, "level", "side", "system"),
-        headline=_by(means, "system", "side", "level"),
+        means=_by(found.averages, "level", "side", "system"),
+        headline=_by(found.averages, "system", "side", "level"),
         differences=_by(rows, "language", "side", "system"),
         charts=_charts(rows, levels),
-        metric_key=metric,
-        experts=experts,
-        by_step=by_step,
-        best=best,
-        trade=trade,
-        advice=winners.advice(best, background.costs, metric),
+        experts=_experts(found.html.parent, measured.split),
+        by_step=_by_step(found.html.parent),
+        best=found.best,
+        trade=inline(trade, "What each run keeps and what it costs") if trade else None,
+        advice=winners.advice(found.best, background.costs, metric),
         costs=background.costs,
         cost_rows=winners.cost_rows(background.costs),
         forgotten={run: (forgetting.summary(changed, levels), changed)
@@ -134,17 +143,12 @@ def page(
         subsets=_subsets(scores, metric, baseline, order),
         scores={direction: _by(whole, "direction", "system", "metric")[direction]
                 for direction in order},
-        heat_maps=heat_maps(
-            [row for row in whole if row["metric"] == metric and row["system"] != COPY],
-            METRIC_NAMES.get(metric, metric), rows, rate_rows,
-            [row for row in background.trained
-             if (row["metric"], row["subset"]) == (metric, "all")],
-        ),
+        heat_maps=_heat_maps(whole, metric, found),
         rates={key: name for key, name in rates.RATES.items()
-               if any(row[key] is not None for row in rate_rows)},
-        rate_means=rates.summary(rate_rows, levels),
-        rate_notes=rates.notes(rate_rows),
-        rate_rows=sorted(rate_rows, key=lambda row: _order(row["direction"], train_pairs)),
+               if any(row[key] is not None for row in found.rate_rows)},
+        rate_means=rates.summary(found.rate_rows, levels),
+        rate_notes=rates.notes(found.rate_rows),
+        rate_rows=sorted(found.rate_rows, key=lambda row: _order(row["direction"], train_pairs)),
         scored=[*names, COPY],
         metrics=_distinct(scores, "metric"),
         translations=_translations(measured, subsets, train_pairs, samples),
@@ -161,6 +165,36 @@ def page(
         configs={name: path.read_text("utf-8") for name, path in background.configs.items()},
         versions=_versions(),
     )  # fmt: skip
+
+
+def _by_step(folder: Path) -> list[dict[str, Any]]:
+    """Returns the curves of `m4 eval --watch`, one for each split that it scored.
+
+    The best step is marked while its checkpoint is there.
+    """
+    kept = complete_steps(folder / "checkpoints")
+    rows = read_rows(folder / SCORES_BY_STEP)
+    rows = [{**row, "best": row["best"] and row["step"] in kept} for row in rows]
+    found = []
+    for split in _distinct(rows, "split"):
+        mine = [row for row in rows if row["split"] == split]
+        label = f"Scores of each checkpoint on {split} by resource level"
+        best = next((row for row in mine if row["best"]), None)
+        found.append({"split": split, "figure": inline(curves.by_step(mine), label), "best": best})
+    return found
+
+
+def _experts(folder: Path, split: str) -> list[dict[str, Any]]:
+    """Returns the atlas of training and that of the test sets, where there are counts."""
+    found = []
+    for name, title in (("train", "In training"), (split, f"On the {split} sets")):
+        path = atlas.path_of(folder, name)
+        if path.is_file():
+            one = atlas.read(path)
+            label = f"Shares of each expert in every language's choices, {title.lower()}"
+            drawn = inline(atlas.figure(one), label)
+            found.append({"title": title, "figure": drawn, "alarms": atlas.alarms(one)})
+    return found
 
 
 def language_tag(code: str) -> str:
@@ -291,34 +325,31 @@ def _related(rows: Sequence[Delta]) -> list[tuple[str, ...]]:
     )
 
 
-def heat_maps(
-    scores: Sequence[Mapping[str, Any]],
-    metric: str,
-    differences: Sequence[Delta],
-    rate_rows: Sequence[Mapping[str, Any]],
-    trained: Sequence[Mapping[str, Any]] = (),
+def _heat_maps(
+    scores: Sequence[Mapping[str, Any]], metric: str, found: Results
 ) -> dict[str, Markup]:
     """Returns maps from each language into each other by their titles.
 
     They are of scores, of differences from the baseline and of translations in other languages, for
     each system. There are none where English is in all directions.
-
-    Args:
-        scores: Rows of scores.jsonl by one metric.
-        trained: Such rows of directions that are drawn with a frame next to the first system's.
     """
+    scores = [row for row in scores if row["metric"] == metric and row["system"] != COPY]
     if all("en" in split_direction(row["direction"]) for row in scores):
         return {}
+    metric_name = METRIC_NAMES.get(metric, metric)
     values: dict[str, dict[str, float]] = {}
     for row in scores:
-        values.setdefault(f"{metric} of {row['system']}", {})[row["direction"]] = row["score"]
-    framed = {row["direction"]: row["score"] for row in trained}
+        of_system = values.setdefault(f"{metric_name} of {row['system']}", {})
+        of_system[row["direction"]] = row["score"]
+    # Directions of training have a frame, next to the first system's.
+    framed = {row["direction"]: row["score"] for row in found.background.trained
+              if (row["metric"], row["subset"]) == (metric, "all")}  # fmt: skip
     first, signed, whole = next(iter(values)), set(), set()
     values[first] |= framed
-    for one in differences:
-        signed.add(title := f"Δ{metric} of {one.system} against {one.baseline}")
+    for one in found.rows:
+        signed.add(title := f"Δ{metric_name} of {one.system} against {one.baseline}")
         values.setdefault(title, {})[one.direction] = one.delta
-    for row in rate_rows:
+    for row in found.rate_rows:
         if row["off_language"] is not None and row["system"] != rates.REFERENCE:
             title = f"{rates.RATES['off_language'].capitalize()}, {row['system']}, %"
             whole.add(title)
@@ -361,7 +392,7 @@ def _data_table(
 ) -> list[dict[str, Any]]:
     """Returns a row a pair of languages, by falling training size.
 
-    search is what the filter looks in; about is what the plot shows at the pointer.
+    The filter looks in `search`, the plot shows `about` at the pointer.
     """
     total = sum(train_pairs.values())
     by_language: dict[str, list[Delta]] = {}

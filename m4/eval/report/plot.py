@@ -1,7 +1,9 @@
-"""The ΔBLEU plot: Figure 6 of the GShard paper (arXiv 2006.16668), for any number of languages."""
+"""Plots of differences: ΔBLEU by language, and what is forgotten against what is gained.
+
+The first is Figure 6 of the GShard paper (arXiv 2006.16668), for any number of languages.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,9 +13,11 @@ from matplotlib.patches import Patch
 
 from m4.data.directions import key_of, pair_of
 from m4.data.families import OTHER, shown
-from m4.eval.report.figures import FEW, LIGHT, Sheet, halfway, legend, save
+from m4.eval.report.figures import FEW, LIGHT, SIZE, Sheet, blank, halfway, legend, style
 from m4.eval.scoring.delta import METRIC_NAMES, Delta, hollow_means, small_tests
+from m4.eval.scoring.forgetting import Forgotten
 from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, SIDES, ResourceLevels
+from m4.eval.scoring.winners import Winner
 from m4.settings import InputError
 
 # Widths of the figure in a page, in inches of 72 pixels: on a screen, and on a phone.
@@ -21,30 +25,20 @@ WIDTHS = {"wide": 1180 / 72, "narrow": 390 / 72}
 _MARKERS = ("o", "s", "^", "D")
 
 
-def plot(
-    rows: Sequence[Delta], paths: Sequence[Path], levels: ResourceLevels = DEFAULT_LEVELS
-) -> None:
-    """Draws `figure` to every path (.png, .pdf, .svg). The same rows give the same bytes."""
-    save(figure(rows, levels), paths)
-
-
 def figure(
     rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS, page: str | None = None
 ) -> Figure:
-    """Returns the plot of differences from a baseline over languages.
+    """Returns the plot of differences of one metric from one baseline over languages.
 
     x: languages by falling training size; y: Δ with its 95% interval, the baseline at 0. One panel
     is into English, one out of it, and below them are the training pairs on a log scale. Each
     system has a trend line, the mean of a sliding window (`window_size`). Of many languages the
     bars have the colours of families. Pale points have a closely related language in the run.
     Hollow ones are undertrained, or have test sets of fewer than `levels.min_test_sentences`: these
-    decide neither axis nor trend, and one that lies beyond the axis is at its edge.
-
-    Languages are labelled with their codes, which every font has.
+    decide neither axis nor trend, and one that lies beyond the axis is at its edge. Languages are
+    labelled with their codes, which every font has.
 
     Args:
-        rows: Differences of one metric from one baseline.
-        levels: Resource levels, and the smallest test set that counts.
         page: One of `WIDTHS`: for a page, where each language has an area that its script finds
             (gid "language:gl"). Defaults to a figure of files.
 
@@ -103,20 +97,15 @@ def family_colours(languages: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def window_size(languages: int) -> int:
-    """Returns the size of the sliding window for so many languages.
+    """Returns the size of the sliding window: 10, as in the paper, but at most a quarter of them.
 
-    It is 10, as in the paper, but at most a quarter of them (12 languages: 3, 24: 6), so that the
-    trend keeps both ends of the range apart. Fewer than 8 languages have no trend, a window of 1.
+    So the trend keeps both ends of the range apart. Fewer than 8 languages have a window of 1.
     """
     return max(1, min(10, languages // 4))
 
 
 def trend(values: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the middle of every `window` consecutive values, and their mean.
-
-    Only windows that lie wholly inside count, so no end is a mean of fewer. NaN marks a value that
-    is missing.
-    """
+    """Returns the middle of every `window` consecutive values, and their mean; NaN is missing."""
     if window < 2 or len(values) < window:
         return np.zeros(0), np.zeros(0)
     windows = np.lib.stride_tricks.sliding_window_view(np.asarray(values, float), window)
@@ -151,17 +140,10 @@ def _panel(
                      linewidth=min(1.4, 0.16 * sheet.slot), zorder=3)  # fmt: skip
         faces = [LIGHT.paper if empty else halfway(colour) if row.closely_related else colour
                  for empty, (_, row) in zip(hollow, here, strict=True)]  # fmt: skip
-        panel.scatter(
-            x,
-            np.clip([row.delta for _, row in here], *panel.get_ylim()),
-            s=dot**2,
-            marker=_MARKERS[number % len(_MARKERS)],
-            facecolors=faces,
-            edgecolors=colour,
-            linewidths=1.1,
-            zorder=5,
-            clip_on=False,
-        )
+        inside = np.clip([row.delta for _, row in here], *panel.get_ylim())
+        panel.scatter(x, inside, s=dot**2, marker=_MARKERS[number % len(_MARKERS)],
+                      facecolors=faces, edgecolors=colour, linewidths=1.1, zorder=5,
+                      clip_on=False)  # fmt: skip
         # Of the languages that count, so that each mean is of as many.
         places = [i for i, language in enumerate(languages) if language in counted]
         values = [at[languages[i]].delta if languages[i] in at else np.nan for i in places]
@@ -210,3 +192,28 @@ def _legend(
                               markerfacecolor=LIGHT.paper)  # fmt: skip
     entries += panel.plot([], [], color=LIGHT.ink, linewidth=1.2, label=f"{rows[0].baseline} = 0")
     legend(sheet.figure, entries, sheet.size)
+
+
+def trade_off(new: Winner, forgotten: Mapping[str, Forgotten], metric: str) -> Figure:
+    """Returns a point a run: what it keeps, and what that costs the new languages.
+
+    Across is the mean change of the kept directions, up how far the run is below the best system
+    of all on the new languages (`new`, the winner on average), with 95% intervals.
+    """
+    drawn = blank(7.0, 4.2, layout="constrained")
+    panel = drawn.subplots()
+    style(panel)
+    for number, (run, kept) in enumerate(forgotten.items()):
+        lead, low, high = new.leads.get(run, (0.0, 0.0, 0.0))
+        colour = LIGHT.series[number % len(LIGHT.series)]
+        panel.errorbar(
+            kept.mean, -lead, fmt="o", color=colour, markersize=6, elinewidth=1.4,
+            xerr=[[max(kept.mean - kept.low, 0.0)], [max(kept.high - kept.mean, 0.0)]],
+            yerr=[[max(high - lead, 0.0)], [max(lead - low, 0.0)]],
+        )  # fmt: skip
+        panel.annotate(run, (kept.mean, -lead), (6, 6), textcoords="offset points",
+                       fontsize=0.95 * SIZE, color=LIGHT.ink)  # fmt: skip
+    panel.axvline(0.0, color=LIGHT.bar, linewidth=0.9, linestyle=(0, (2, 3)))
+    panel.set_xlabel(f"change of kept directions, {metric}", fontsize=SIZE, color=LIGHT.ink)
+    panel.set_ylabel(f"below the best on new languages, {metric}", fontsize=SIZE, color=LIGHT.ink)
+    return drawn

@@ -15,14 +15,8 @@ ALL = "all"
 Scores = Mapping[str, Mapping[str, float]]
 
 
-_ROW = record(
-    {
-        **dict.fromkeys(("split", "metric", "level"), text),
-        "step": count,
-        "score": number,
-        "best": flag,
-    }
-)
+_NAMES = dict.fromkeys(("split", "metric", "level"), text)
+_ROW = record({**_NAMES, "step": count, "score": number, "best": flag})
 
 
 def direction_scores(rows: Iterable[Mapping[str, Any]], system: str) -> dict[str, dict[str, float]]:
@@ -46,11 +40,7 @@ def rows_by_step(
     """Returns the rows of scores_by_step.jsonl: a step, metric and level each, and `ALL` levels.
 
     `best` is true for one row: that of the step whose mean over all directions is highest in
-    `metric`, or lowest; of equal ones the first. Steps whose checkpoints are gone are not compared.
-
-    Args:
-        metric: Metric that decides which step is the best.
-        lower_is_better: Whether its lowest mean is the best.
+    `metric`, or lowest; of equal ones the first. Steps that are not `kept` are not compared.
     """
     rows = []
     compared = [step for step in sorted(scores) if step in kept]
@@ -59,11 +49,8 @@ def rows_by_step(
     for step in sorted(scores):
         for name, by_direction in scores[step].items():
             for level in (*LEVELS, ALL):
-                chosen = [
-                    score
-                    for direction, score in by_direction.items()
-                    if level == ALL or direction in levels[level]
-                ]
+                chosen = [score for direction, score in by_direction.items()
+                          if level == ALL or direction in levels[level]]  # fmt: skip
                 if chosen:
                     rows.append(
                         {
@@ -96,11 +83,7 @@ def said(rows: Sequence[Mapping[str, Any]], step: int) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a scores_by_step.jsonl, none where there is no file.
-
-    Raises:
-        InputError: The file is damaged.
-    """
+    """Returns the rows of a scores_by_step.jsonl, none where there is no file."""
     return read_jsonl(path, _ROW) if path.is_file() else []
 
 

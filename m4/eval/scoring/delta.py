@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -16,7 +15,7 @@ from m4.data.directions import key_of, label_of, pair_of, side_of
 from m4.data.languages import closely_related, title_of
 from m4.eval.metrics import bootstrap
 from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, SIDES, ResourceLevels
-from m4.eval.scoring.score import COPY, Measured
+from m4.eval.scoring.score import COPY, Measured, text_table
 from m4.settings import InputError
 
 BILINGUAL = "bilingual"
@@ -34,20 +33,15 @@ SIGNIFICANT_MEANS = "significant at 5% over all directions (Holm)"
 
 @dataclass(frozen=True)
 class Delta:
-    """One direction, one system against its baseline on the same sentences.
+    """One direction, one system against its baseline on the same sentences; scores in percent.
 
-    language is the one next to English; of a direction without English it is the direction.
-
-    Scores are in percent. low and high are the 95% interval of the difference by paired bootstrap;
-    replicates has the difference in every resample, and is empty where read from a file. p_holm is
-    corrected for all directions of the system and metric (`bootstrap.holm`). side is one of
-    `SIDES`; closely_related has languages of the run whose texts are nearly this one's.
+    low and high are the 95% interval of the difference by paired bootstrap.
     """
 
     direction: str
-    language: str
+    language: str  # the one next to English; of a direction without English the direction
     name: str
-    side: str
+    side: str  # one of `SIDES`
     system: str
     baseline: str
     metric: str
@@ -60,9 +54,10 @@ class Delta:
     low: float
     high: float
     p_value: float
-    closely_related: tuple[str, ...] = ()
-    p_holm: float = 1.0
+    closely_related: tuple[str, ...] = ()  # languages of the run with nearly the same texts
+    p_holm: float = 1.0  # corrected for all directions of system and metric (`bootstrap.holm`)
     lower_is_better: bool = False
+    # The difference in every resample; empty where read from a file.
     replicates: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
     @property
@@ -111,13 +106,12 @@ def deltas(
         known = ", ".join(system.name for system in measured.systems)
         raise InputError(f"no hypotheses of the baseline {baseline!r} among: {known}")
     languages = {label_of(direction) for direction in ours}
-    rows = []
-    for system in measured.systems:
-        if system.name == baseline:
-            continue
-        for direction in measured.directions(system.name):
-            if direction in ours:
-                rows.append(_delta(measured, direction, system.name, baseline, metric, train_pairs))
+    rows = [
+        _delta(measured, direction, system.name, baseline, metric, train_pairs)
+        for system in measured.systems
+        for direction in measured.directions(system.name)
+        if system.name != baseline and direction in ours
+    ]
     order = {system.name: rank for rank, system in enumerate(measured.systems)}
     # Languages of equal size keep one order in both groups and in all systems.
     rows.sort(key=lambda r: (order[r.system], -r.train_pairs, r.language, SIDES.index(r.side)))
@@ -209,9 +203,9 @@ def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> 
     """Returns mean Δ by side, system and resource level; levels without languages are left out.
 
     Test sets of fewer than `levels.min_test_sentences` do not count. The interval has the
-    percentiles of the means over the languages in every bootstrap replicate. Replicate r draws from
-    one seed for all languages; where their test sets are of one size, it draws the same sentences,
-    so what parallel test sets have in common is not taken for independent evidence.
+    percentiles of the means over the languages in every bootstrap replicate. Replicate r draws the
+    same sentences of all test sets of one size, so what parallel test sets have in common is not
+    taken for independent evidence.
     """
     result = []
     systems = list(dict.fromkeys(row.system for row in rows))
@@ -279,19 +273,14 @@ def _table(
     means = [mean for mean in means if mean.system == system and mean.side in sides]
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
     small, related = small_tests(rows, levels), any(row.closely_related for row in rows)
-    table = Table(
-        title=f"{system} against {rows[0].baseline}",
-        caption=f"{metric}{', lower is better' * rows[0].lower_is_better}; "
+    table = text_table(
+        f"{system} against {rows[0].baseline}",
+        f"{metric}{', lower is better' * rows[0].lower_is_better}; "
         "[95% interval of the difference, paired bootstrap]"
         + (f"; * {SIGNIFICANT_MEANS}" if any(row.significant for row in rows) else "")
         + ("; ≈ closely related to another language" if related else "")
         + (f"; {UNDERTRAINED}: {UNDERTRAINED_MEANS}" if any(r.undertrained for r in rows) else "")
         + (f"; ○ {small_tests_line(small, levels)}" if small else ""),
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
     )
     table.add_column("\n\nlanguage", no_wrap=True)
     table.add_column("\ntraining\npairs", justify="right", no_wrap=True)

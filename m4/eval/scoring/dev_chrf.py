@@ -29,15 +29,12 @@ def dev_chrf(
     Args:
         ready: Gives parameters and settings to the model.
         directions: Directions that have dev sentences.
-        limit: Takes the first sentences of each direction. Defaults to all.
+        limit: Number of sentences of each direction, the first ones. Defaults to all.
     """
     pairs = {d: found[:limit] for d, found in split_pairs(cache, directions, "dev").items()}
     numbers = [cache.directions.index(name) for name in pairs for _ in pairs[name]]
-    sources = [
-        tag(source, split_direction(direction)[1])
-        for direction, sentences in pairs.items()
-        for source, _ in sentences
-    ]
+    sources = [tag(source, split_direction(direction)[1])
+               for direction, sentences in pairs.items() for source, _ in sentences]  # fmt: skip
     # Of its settings only the lengths count, which are part of a baseline's identity.
     greedy = Decoding(
         beams=1,

@@ -4,13 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from m4.eval.metrics import Metric, bootstrap
 from m4.eval.scoring.delta import METRIC_NAMES, Delta, deltas, small_tests
 from m4.eval.scoring.levels import ResourceLevels
-from m4.eval.scoring.score import System, measure
+from m4.eval.scoring.score import System, measure, text_table
 
 
 class Forgotten(NamedTuple):
@@ -57,10 +56,11 @@ def table(forgotten: Mapping[str, Sequence[Delta]], levels: ResourceLevels) -> T
     named = {
         METRIC_NAMES.get(row.metric, row.metric) for rows in forgotten.values() for row in rows
     }
-    made = Table(title="What is forgotten", title_justify="left", box=SIMPLE_HEAD,
-                 caption=f"change of {'/'.join(named)} of kept directions from the model that the "
-                 "run begins from; [95% interval, paired bootstrap]",
-                 caption_justify="left", padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
+    made = text_table(
+        "What is forgotten",
+        f"change of {'/'.join(named)} of kept directions from the model that the run begins from; "
+        "[95% interval, paired bootstrap]",
+    )
     for title in ("run", "from", "directions", "mean", "worst"):
         made.add_column(title, justify="right" if title == "directions" else "left")
     for run, rows in forgotten.items():

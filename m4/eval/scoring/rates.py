@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +23,7 @@ from m4.data.cleaning.stages import is_empty
 from m4.data.directions import side_of, split_direction
 from m4.data.scripts import WEIGHTS, likely_scripts_of, script_numbers, scripts_of
 from m4.eval.scoring.levels import SIDES, ResourceLevels
-from m4.eval.scoring.score import Decode, Measured, untagged
+from m4.eval.scoring.score import Decode, Measured, text_table, untagged
 from m4.storage.files import read_jsonl
 from m4.storage.records import count, named, number, record, text
 
@@ -71,7 +70,7 @@ def rates(
     """Returns the rows of rates.jsonl: references of each direction, then each system.
 
     Args:
-        identifier: Identifies languages. Without one `off_language` is null.
+        identifier: Without one `off_language` is null.
         before: Rows of an earlier run, kept where texts and identifier are the same.
         languages: Other languages among which the identifier chooses.
     """
@@ -190,10 +189,7 @@ def _languages(
 
 
 def loops(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Returns for each text whether it has a loop.
-
-    A loop is a text of up to 40 characters four times or more in a row, 16 characters in all.
-    """
+    """Returns for each text whether it has a loop, up to 40 characters four times or more."""
     found = np.zeros(len(texts), bool)
     points = [code_points(text).astype(np.int64) for text in texts]
     # Between two texts a number that stands in no text.
@@ -236,12 +232,9 @@ def summary(
     Small test sets do not count (`ResourceLevels.min_test_sentences`).
     """
     found = []
+    large = [row for row in rows if row["sentences"] >= levels.min_test_sentences]
     for side in SIDES:
-        mine = [
-            row
-            for row in rows
-            if side_of(row["direction"]) == side and row["sentences"] >= levels.min_test_sentences
-        ]
+        mine = [row for row in large if side_of(row["direction"]) == side]
         for system in dict.fromkeys(row["system"] for row in mine):
             group = [row for row in mine if row["system"] == system]
             means: dict[str, str | float | int | None] = {}
@@ -254,15 +247,8 @@ def summary(
 
 def table(rows: Sequence[Mapping[str, Any]], levels: ResourceLevels) -> Table:
     """Returns `summary` for a terminal, with the languages that are confused."""
-    made = Table(
-        title="Means of how translations fail, in %",
-        caption=Text("\n".join(notes(rows))),  # brackets of theirs are no markup
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
+    caption = Text("\n".join(notes(rows)))  # brackets of theirs are no markup
+    made = text_table("Means of how translations fail, in %", caption)
     made.add_column("system")
     made.add_column("")
     for name in RATES.values():

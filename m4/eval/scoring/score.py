@@ -67,16 +67,11 @@ _SCORE = record(
 
 @dataclass(frozen=True)
 class System:
-    """A system to score.
+    """A system to score."""
 
-    Attributes:
-        name: 'moe', 'dense', 'bilingual', ...
-        config: Operative gin config that its rows name, one or one a direction.
-        checkpoint_step: Step that its rows name, one or one a direction.
-    """
-
-    name: str
+    name: str  # 'moe', 'dense', 'bilingual', ...
     decodes: Path
+    # Operative gin config and step that its rows name, one or one a direction.
     config: str | Mapping[str, str] | None = None
     checkpoint_step: int | Mapping[str, int] | None = None
 
@@ -104,11 +99,7 @@ def _decode(row: Mapping[str, Any]) -> Decode:
 
 
 def read_decodes(path: Path) -> list[Decode]:
-    """Returns the hypotheses of one direction.
-
-    Raises:
-        InputError: The file is damaged; file and line.
-    """
+    """Returns the hypotheses of one direction. InputError: the file is damaged or empty."""
     decodes = read_jsonl(path, _DECODE, _decode)
     if not decodes:
         raise InputError(f"{path}: no sentences")
@@ -116,11 +107,7 @@ def read_decodes(path: Path) -> list[Decode]:
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a scores.jsonl.
-
-    Raises:
-        InputError: The file is damaged; file and line.
-    """
+    """Returns the rows of a scores.jsonl. InputError: the file is damaged."""
     return read_jsonl(path, _SCORE)
 
 
@@ -145,11 +132,6 @@ def train_pairs_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 def untagged(source: str, direction: str) -> str:
     """Returns the source text without the tag that asks for the target language."""
     return source.removeprefix(tag_symbol(split_direction(direction)[1])).strip()
-
-
-def copied(decodes: Sequence[Decode], direction: str) -> list[Decode]:
-    """Returns the copy baseline: the source without its tag as the hypothesis."""
-    return [row._replace(hypothesis=untagged(row.source, direction)) for row in decodes]
 
 
 def measure(
@@ -179,9 +161,9 @@ def measure(
                 continue
             rows = read_decodes(path)
             other, expected = first.setdefault(direction, (system, rows))
-            if [row._replace(source="", hypothesis="") for row in rows] != [
-                row._replace(source="", hypothesis="") for row in expected
-            ]:
+            ours, theirs = ([row._replace(source="", hypothesis="") for row in each]
+                            for each in (rows, expected))  # fmt: skip
+            if ours != theirs:
                 raise InputError(
                     f"{path}: other test sentences than those of {other.name} in {other.decodes}"
                 )
@@ -195,10 +177,14 @@ def measured_of(
     metrics: Sequence[Metric],
     split: str = "test",
 ) -> Measured:
-    """Adds the copy baseline to hypotheses by (system, direction), and counts as `measure` does."""
+    """Adds the copy baseline to hypotheses by (system, direction), and counts as `measure` does.
+
+    The copy is the source without its tag as the hypothesis.
+    """
     copies: dict[tuple[str, str], list[Decode]] = {}
     for (_, direction), rows in decodes.items():
-        copies.setdefault((COPY, direction), copied(rows, direction))
+        copied = [row._replace(hypothesis=untagged(row.source, direction)) for row in rows]
+        copies.setdefault((COPY, direction), copied)
     decodes = {**decodes, **copies}
     found: dict[tuple[str, str], dict[str, Statistics]] = {}
     # All systems of a direction together: metrics keep what they have counted of its references.
@@ -229,7 +215,7 @@ def tried(metrics: Sequence[Metric]) -> dict[str, Statistics]:
     """Tries each metric on one sentence; returns what it found by its name in rows of scores.
 
     Raises:
-        InputError: A metric cannot be used: a file or a scorer of its is not there.
+        InputError: A file or a scorer of a metric is not there.
     """
     found = [counted(metric, ["a"], ["a"], "en", ["a"]) for metric in metrics]
     return {one.metric: one for one in found}
@@ -310,6 +296,13 @@ def document_rows(measured: Measured) -> list[dict]:
                 }
             )
     return rows
+
+
+def text_table(title: str, caption: str | Text) -> Table:
+    """Returns an empty table of a report, for a terminal."""
+    left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+    space: dict[str, Any] = {"padding": (0, 1, 0, 0), "pad_edge": False}
+    return Table(title=title, caption=caption, box=SIMPLE_HEAD, **left, **space)
 
 
 def score_table(rows: Iterable[Mapping[str, Any]]) -> Table:

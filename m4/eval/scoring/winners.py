@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from m4.data.directions import key_of, pair_of
@@ -17,7 +16,7 @@ from m4.data.languages import title_of
 from m4.eval.metrics import bootstrap
 from m4.eval.scoring.delta import METRIC_NAMES, MOST_LINES, UNDERTRAINED
 from m4.eval.scoring.levels import ResourceLevels
-from m4.eval.scoring.score import COPY, Measured
+from m4.eval.scoring.score import COPY, Measured, text_table
 
 ALL = "all"
 
@@ -50,31 +49,20 @@ def total(costs: Sequence[Cost]) -> Cost:
 
 @dataclass(frozen=True)
 class Winner:
-    """The best system for a language, or on average.
+    """The best system for a language, or on average."""
 
-    Attributes:
-        language: Its code; "all" is the mean over the languages that count.
-        counts: Whether its test sets are large enough to count.
-        languages: Number of languages.
-        scores: System -> mean over the directions.
-        best: The system of the highest score.
-        leads: Other system -> how far the best one is above it, and the 95% interval of that.
-        level: The systems that are level with the best one, itself first.
-        take: The cheapest of them.
-        undertrained: True if the source itself is a better translation than the best system's.
-    """
-
-    language: str
+    language: str  # its code, or `ALL`, the mean over the languages that count
     train_pairs: int
     sentences: int
-    counts: bool
-    languages: int
-    scores: dict[str, float]
-    best: str
+    counts: bool  # whether its test sets are large enough to count
+    languages: int  # number of languages
+    scores: dict[str, float]  # system -> mean over the directions
+    best: str  # the system of the highest score
+    # Other system -> how far the best one is above it, and the 95% interval of that.
     leads: dict[str, tuple[float, float, float]]
-    level: tuple[str, ...]
-    take: str
-    undertrained: bool
+    level: tuple[str, ...]  # the systems that are level with the best one, itself first
+    take: str  # the cheapest of them
+    undertrained: bool  # whether the source itself is a better translation
 
 
 def winners(
@@ -89,7 +77,6 @@ def winners(
 
     Args:
         measured: Statistics of systems that have all translated the same directions.
-        costs: System -> its cost.
         aside: Directions that do not count: of languages that a system keeps from an older one.
     """
     systems = [system.name for system in measured.systems]
@@ -200,11 +187,11 @@ def lead_of(row: Winner) -> str:
 def table(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> Table:
     """Returns the scores, winners and costs for a terminal; of many languages the mean alone."""
     named = METRIC_NAMES.get(metric, metric)
-    made = Table(title="The best for each language", title_justify="left", box=SIMPLE_HEAD,
-                 caption=f"{named}, mean of both directions; [95% interval of the lead over the "
-                 "next, paired bootstrap]; ○ too few test sentences to count; hours of a device, "
-                 "on CPUs of a core",
-                 caption_justify="left", padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
+    made = text_table(
+        "The best for each language",
+        f"{named}, mean of both directions; [95% interval of the lead over the next, paired "
+        "bootstrap]; ○ too few test sentences to count; hours of a device, on CPUs of a core",
+    )
     for title in ("language", "pairs", *costs, "best", "lead", "take"):
         right = title in ("pairs", "lead") or title in costs
         made.add_column(title, justify="right" if right else "left", no_wrap=True)

@@ -18,8 +18,8 @@ from m4.eval.decoding.hypotheses import (
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.decoding.testsets import pair_sizes, train_pairs
 from m4.eval.metrics import Metric
-from m4.eval.report.page import Background
-from m4.eval.report.results import Results, write_results
+from m4.eval.report.page import Background, Results
+from m4.eval.report.results import write_results
 from m4.eval.scoring.delta import BILINGUAL
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import REFERENCE

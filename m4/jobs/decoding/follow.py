@@ -8,7 +8,8 @@ from typing import Any
 
 from m4.build import build, levels_of
 from m4.eval.decoding.testsets import Portion
-from m4.eval.report.curves import draw
+from m4.eval.report import curves
+from m4.eval.report.figures import save
 from m4.eval.scoring.by_step import Scores, direction_scores, replace_rows, rows_by_step, said
 from m4.eval.scoring.score import measure, read_scores, tried
 from m4.experiment import Experiment
@@ -183,7 +184,7 @@ class _Scorer:
         )  # fmt: skip
         folder = scores_folder(self._experiment)
         replace_rows(folder / SCORES_BY_STEP, portion.name, curve)
-        draw(folder / f"scores_by_step.{portion.name}.png", curve)
+        save(curves.by_step(curve), [folder / f"scores_by_step.{portion.name}.png"])
         _say(said(curve, step))
 
     def _add(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -12,8 +12,8 @@ from m4.data.cache.cache import Cache
 from m4.data.directions import key_of, pair_of
 from m4.eval.decoding.hypotheses import check_hypotheses, hypotheses_path
 from m4.eval.decoding.testsets import Portion, train_pairs
-from m4.eval.report.page import DELTA_TITLE, Background
-from m4.eval.report.results import Results, write_results
+from m4.eval.report.page import DELTA_TITLE, Background, Results
+from m4.eval.report.results import write_results
 from m4.eval.scoring import forgetting, rates, winners
 from m4.eval.scoring.delta import BILINGUAL, tables
 from m4.eval.scoring.levels import ResourceLevels

@@ -15,8 +15,8 @@ from m4.data.testsets import directions_for
 from m4.eval.decoding.hypotheses import steps_of
 from m4.eval.decoding.testsets import Portion, pair_sizes, train_pairs
 from m4.eval.decoding.translate import check_language
-from m4.eval.report.page import Background
-from m4.eval.report.results import Results, write_results
+from m4.eval.report.page import Background, Results
+from m4.eval.report.results import write_results
 from m4.eval.scoring.score import read_scores
 from m4.experiment import Experiment
 from m4.jobs.decoding.evaluate import system, system_name

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from m4.data.languages import LANGUAGES
 from m4.eval.report import plot
-from m4.eval.report.figures import LIGHT, inline
+from m4.eval.report.figures import LIGHT, inline, save
 from m4.eval.scoring.delta import Delta
 from m4.eval.scoring.levels import ResourceLevels
 
@@ -108,5 +108,5 @@ def test_a_figure_in_a_page_is_escaped_and_has_no_names_of_its_own():
 def test_users_mistakes(tmp_path):
     with pytest.raises(ValueError, match="nothing to plot"):
         plot.figure([])
-    with pytest.raises(ValueError, match=r"x.jpg: a plot is .png, .pdf or .svg"):
-        plot.plot(rows(2), [tmp_path / "x.jpg"])
+    with pytest.raises(ValueError, match=r"x.pdf: a plot is .png or .svg"):
+        save(plot.figure(rows(2)), [tmp_path / "x.pdf"])

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from m4.eval.decoding.settings import DEFAULTS
-from m4.eval.report import results
+from m4.eval.report import page
 from m4.eval.report.page import SCRIPT, Background, language_tag
 from m4.eval.report.results import draw, write_results
 from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step, said
@@ -89,7 +89,7 @@ def test_files(made):
     written, _ = made
     names = sorted(path.name for path in written.html.parent.iterdir())
     assert names == [
-        "delta_bleu.pdf", "delta_bleu.png", "delta_bleu.svg",
+        "delta_bleu.png", "delta_bleu.svg",
         "deltas.jsonl", "rates.jsonl", "report.html", "scores.jsonl",
     ]  # fmt: skip
     # 3 systems with copy, 6 directions, 2 metrics, 3 subsets.
@@ -203,7 +203,7 @@ def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path, monkeypatch)
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
     best = "The best checkpoint is that of step <b>2,000</b>, with a mean BLEU\nof 4.0"
     for kept in ([2000, 3000], [3000]):
-        monkeypatch.setattr(results, "complete_steps", lambda _, kept=kept: kept)
+        monkeypatch.setattr(page, "complete_steps", lambda _, kept=kept: kept)
         written = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN)
         text = written.html.read_text(encoding="utf-8")
         assert (best in text) == (2000 in kept)

@@ -111,7 +111,8 @@ def test_a_metric_that_cannot_be_used_is_named(systems):
 
 def test_copy_is_the_source_without_its_tag():
     rows = [score.Decode("<2zh_Hant> 3 weeks ago", "3週前", "?"), score.Decode("no tag", "無", "?")]
-    assert [d.hypothesis for d in score.copied(rows, "en-zh_Hant")] == ["3 weeks ago", "no tag"]
+    copied = score.measured_of([], {("a", "en-zh_Hant"): rows}, []).decodes["copy", "en-zh_Hant"]
+    assert [row.hypothesis for row in copied] == ["3 weeks ago", "no tag"]
 
 
 def test_an_empty_subset_has_no_row(systems):

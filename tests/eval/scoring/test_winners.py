@@ -13,7 +13,7 @@ from rich.console import Console
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.metrics import bootstrap
 from m4.eval.metrics.ter import ter
-from m4.eval.report import remedies
+from m4.eval.report import plot
 from m4.eval.scoring import forgetting
 from m4.eval.scoring.delta import deltas
 from m4.eval.scoring.levels import ResourceLevels
@@ -182,6 +182,6 @@ def test_forgetting_is_the_mean_and_the_worst_change(tmp_path: Path) -> None:
     new_alone = measure([old, new], DEFAULTS.metrics)
     winner = winners(new_alone, "bleu", TRAIN, both, LEVELS, aside=others)[-1]
     assert winner.languages == 1
-    (panel,) = remedies.figure(winner, {"new": found}, "BLEU").axes
+    (panel,) = plot.trade_off(winner, {"new": found}, "BLEU").axes
     (points,) = panel.containers
     assert points[0].get_xydata().tolist() == [[found.mean, 0.0]]

@@ -79,7 +79,7 @@ def test_one_page_of_several_runs_against_the_baselines_of_another(runs, tmp_pat
     assert contents(runs) == before
     made = {path.name for path in (tmp_path / "out").iterdir()}
     assert made == {
-        "delta_bleu.pdf", "delta_bleu.png", "delta_bleu.svg",
+        "delta_bleu.png", "delta_bleu.svg",
         "deltas.jsonl", "rates.jsonl", "report.html", "scores.jsonl", "winners.jsonl",
     }  # fmt: skip
     rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")

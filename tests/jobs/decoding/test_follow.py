@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from m4.cli.arguments import parse
-from m4.eval.report.curves import draw
+from m4.eval.report import curves, figures
 from m4.eval.scoring.by_step import read_rows
 from m4.jobs.decoding import follow
 from m4.jobs.eval import follow_options
@@ -92,7 +92,7 @@ def test_each_new_checkpoint_is_scored_once_by_one_program(
         assert row["score"] == pytest.approx(sum(values) / 2, abs=1e-6)
         assert {each["checkpoint_step"] for each in scores} == {row["step"], None}  # None: copy
         assert {each["sentences"] for each in scores} == {2}
-    draw(run / "again.png", rows)
+    figures.save(curves.by_step(rows), [run / "again.png"])
     assert (run / "again.png").read_bytes() == (run / "scores_by_step.dev2.png").read_bytes()
 
     # Again, without the checkpoints: nothing is translated or scored.

@@ -250,11 +250,11 @@ class Run:
 
     @functools.cached_property
     def _translator(self) -> Translator:
-        from m4.jobs.decoding.ready_model import translator
+        from m4.jobs.decoding.testsets import loaded
         from m4.jobs.open_run import open_run
 
         with open_run(self.experiment, self.config) as run:
-            return translator(run.experiment)
+            return loaded(run.experiment, job="m4 translate")[0]
 
 
 def prepare_corpus(folder: str | Path, source: Source | str | Path, **settings: Any) -> Corpus:

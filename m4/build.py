@@ -18,7 +18,7 @@ from m4.data.directions import pair_of
 from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
-from m4.eval.decoding.decode import TrainedModel
+from m4.eval.decoding.translate import Translator
 from m4.eval.scoring.dev_chrf import dev_chrf
 from m4.experiment import Data, Decoding, Experiment, Training, identity
 from m4.model.transformer import Transformer, abstract_variables
@@ -159,17 +159,28 @@ class Parts:
             print(f"{job}: on the first device alone: {why}", file=sys.stderr)
             return None
 
-    def ready(self, params: Any, decoding: Decoding) -> TrainedModel:
+    def ready(self, params: Any, decoding: Decoding, layout: Layout | None) -> Translator:
         """Returns the model with parameters, to translate by these settings."""
         corpus = self.corpus
-        return TrainedModel(
-            self.model, params, corpus.vocabulary, decoding, self.layout(), corpus.length_factors
+        return Translator(
+            self.model,
+            params,
+            corpus.vocabulary,
+            decoding,
+            layout,
+            corpus.length_factors,
+            normalise=self.data.corpus.cleaning.normalise,
+            trained=corpus.directions,
         )
 
     def dev_chrf(self, limit: int | None = None) -> Evaluator:
         """Returns the evaluation by chrF of at most `limit` dev sentences a direction."""
-        given = (self.corpus, self.ready, self.decoding, self._judged())
-        return Evaluator(self.training.dev_period, dev_chrf(*given, limit))
+
+        def ready(params: Any, decoding: Decoding) -> Translator:
+            return self.ready(params, decoding, self.layout())
+
+        measured = dev_chrf(self.corpus, ready, self.decoding, self._judged(), limit)
+        return Evaluator(self.training.dev_period, measured)
 
     def _judged(self) -> list[str]:
         """Returns the directions by whose dev sentences training is judged: none that is kept."""

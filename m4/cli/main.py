@@ -98,7 +98,7 @@ def run_alone(parsed: argparse.Namespace) -> int:
             follow_links()
         _check_outputs(parsed)
         environment.check_limits()
-        return parsed.do(parsed)
+        return parsed.do(parsed) or 0
     except BaseException as error:
         # First of all: an import that a signal ends is an ImportError, and a config's InputError.
         if (status := signals.status_of(error)) is not None:

@@ -22,12 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Prints and draws the atlas; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Prints and draws the atlas."""
     streams.require_output()
     from m4.eval.report import atlas
     from m4.storage.local_copy import fetched
 
     folder = fetched(command.run_of(arguments))
     atlas.show(folder, arguments.split, streams.console(), arguments.output)
-    return 0

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "verify")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Averages checkpoints; returns the exit status. The run is read, the new folder is written."""
     if arguments.last is not None and arguments.last < 2:
         raise InputError(f"--last={arguments.last}: must be 2 or more")
@@ -38,4 +38,3 @@ def run(arguments: argparse.Namespace) -> int:
                 average.average(run.experiment, output.experiment, steps)
     listed = ", ".join(map(str, steps))
     print(f"{place}: the mean of steps {listed}; next: {pasted('eval', f'--model_dir={place}')}")
-    return 0

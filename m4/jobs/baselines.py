@@ -12,15 +12,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "dry_run", "verify")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Trains the baselines that are missing; returns the exit status."""
-    if arguments.dry_run:
-        from m4.jobs.dry_run import dry_run
-
-        return dry_run(arguments)
+def run(arguments: argparse.Namespace) -> None:
+    """Trains the baselines that are missing."""
+    if command.dry_run(arguments):
+        return
     with command.opened(arguments, "baselines") as run:
         from m4.jobs.bilingual.baselines import baselines
 
         command.on_primary("baselines", lambda: baselines(run.experiment))
     command.print_next(run, "report")
-    return 0

@@ -1,7 +1,7 @@
 """Shared code of the commands: groups of arguments, and the way to an experiment.
 
 A command is a module m4.jobs.<command> with EXAMPLE, `add_arguments(parser)`, which adds what the
-command takes, and `run(arguments)`, which returns the exit status.
+command takes, and `run(arguments)`, which returns the exit status or None, for 0.
 The command line imports the chosen one alone. Such a module, and this one, import heavy libraries
 inside their functions, so that `m4 COMMAND --help` answers at once.
 """
@@ -277,6 +277,15 @@ def experiment_of(arguments: argparse.Namespace) -> Iterator[tuple["Experiment",
         yield experiment, config
     except SettingError as error:
         raise InputError(config.explain(error)) from error
+
+
+def dry_run(arguments: argparse.Namespace) -> bool:
+    """Does what --dry_run asks for, and returns whether it was asked for."""
+    if arguments.dry_run:
+        from m4.jobs import dry_run
+
+        dry_run.dry_run(arguments)
+    return arguments.dry_run
 
 
 @contextmanager

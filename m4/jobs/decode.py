@@ -48,19 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "verify")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Translates; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Translates."""
     request = text_request(arguments)
-    if arguments.dry_run:
-        from m4.jobs.dry_run import dry_run
-
-        return dry_run(arguments)
+    if command.dry_run(arguments):
+        return
     if request is not None:
         with command.opened(arguments) as run:
             from m4.jobs.decoding.text import decode_text
 
             decode_text(run.experiment, request, arguments.step)
-        return 0
+        return
     with command.opened(arguments, "eval" if arguments.step is None else "steps") as run:
         from m4.jobs.decoding.testsets import decode
 
@@ -71,7 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
             t5x=arguments.format == "t5x",
         )
     command.print_next(run, f"eval --testset={arguments.testset}" if arguments.testset else "eval")
-    return 0
 
 
 def text_request(arguments: argparse.Namespace) -> "Request | None":

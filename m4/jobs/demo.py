@@ -18,12 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "dry_run", "verify")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs all steps; returns the exit status."""
-    if arguments.dry_run:
-        from m4.jobs.dry_run import dry_run
-
-        return dry_run(arguments)
+def run(arguments: argparse.Namespace) -> None:
+    """Runs all steps."""
+    if command.dry_run(arguments):
+        return
     with command.experiment_of(arguments) as (experiment, config):
         from m4.jobs.open_run import open_run
         from m4.parallel import distributed
@@ -33,7 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
         kinds = ("train", "eval", "baselines")
         with open_run(experiment, config, *kinds, fresh=arguments.fresh) as run:
             demo(run.experiment)
-    return 0
 
 
 def demo(experiment: "Experiment") -> None:

@@ -27,16 +27,16 @@ _TRAINS = ("train", "baselines", "demo")
 _MIB = 2**20
 
 
-def dry_run(arguments: argparse.Namespace) -> int:
-    """Prints the sizes of what a command trains or decodes with; returns the exit status, 0."""
+def dry_run(arguments: argparse.Namespace) -> None:
+    """Prints the sizes of what a command trains or decodes with."""
     if getattr(arguments, "processes", None) is not None:
         plan = pasted("plan")
         raise InputError(f"--dry_run: one process checks a config; `{plan}` compiles it for many")
     with command.experiment_of(arguments) as (experiment, _):
-        return _sizes(experiment, arguments.command)
+        _sizes(experiment, arguments.command)
 
 
-def _sizes(experiment: Experiment, job: str) -> int:
+def _sizes(experiment: Experiment, job: str) -> None:
     distributed.check_joined()
     experiment = located(experiment)
     languages = len(experiment.data.corpus.language_pairs())
@@ -48,7 +48,6 @@ def _sizes(experiment: Experiment, job: str) -> int:
     if job in ("baselines", "demo"):
         _check_baselines(experiment, console)
     console.print(f"{job}: the config is right; nothing was computed or written")
-    return 0
 
 
 def _training(experiment: Experiment, languages: int) -> Table:

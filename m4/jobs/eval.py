@@ -32,31 +32,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "verify")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Scores the model; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Scores the model."""
     followed = follow_options(arguments)
-    if arguments.dry_run:
-        from m4.jobs.dry_run import dry_run
-
-        return dry_run(arguments)
+    if command.dry_run(arguments):
+        return
     by_step = arguments.step is not None or followed is not None
     with command.opened(arguments, "steps" if by_step else "eval") as run:
         if followed is not None:
             from m4.jobs.decoding.follow import follow
 
             follow(run.experiment, **followed)
-            return 0
+            return
         of = {"split": command.split_of(arguments), "step": arguments.step,
               "sentences": command.portion_of(arguments)[0]}  # fmt: skip
         if arguments.zero_shot is not None:
             from m4.jobs.decoding.zero_shot import evaluate_zero_shot
 
             evaluate_zero_shot(run.experiment, arguments.zero_shot, **of)
-            return 0
+            return
         from m4.jobs.decoding.evaluate import evaluate
 
         evaluate(run.experiment, **of)
-    return 0
 
 
 def follow_options(arguments: argparse.Namespace) -> dict[str, Any] | None:

@@ -24,10 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Exports a checkpoint; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Exports a checkpoint."""
     from m4.jobs.checkpoints.export import export, export_hf
 
     write = export_hf if arguments.format == "hf" else export
     print(write(command.run_of(arguments), arguments.step, arguments.output))
-    return 0

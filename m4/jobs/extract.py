@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "split", "step", "sentences", "verify")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Extracts a model; returns the exit status. The run is read, the new folder is written."""
     sentences, directions = command.portion_of(arguments)
     if not directions:
@@ -48,4 +48,3 @@ def run(arguments: argparse.Namespace) -> int:
             with open_run(made.experiment(), made, "train", computes=False) as small:
                 for line in extract.extract(part, run.address, small.experiment, tested):
                     print(line, flush=True)
-    return 0

@@ -26,12 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Writes the gin file; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Writes the gin file."""
     from m4.jobs.new_config import write_config
 
     if arguments.minutes is not None and arguments.minutes < 1:
         raise InputError(f"--minutes={arguments.minutes}: must be 1 or more")
     given = (arguments.folder, arguments.out, arguments.yes, arguments.minutes)
     write_config(*given, arguments.start)
-    return 0

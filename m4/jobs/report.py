@@ -45,19 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "verify")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Reports on a run, or compares several; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Reports on a run, or compares several."""
     if several := comparison(arguments):
         from m4.jobs.decoding.compare import compare
 
         compare(**several)
-        return 0
+        return
     with command.opened(arguments, "eval") as run:
         from m4.jobs.decoding.report import report, show
 
         levels = run.experiment.data.levels
         command.on_primary("report", lambda: show(report(run.experiment), levels))
-    return 0
 
 
 def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:

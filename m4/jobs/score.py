@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "verify")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Scores given translations; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Scores given translations."""
     files = any((arguments.source, arguments.target, arguments.to))
     if files:
         if not all((arguments.source, arguments.target, arguments.to)):
@@ -36,10 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name}: not with --source, which the latest model scores")
         streams.utf8_output()
-    if arguments.dry_run:
-        from m4.jobs.dry_run import dry_run
-
-        return dry_run(arguments)
+    if command.dry_run(arguments):
+        return
     kinds = () if files else ("eval" if arguments.step is None else "steps",)
     with command.opened(arguments, *kinds) as run:
         from m4.jobs.decoding import score
@@ -51,6 +49,5 @@ def run(arguments: argparse.Namespace) -> int:
             given = arguments.source, arguments.target, arguments.to, arguments.language
             for row in score.score_files(run.experiment, *given):
                 print(json.dumps(row, ensure_ascii=False), flush=True)
-            return 0
+            return
         score.score(run.experiment, split=arguments.split or "test", step=arguments.step)
-    return 0

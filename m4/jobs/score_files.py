@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Scores the files; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Scores the files."""
     metrics = metrics_of(arguments)
     from m4.data.cleaning.language_id import Py3langid, installed
     from m4.eval.scoring.levels import ResourceLevels
@@ -67,13 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         for row in (*scores, *failures):
             print(json.dumps(row, ensure_ascii=False))
-        return 0
+        return
     terminal = streams.console()
     terminal.print(score_table(scores))
     for metric, signature in {row["metric"]: row["signature"] for row in scores}.items():
         print(f"{metric}: {signature}")
     terminal.print(table(failures, ResourceLevels(min_test_sentences=0)))
-    return 0
 
 
 def metrics_of(arguments: argparse.Namespace) -> list["Metric"]:

@@ -43,16 +43,13 @@ def add_start(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Trains; returns the exit status."""
-    if arguments.dry_run:
-        from m4.jobs.dry_run import dry_run
-
-        return dry_run(arguments)
+def run(arguments: argparse.Namespace) -> None:
+    """Trains."""
+    if command.dry_run(arguments):
+        return
     with command.opened(arguments, "train", fresh=arguments.fresh) as run:
         check_and_train(run.experiment)
     command.print_next(run, "eval")
-    return 0
 
 
 def check_and_train(

@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "dry_run", "verify")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Translates each line; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Translates each line."""
     if arguments.text and not (arguments.model_dir or arguments.gin_file):
         run = arguments.model_dir = arguments.text.pop(0)
         if "://" not in run and not os.path.isdir(run):
@@ -53,15 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.text and "stdin" in streams.closed:
         raise InputError("standard input is closed, and there is no text among the arguments")
     streams.utf8_output()
-    if arguments.dry_run:
-        from m4.jobs.dry_run import dry_run
-
-        return dry_run(arguments)
+    if command.dry_run(arguments):
+        return
     with command.opened(arguments) as run:
         from m4.eval.decoding.translate import all_texts, first_text, json_line
-        from m4.jobs.decoding.ready_model import translator
+        from m4.jobs.decoding.testsets import loaded
 
-        ready = dataclasses.replace(translator(run.experiment), source=arguments.source)
+        model, _ = loaded(run.experiment, job="m4 translate")
+        ready = dataclasses.replace(model, source=arguments.source)
         to = arguments.to
         written = first_text if arguments.n_best is None else all_texts
         written = functools.partial(json_line, to=to) if arguments.json else written
@@ -74,4 +73,3 @@ def run(arguments: argparse.Namespace) -> int:
                 print(written(line, each), flush=True)
         else:
             ready.stream(sys.stdin.fileno(), to, sys.stdout, written=written)
-    return 0

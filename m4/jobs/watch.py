@@ -23,11 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="show it once")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Shows a run until it has ended; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Shows a run until it has ended."""
     streams.require_output()
     watch(command.run_of(arguments), arguments.seconds, once=arguments.once)
-    return 0
 
 
 def watch(

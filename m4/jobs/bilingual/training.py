@@ -278,7 +278,7 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
 
     def hypotheses(sources: list[str], directions: list[str]) -> list[dict[str, str]]:
         numbers = [cache.directions.index(each) for each in directions]
-        model = parts.ready(trained.params, decoding)
+        model = parts.ready(trained.params, decoding, parts.layout())
         found = translations(model, sources, directions=numbers, on_cut=lambda *_: None)
         return [{"hypothesis": each.texts[0]} for each in found]
 

@@ -105,9 +105,9 @@ def chosen(
         pairs |= Portion("train", _COUNTED, missing).pairs(cache)
     if not cache.marked:
         raise InputError(f"{cache.folder}: its source gives ids, whose vocabulary cannot be cut")
-    module, checkpoints = build(experiment, cache).model, experiment.folder / "checkpoints"
-    params, found, _ = restore_params(module, checkpoints, step, cache.vocabulary)
-    model = translator(module, params, cache, experiment)
+    parts, checkpoints = build(experiment, cache), experiment.folder / "checkpoints"
+    params, found, _ = restore_params(parts.model, checkpoints, step, cache.vocabulary)
+    model = parts.ready(params, experiment.decoding, None)
     use, shapes, most = use_of(model, pairs), initial.shapes_of(params), 0
     for layer, count_E in use.items():
         by_task = f"{layer}/moe/tasks/kernel" in shapes
@@ -120,15 +120,6 @@ def chosen(
         given = Vocabulary(vocabulary_file(cache.folder, role))
         ids[role] = used_ids(given, _texts(cache, directions, role), tags)
     return Part(model, cache, found, use, keep or most, ids)
-
-
-def translator(
-    module: Transformer, params: Any, cache: Cache, experiment: Experiment
-) -> Translator:
-    """Returns the model on one device."""
-    trained, factors = cache.directions, cache.length_factors
-    given = module, params, cache.vocabulary, experiment.decoding
-    return Translator(*given, trained=trained, factors=factors)
 
 
 def use_of(model: Translator, pairs: Mapping[str, Sequence[tuple[str, str]]]) -> initial.Use:
@@ -199,8 +190,8 @@ def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> It
             unfinished.write_bytes(trimmed(given, ids))
     cache = open_corpus(experiment)
     assert cache.target_vocabulary.size == len([*part.ids.values()][-1])
-    module = build(experiment, cache).model
-    new = translator(module, cut(part, module, cache), cache, experiment)
+    parts = build(experiment, cache)
+    new = parts.ready(cut(part, parts.model, cache), experiment.decoding, None)
     pairs = tested.pairs(cache)
     trees = [jax.tree.leaves(model.params) for model in (old, new)]
     about: dict[str, Any] = {

@@ -24,47 +24,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, required=True, help="the step of training, from 1")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Prints the pairs; returns the exit status."""
-    with command.opened(arguments, "data", computes=False) as run:
-        batch(run.experiment, arguments.step)
-    return 0
-
-
-def batch(experiment: Experiment, step: int) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Prints the pairs that training draws in a step, a line each, columns separated by tabs.
 
     A batch is a function of the step: neither a checkpoint nor a model is needed. Where the sampler
     learns, its rates are those of the latest checkpoint.
     """
-    if not 1 <= step <= experiment.training.total_steps:
-        allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
-        raise InputError(f"--step={step}: must be {allowed}")
-    from m4.build import training_stream
-    from m4.data.directions import key_of, pair_of
-    from m4.jobs.corpus import open_corpus
+    with command.opened(arguments, "data", computes=False) as run:
+        from m4.build import training_stream
+        from m4.data.directions import key_of, pair_of
+        from m4.jobs.corpus import open_corpus
 
-    cache = open_corpus(experiment)
-    stream = training_stream(experiment.training, experiment.data, cache)
-    _take_learned_rates(experiment, cache, stream, step)
-    pairs, rows = stream.pairs(step - 1)
-    lengths = [
-        (rows[name] > 0).sum(axis=1) for name in ("encoder_input_tokens", "decoder_target_tokens")
-    ]
-    wanted: dict[str, set[int]] = {}
-    for pair in pairs:
-        wanted.setdefault(pair_of(pair.direction), set()).add(pair.index)
-    texts = {pair: _texts(cache, pair, indices) for pair, indices in wanted.items()}
-    origins = {pair: cache.origins(pair, "train") for pair in wanted}
-    print("\t".join(_COLUMNS))
-    for pair, source, target in sorted(
-        zip(pairs, *lengths, strict=True), key=lambda one: (one[0].row, one[0].direction)
-    ):
-        code = pair_of(pair.direction)
-        place = (f"train.{key_of(code)}", pair.index + 1)
-        if (known := origins[code]) is not None:
-            place = known[pair.index]
-        print(pair.row, pair.direction, source, target, *place, *texts[code][pair.index], sep="\t")
+        experiment, step = run.experiment, arguments.step
+        if not 1 <= step <= experiment.training.total_steps:
+            allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
+            raise InputError(f"--step={step}: must be {allowed}")
+        cache = open_corpus(experiment)
+        stream = training_stream(experiment.training, experiment.data, cache)
+        _take_learned_rates(experiment, cache, stream, step)
+        pairs, rows = stream.pairs(step - 1)
+        lengths = [
+            (rows[name] > 0).sum(axis=1)
+            for name in ("encoder_input_tokens", "decoder_target_tokens")
+        ]
+        wanted: dict[str, set[int]] = {}
+        for pair in pairs:
+            wanted.setdefault(pair_of(pair.direction), set()).add(pair.index)
+        texts = {pair: _texts(cache, pair, indices) for pair, indices in wanted.items()}
+        origins = {pair: cache.origins(pair, "train") for pair in wanted}
+        print("\t".join(_COLUMNS))
+        for pair, source, target in sorted(
+            zip(pairs, *lengths, strict=True), key=lambda one: (one[0].row, one[0].direction)
+        ):
+            code = pair_of(pair.direction)
+            place = (f"train.{key_of(code)}", pair.index + 1)
+            if (known := origins[code]) is not None:
+                place = known[pair.index]
+            print(
+                pair.row, pair.direction, source, target, *place, *texts[code][pair.index], sep="\t"
+            )
 
 
 def _texts(cache: Cache, name: str, indices: set[int]) -> dict[int, tuple[str, str]]:

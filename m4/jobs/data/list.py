@@ -4,22 +4,14 @@ import argparse
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from m4.settings import InputError
 
+if TYPE_CHECKING:
+    from m4.data.cache.cache import Cache
+
 EXAMPLE = "m4 data list runs/*/data --runs runs/*"
-
-
-class Listed(NamedTuple):
-    """A corpus in a folder; runs: those of the given runs whose model was trained with it."""
-
-    folder: Path
-    languages: int
-    pairs: int
-    bytes: int
-    built: datetime.datetime
-    runs: list[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,17 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Prints a line for each corpus, columns separated by tabs; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Prints a line for each corpus, columns separated by tabs."""
     print("corpus", "languages", "pairs", "bytes", "built", "runs", sep="\t")
-    for one in corpora(arguments.folder, arguments.runs):
-        about = (one.languages, one.pairs, one.bytes, one.built.date(), ", ".join(one.runs))
-        print(one.folder, *about, sep="\t")
-    return 0
+    for cache, users in corpora(arguments.folder, arguments.runs):
+        pairs = sum(cache.size(name, "train") for name in cache.language_pairs())
+        size = sum(path.stat().st_size for path in cache.folder.rglob("*") if path.is_file())
+        at = (cache.folder / "manifest.json").stat().st_mtime
+        built = datetime.datetime.fromtimestamp(at, datetime.UTC).date()
+        about = (len(cache.languages()), pairs, size, built, ", ".join(users))
+        print(cache.folder, *about, sep="\t")
 
 
-def corpora(folders: Sequence[Path], runs: Sequence[Path]) -> list[Listed]:
-    """Returns the corpora in folders."""
+def corpora(folders: Sequence[Path], runs: Sequence[Path]) -> list[tuple["Cache", list[str]]]:
+    """Returns the corpora in folders, each with those of the runs that were trained with it."""
     from m4.data.cache.cache import Cache
     from m4.storage.run_folder import VOCABULARY
 
@@ -53,17 +48,5 @@ def corpora(folders: Sequence[Path], runs: Sequence[Path]) -> list[Listed]:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
-        for manifest in sorted(folder.glob("*/manifest.json")):
-            cache: Any = Cache(manifest.parent)
-            names = cache.language_pairs()
-            found.append(
-                Listed(
-                    cache.folder,
-                    len(cache.languages()),
-                    sum(cache.size(name, "train") for name in names),
-                    sum(path.stat().st_size for path in cache.folder.rglob("*") if path.is_file()),
-                    datetime.datetime.fromtimestamp(manifest.stat().st_mtime, datetime.UTC),
-                    users.get(cache.fingerprint, []),
-                )
-            )
-    return found
+        found += [Cache(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
+    return [(cache, users.get(cache.fingerprint, [])) for cache in found]

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Builds the corpus in MODEL_DIR/data or Data.data_dir, or checks what is there."""
     if arguments.runner == "local" and (arguments.beam_options or arguments.cpu_hour_price):
         raise InputError("--beam_options and --cpu_hour_price need a --runner of Beam")
@@ -76,4 +76,3 @@ def run(arguments: argparse.Namespace) -> int:
             if not is_address(here):
                 cache.verify()
             print(f"{place}: {corpus.size_of(cache)}, corpus {name}")
-    return 0

@@ -3,13 +3,9 @@
 import argparse
 import json
 import math
-from typing import TYPE_CHECKING
 
-from m4.jobs import command
+from m4.jobs import command, streams
 from m4.settings import InputError
-
-if TYPE_CHECKING:
-    from m4.experiment import Experiment
 
 _MOST_DIRECTIONS = 150  # of a matrix that a terminal has room for
 EXAMPLE = "m4 data preview --gin_file=gin_configs/demo.gin"
@@ -25,44 +21,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    with command.opened(arguments, "data", computes=False) as run:
-        preview(run.experiment, arguments.most_epochs)
-    return 0
-
-
-def preview(experiment: "Experiment", most_epochs: float) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Prints how often each language would be seen, and writes data_preview.json into MODEL_DIR."""
-    from m4.build import training_stream
-    from m4.data.inspection import preview as previews
-    from m4.data.languages import title_of
-    from m4.jobs import streams
-    from m4.jobs.corpus import arrays, open_corpus
-    from m4.storage.files import write_text
+    if not 0 < (most := arguments.most_epochs) < math.inf:
+        raise InputError(f"--most_epochs={most}: must be above 0")
+    with command.opened(arguments, "data", computes=False) as run:
+        from m4.build import training_stream
+        from m4.data.inspection import preview as previews
+        from m4.data.languages import title_of
+        from m4.jobs.corpus import arrays, open_corpus
+        from m4.storage.files import write_text
 
-    if not 0 < most_epochs < math.inf:
-        raise InputError(f"--most_epochs={most_epochs}: must be above 0")
-    cache = open_corpus(experiment, arrays)
-    steps, data = experiment.training.total_steps, experiment.data
-    seen = training_stream(experiment.training, data, cache).examples_seen(steps)
-    drawn = previews.drawn_of(cache, seen)
-    name = getattr(data.sampler, "__name__", type(data.sampler).__name__)
-    made = {
-        "total_steps": steps,
-        "sampler": name,
-        "sample_by": data.sample_by,
-        "most_epochs": most_epochs,
-        "repeated_more": previews.repeated_more_than(drawn, most_epochs),
-        "directions": seen,
-        "pairs": {code: {"name": title_of(code), **one._asdict()} for code, one in drawn.items()},
-    }
-    path = experiment.folder / "data_preview.json"
-    write_text(path, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+        training, data = run.experiment.training, run.experiment.data
+        cache, steps = open_corpus(run.experiment, arrays), training.total_steps
+        seen = training_stream(training, data, cache).examples_seen(steps)
+        drawn = previews.drawn_of(cache, seen)
+        name = getattr(data.sampler, "__name__", type(data.sampler).__name__)
+        made = {
+            "total_steps": steps,
+            "sampler": name,
+            "sample_by": data.sample_by,
+            "most_epochs": most,
+            "repeated_more": previews.repeated_more_than(drawn, most),
+            "directions": seen,
+            "pairs": {key: {"name": title_of(key), **one._asdict()} for key, one in drawn.items()},
+        }
+        path = run.folder / "data_preview.json"
+        write_text(path, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
     screen = streams.console()
     screen.print(f"{name}, by {data.sample_by}, {steps:,} steps", style="italic")
-    screen.print(previews.table(cache, drawn, data.sample_by, most_epochs))
+    screen.print(previews.table(cache, drawn, data.sample_by, most))
     if any("-" in code for code in drawn) and len(seen) <= _MOST_DIRECTIONS:
         screen.print(previews.matrix(seen))
-    for line in previews.warnings(drawn, most_epochs):
+    for line in previews.warnings(drawn, most):
         screen.print(line, style="yellow")
     streams.print_files(screen, [path])

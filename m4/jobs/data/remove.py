@@ -17,17 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Removes corpora, which are built again when they are needed; returns the exit status."""
+def run(arguments: argparse.Namespace) -> None:
+    """Removes corpora, which are built again when they are needed."""
     for folder in arguments.corpus:
-        known = {one.folder: one for one in corpora([folder.parent], arguments.runs)}
+        known = {one.folder: users for one, users in corpora([folder.parent], arguments.runs)}
         if folder not in known:
             raise InputError(
                 f"{folder}: not a corpus, as `{pasted('data', 'list', folder.parent)}` names them"
             )
-        if users := known[folder].runs:
+        if users := known[folder]:
             raise InputError(f"{folder}: {', '.join(users)} was trained with it")
     for folder in arguments.corpus:
         remove(folder)
         print(f"removed {folder}")
-    return 0

@@ -1,13 +1,9 @@
 """`m4 data vocabulary`: measures what the vocabulary makes of each language."""
 
 import argparse
-from typing import TYPE_CHECKING
 
-from m4.jobs import command
+from m4.jobs import command, streams
 from m4.settings import InputError
-
-if TYPE_CHECKING:
-    from m4.experiment import Experiment
 
 EXAMPLE = "m4 data vocabulary --gin_file=gin_configs/demo.gin"
 
@@ -19,21 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    with command.opened(arguments, "data", computes=False) as run:
-        vocabulary(run.experiment, arguments.sentences)
-    return 0
-
-
-def vocabulary(experiment: "Experiment", sentences: int) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Prints a table of the languages; those that are spelled in bytes stand out."""
-    if sentences < 1:
-        raise InputError(f"--sentences={sentences}: must be at least 1")
-    from m4.data.inspection import vocabulary_report
-    from m4.jobs import streams
-    from m4.jobs.corpus import open_corpus
+    if arguments.sentences < 1:
+        raise InputError(f"--sentences={arguments.sentences}: must be at least 1")
+    with command.opened(arguments, "data", computes=False) as run:
+        from m4.data.inspection import vocabulary_report
+        from m4.jobs.corpus import open_corpus
 
-    rows = vocabulary_report.measure(open_corpus(experiment), sentences)
+        rows = vocabulary_report.measure(open_corpus(run.experiment), arguments.sentences)
     screen = streams.console()
     screen.print(vocabulary_report.table(rows))
     if any(row.byte_share > vocabulary_report.MANY_BYTES for row in rows):

@@ -13,8 +13,7 @@ from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import check_language
 from m4.eval.text import aligned_lines
 from m4.experiment import Experiment
-from m4.jobs.decoding.ready_model import translator
-from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, trained_step
+from m4.jobs.decoding.testsets import PortionDecoder, decodes_folder, loaded, trained_step
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.storage.files import read_jsonl
@@ -68,7 +67,7 @@ def score_files(
     Both are read and normalised as `m4 decode --input` does.
     """
     sources, targets = aligned_lines(source, target)
-    ready = dataclasses.replace(translator(experiment), source=language)
+    ready = dataclasses.replace(loaded(experiment)[0], source=language)
     check_language(to, ready.languages)
     given = score_references(
         ready, [tag(ready.normalise(line), to) for line in sources],

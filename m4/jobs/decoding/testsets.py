@@ -5,22 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from m4.build import build
+from m4.data.cache.cache import Cache
 from m4.data.directions import split_direction
 from m4.data.preprocess import tag
 from m4.data.sources import SPLITS
-from m4.eval.decoding.decode import TrainedModel
 from m4.eval.decoding.hypotheses import Translate, decode_to_files, missing
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.eval.decoding.t5x_lines import write_tasks
 from m4.eval.decoding.testsets import Portion, ProgressDecoder, train_pairs
+from m4.eval.decoding.translate import Translator
 from m4.experiment import Experiment
+from m4.jobs.corpus import open_vocabulary
 from m4.jobs.decoding.portions import open_for, sentences
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError, pasted
 from m4.storage import run_folder
-from m4.storage.steps import whole_step
+from m4.storage.steps import digest, whole_step
 
 
 def trained_step(folder: Path, step: int | None = None) -> int:
@@ -59,6 +61,32 @@ def trial_flags(experiment: Experiment) -> list[str]:
     return [f"--gin.experiment.Decoding.{name}={value!r}" for name, value in differ.items()]
 
 
+def made_by(experiment: Experiment, cache: Cache, step: int) -> dict[str, Any]:
+    """Returns everything that decides a step's translations, as JSON."""
+    factors = {"length_factors": cache.length_factors} if cache.length_factors else {}
+    about = {"step": step, "vocabulary": cache.vocabulary.fingerprint}
+    return {**experiment.decoding.search(), **factors, **about}
+
+
+def loaded(
+    experiment: Experiment, step: int | None = None, job: str = "m4 decode"
+) -> tuple[Translator, dict[str, Any]]:
+    """Returns the model of a step, by default the latest, and everything that decides its texts.
+
+    Only vocabulary and parameters are read. It is sharded over the experiment's mesh. Where these
+    devices cannot make that mesh, it is on the first one, and stderr has a line with the reason;
+    with several processes it is an error.
+    """
+    folder, cache = experiment.folder / "checkpoints", open_vocabulary(experiment)
+    parts = build(experiment, cache)
+    together = distributed.is_distributed()
+    layout = parts.layout() if together else parts.layout_or_first_device(job)
+    params, found, _ = restore_params(parts.model, folder, step, cache.vocabulary, layout)
+    # Of another run, or of a mean, the step may be the same.
+    about = made_by(experiment, cache, found) | {"checkpoint": digest(folder, found)}
+    return parts.ready(params, experiment.decoding, layout), about
+
+
 class PortionDecoder:
     """A run's model, and the sentences to translate with its checkpoints, of one after the other.
 
@@ -84,9 +112,10 @@ class PortionDecoder:
 
     def missing(self, step: int, folder: Path) -> list[str]:
         """Returns the directions whose translations by this step are not in `folder`."""
-        return missing(folder, self.portion.name, self.pairs, self._made_by(step))
+        about = made_by(self.experiment, self.cache, step)
+        return missing(folder, self.portion.name, self.pairs, about)
 
-    def restored(self, step: int) -> TrainedModel:
+    def restored(self, step: int) -> Translator:
         """Returns the model with the parameters of a step."""
         checkpoints, vocabulary = self.folder / "checkpoints", self.cache.vocabulary
         params, *_ = restore_params(self.parts.model, checkpoints, step, vocabulary, self._layout)
@@ -94,7 +123,7 @@ class PortionDecoder:
         if decoding.prefix is not None:
             prefix = self.experiment.data.corpus.cleaning.normalise(decoding.prefix)
             decoding = dataclasses.replace(decoding, prefix=prefix)
-        return self.parts.ready(params, decoding)
+        return self.parts.ready(params, decoding, self._layout)
 
     def decode(self, step: int, folder: Path, through: str | None = None) -> None:
         """Translates what is missing in `folder` with the checkpoint of a step.
@@ -103,15 +132,16 @@ class PortionDecoder:
             through: A language into which sources are translated first (a pivot), and from it into
                 the target. Only directions whose two halves are trained are translated.
         """
-        cache, pairs, made_by = self.cache, self.pairs, self._made_by(step)
+        cache, pairs = self.cache, self.pairs
+        of = made_by(self.experiment, cache, step)
         if through is not None:
-            made_by |= {"through": through}
+            of |= {"through": through}
             pairs = {direction: rows for direction, rows in pairs.items()
                      if {*halves(direction, through)} <= {*cache.directions}}  # fmt: skip
         split = self.portion.name
         trained, counter = self.restored(step), None
         if self.parts.model.encoder_experts is not None and {*pairs} <= {*cache.directions}:
-            about = {"split": split, "made_by": made_by, "train_pairs": train_pairs(cache)}
+            about = {"split": split, "made_by": of, "train_pairs": train_pairs(cache)}
             path = folder / f"atlas.{split}.json"
             counter = RoutingCounter(path, cache.directions, trained, about)
         count = sum(map(len, pairs.values())) * (1 if through is None else 2)
@@ -120,7 +150,7 @@ class PortionDecoder:
             search = self._normalised(translate)
             if through is not None:
                 search = pivoted(search, through)
-            decode_to_files(search, folder, split, pairs, made_by)
+            decode_to_files(search, folder, split, pairs, of)
             bar.update(bar.total)
         if distributed.is_primary() and translate.batches.sentences:
             print(f"{self._name}: {translate.batches.said()}")
@@ -137,16 +167,6 @@ class PortionDecoder:
             return translate([f"{tag} {normalise(text)}" for tag, _, text in parts], directions)
 
         return translated
-
-    def _made_by(self, step: int) -> dict[str, Any]:
-        vocabulary = self.cache.vocabulary.fingerprint
-        factors = self.cache.length_factors
-        return {
-            **self.experiment.decoding.search(),
-            **({"length_factors": factors} if factors else {}),
-            "step": step,
-            "vocabulary": vocabulary,
-        }
 
 
 def halves(direction: str, through: str) -> tuple[str, str]:

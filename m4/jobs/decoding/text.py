@@ -25,8 +25,7 @@ from m4.eval.decoding.translate import (
 from m4.eval.text import STANDARD, Output, Text, copy_of_standard_input, outputs_of, texts_of
 from m4.experiment import Experiment
 from m4.jobs.corpus import open_vocabulary
-from m4.jobs.decoding.ready_model import trained
-from m4.jobs.decoding.testsets import trained_step
+from m4.jobs.decoding.testsets import loaded, trained_step
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError, counted
@@ -89,9 +88,9 @@ def decode_text(experiment: Experiment, request: Request, step: int | None = Non
         suffix = {"text": "txt", "tsv": "tsv"}.get(request.format, "jsonl")
         outputs = outputs_of(inputs, texts, targets, request.output, suffix)
         checked = {text: text.checked() for text in texts}
-        model = trained(experiment, step)
-        translator = dataclasses.replace(model.translator, source=source)
-        made_by = model.made_by | ({} if request.format == "text" else {request.format: True})
+        model, about = loaded(experiment, step)
+        translator = dataclasses.replace(model, source=source)
+        made_by = about | ({} if request.format == "text" else {request.format: True})
         numbers = [translator.directions(to, 1) for to in targets]
         if any(numbers):
             made_by |= {"from": source}

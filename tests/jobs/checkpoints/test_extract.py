@@ -21,7 +21,7 @@ from m4.eval.decoding.decode import directions_for
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.testsets import split_pairs
 from m4.eval.decoding.translate import Translator
-from m4.jobs.checkpoints.extract import Part, cut, translator, use_of
+from m4.jobs.checkpoints.extract import Part, cut, use_of
 from m4.jobs.corpus import open_vocabulary
 from m4.model.gates.base import base
 from m4.model.gates.deepseek import deepseek
@@ -39,9 +39,9 @@ ASKED = ("gl-en", "pt-en")
 def loaded(run: Path) -> Translator:
     experiment = config.load([run / "config.gin"], model_dir=run).experiment()
     cache = open_vocabulary(experiment)
-    module = build(experiment, cache).model
-    params, _, _ = restore_params(module, run / "checkpoints", vocabulary=cache.vocabulary)
-    return translator(module, params, cache, experiment)
+    parts = build(experiment, cache)
+    params, _, _ = restore_params(parts.model, run / "checkpoints", vocabulary=cache.vocabulary)
+    return parts.ready(params, experiment.decoding, None)
 
 
 def pieces(model: Translator) -> list[str]:

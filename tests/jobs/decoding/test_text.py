@@ -25,8 +25,7 @@ from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding import decode as decoding
 from m4.eval.text import Output, Text
 from m4.jobs.decoding import text as job
-from m4.jobs.decoding.ready_model import ReadyModel
-from m4.jobs.decoding.ready_model import trained as model
+from m4.jobs.decoding.testsets import loaded
 from m4.jobs.decoding.text import missing_lines, windows
 from tests.command_line import m4
 
@@ -198,11 +197,11 @@ def test_input_that_changes_meanwhile_is_an_error(
 ) -> None:
     (tmp_path / "a.txt").write_text("1\n2\n")
 
-    def changed(*given: Any) -> ReadyModel:
+    def changed(*given: Any) -> Any:
         (tmp_path / "a.txt").write_text("1\n")
-        return model(*given)
+        return loaded(*given)
 
-    monkeypatch.setattr(job, "trained", changed)
+    monkeypatch.setattr(job, "loaded", changed)
     said = decode(trained, f"--input={tmp_path}/a.txt", "--to=gl", f"--output={tmp_path}/b.txt")
     assert "b.txt: 1 lines of 2: the input has changed" in said.mistake
 
@@ -257,7 +256,7 @@ def test_lines_of_a_model_of_the_same_step_are_not_continued(
 ) -> None:
     """Two runs on one corpus: step and vocabulary are the same."""
     notes = [
-        model(config.load([run / "config.gin"], model_dir=str(run)).experiment(), 2).made_by
+        loaded(config.load([run / "config.gin"], model_dir=str(run)).experiment(), 2)[1]
         for run in (trained, first, trained)
     ]
     different = {name for name in notes[0] if notes[0][name] != notes[1][name]}

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Averages checkpoints; returns the exit status. The run is read, the new folder is written."""
+    """Averages checkpoints. The run is read, the new folder is written."""
     if arguments.last is not None and arguments.last < 2:
         raise InputError(f"--last={arguments.last}: must be 2 or more")
     asked = None if arguments.steps is None else command.steps_of(arguments.steps)

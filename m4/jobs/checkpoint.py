@@ -4,8 +4,12 @@ import argparse
 from pathlib import Path
 
 from m4.jobs import command, streams
+from m4.settings import InputError
 
 EXAMPLE = "m4 checkpoint verify runs/demo"
+# Argument -> what takes it.
+_TAKERS = {"dtype": ["convert"], "weights": ["convert"], "corpus": ["trim"],
+           "output": ["convert", "trim", "inspect"]}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,20 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Looks at checkpoints; returns the exit status, 1 where one is damaged."""
     streams.require_output()
+    what, folder = arguments.what, command.run_of(arguments)
+    for name, takers in _TAKERS.items():
+        value = getattr(arguments, name)
+        if value is not None and what not in takers:
+            raise InputError(f"--{name}={value}: only with {' or '.join(takers)}, not {what}")
     from m4.jobs.checkpoints import pretrained
     from m4.jobs.checkpoints.checkpoint import checkpoint
 
-    given = (arguments.what, command.run_of(arguments), arguments.corpus, arguments.output)
-    if (said := pretrained.look_or_trim(*given)) is not None:
+    if what == "trim":
+        for name in ("corpus", "output"):
+            if getattr(arguments, name) is None:
+                raise InputError(f"--{name}: must be given, to trim")
+        print(pretrained.trim(folder, arguments.corpus, arguments.output))
+        return 0
+    if what == "inspect" and (said := pretrained.inspect(folder, arguments.output)) is not None:
         print(said)
         return 0
-    whole = checkpoint(
-        arguments.what,
-        command.run_of(arguments),
-        arguments.step,
-        streams.console(),
-        dtype=arguments.dtype,
-        weights=arguments.weights,
-        output=arguments.output,
-    )
-    return 0 if whole else 1
+    given = (arguments.output, arguments.dtype, arguments.weights)
+    return 0 if checkpoint(what, folder, arguments.step, streams.console(), *given) else 1

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Extracts a model; returns the exit status. The run is read, the new folder is written."""
+    """Extracts a model. The run is read, the new folder is written."""
     sentences, directions = command.portion_of(arguments)
     if not directions:
         raise InputError(f"--directions={arguments.directions}: names no direction")

@@ -116,14 +116,16 @@ def write_config(
     for name in ("max_source_length", "max_target_length"):  # one search for all that is compared
         values[name] = max(values["length"], length, decoding.get(name, 0))
     values |= {"model_dir": repr(f"runs/{path.stem}"), "folder": repr(folder)}
+    source = _source_lines(layout)
     with path.open("x", encoding="utf-8") as file:
-        file.write(_gin_text(values, layout, keys, head))
+        more = {"head": "\n".join(f"# {line}" for line in head), "source": "\n".join(source)}
+        more |= {"languages": continued_config.listed(keys), "module": layout.module}
+        file.write(Template(_TEMPLATE.read_text("utf-8")).substitute(values, **more))
     if begun is not None:
         own = {"length": length, "batch_size": _rows(length)}
         own |= {"model_dir": repr(f"runs/{second.stem}")}
-        lines = _source_lines(layout)
         with second.open("x", encoding="utf-8") as file:
-            file.write(continued_config.text(begun, values | own, keys, lines, layout.module))
+            file.write(continued_config.text(begun, values | own, keys, source, layout.module))
     for line in (
         f"layout: {layout.name}, {layout.files}",
         *([f"English: {layout.english_side()}"] if "en" in languages else []),
@@ -276,15 +278,11 @@ def _piece_lengths(
     samples: Mapping[str, Sequence[Pair]], vocabulary: Vocabulary
 ) -> dict[str, np.ndarray]:
     """Returns language -> [2, n] pieces of both sides of its sample, with tag and eos."""
-    return {
-        code: np.array(
-            [
-                [len(ids) + 2 for ids in vocabulary.encode(list(side))]
-                for side in zip(*pairs, strict=True)
-            ]
-        )
-        for code, pairs in samples.items()
-    }
+    found = {}
+    for code, pairs in samples.items():
+        sides = [vocabulary.encode([*side]) for side in zip(*pairs, strict=True)]
+        found[code] = np.array([[len(ids) + 2 for ids in side] for side in sides])
+    return found
 
 
 def _row_length(lengths: Mapping[str, np.ndarray]) -> int:
@@ -295,7 +293,6 @@ def _row_length(lengths: Mapping[str, np.ndarray]) -> int:
 
 
 def _rows(length: int) -> int:
-    """Returns the rows of a batch."""
     return max(1, round(_BATCH_PIECES / (2 * length * 8))) * 8
 
 
@@ -306,9 +303,7 @@ def _choose(
     minutes: float,
     cores: int,
 ) -> tuple[dict[str, Any], float, float]:
-    """Chooses lengths, batch, steps and the model by the corpus, the minutes and the cores.
-
-    The larger model is taken where these minutes let it see the pairs often enough.
+    """Chooses lengths, batch, steps and the model: the largest that sees the pairs often enough.
 
     Returns:
         Values of the template, the minutes of training, and those of the baselines.
@@ -322,7 +317,8 @@ def _choose(
     size, step, steps = _SIZES[-1], 0.0, 0
     for size in _SIZES:
         step = _step_minutes(size, pieces, 2 * rows * length, cores)
-        steps = _two_digits(max(_FEWEST_STEPS, min(wanted, int(minutes / step))))
+        steps = max(_FEWEST_STEPS, min(wanted, int(minutes / step)))
+        steps -= steps % 10 ** (len(str(steps)) - 2)  # two digits that count
         if steps > 0.6 * wanted:
             break
     values = {
@@ -351,25 +347,6 @@ def _step_minutes(size: Size, pieces: int, tokens: int, cores: int) -> float:
     # Attention, feed-forward, and a second expert in every other layer.
     weights = 18 * size.width**2 * size.layers + size.width * pieces
     return 6 * tokens * weights / (_CORE_FLOPS * cores) / 60
-
-
-def _two_digits(number: int) -> int:
-    """Rounds down to two significant digits."""
-    unit = 10 ** max(0, len(str(number)) - 2)
-    return number // unit * unit
-
-
-def _gin_text(
-    values: Mapping[str, Any], layout: Detected, languages: Sequence[str], head: Sequence[str]
-) -> str:
-    """Fills in the template; texts of the user are quoted."""
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        values,
-        head="\n".join(f"# {line}" for line in head),
-        languages=continued_config.listed(languages),
-        module=layout.module,
-        source="\n".join(_source_lines(layout)),
-    )
 
 
 def _source_lines(layout: Detected) -> list[str]:

@@ -44,10 +44,9 @@ def open_run(
 ) -> Iterator[Run]:
     """Opens a run for one command.
 
-    It is checked that the folder is the config's. Training makes it so, and preparing jobs where
-    nothing is trained. What others override lives for the command, and its translations and scores
-    are a trial's (`m4.jobs.decoding.testsets`). Of a bucket's folder a local copy is brought up to
-    date; while the command works, and at the end, what it writes is uploaded. With several
+    The folder must be the config's. Training makes it so, and preparing jobs where nothing is
+    trained; what others override is a trial's (`m4.jobs.decoding.testsets`). Of a bucket's folder a
+    local copy is brought up to date, and what the command writes is uploaded. With several
     processes the primary does all that, and the others check that they see its folder.
 
     Args:

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -44,8 +44,7 @@ _OPERATIONAL += ("keep_period", "keep_best", "profile", "initial", "mesh", *BY_D
 _OPERATIONAL += ("on_bad_step", "bad_steps", "parameter_rates")
 
 
-@dataclasses.dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """A finished baseline: its folder, that of its translations, the content of result.json."""
 
     language: str  # `key_of` its pair of languages
@@ -133,26 +132,18 @@ def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
         level = experiment.data.levels.of(cache.size(pair, "train"))
         base = levels.of(level)
         vocabularies = {name: getattr(base.data.corpus, name) for name in _VOCABULARIES}
-        one = dataclasses.replace(
-            base,
-            data=dataclasses.replace(
-                base.data,
-                data_dir=None,
-                corpus=bilingual(cache, pair, **vocabularies),
-                sampler=proportional,
-                sample_by="examples",
-                stream=Stream,
-            ),
-            training=dataclasses.replace(
-                base.training,
-                profile=None,
-                initial=None,
-                parameter_rates=None,
-                **dict.fromkeys(BY_DIRECTION),
-            ),
-            decoding=experiment.decoding,
-            baselines=None,
+        data = dataclasses.replace(
+            base.data,
+            data_dir=None,
+            corpus=bilingual(cache, pair, **vocabularies),
+            sampler=proportional,
+            sample_by="examples",
+            stream=Stream,
         )
+        unset = dict.fromkeys(("profile", "initial", "parameter_rates", *BY_DIRECTION))
+        training = dataclasses.replace(base.training, **unset)
+        more = {"decoding": experiment.decoding, "baselines": None}
+        one = dataclasses.replace(base, data=data, training=training, **more)
         about = _identity(one, cache, pair)
         name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
         one = dataclasses.replace(one, model_dir=str(folder / f"{language}.{name}"))
@@ -185,8 +176,7 @@ def _identity(one: Experiment, cache: Cache, pair: str) -> dict[str, Any]:
 def workers_for(platform: str, cores: int, is_distributed: bool) -> int:
     """Returns how many processes train baselines, one a CPU core, or 0 to train in this process.
 
-    Several processes cannot share a TPU, and on a GPU each would take most of the memory. Where the
-    job has several processes, the others wait for this one, and a program for all devices would
-    wait for them: the accelerators rest, and the cores of this machine do the work.
+    Several cannot share a TPU, and on a GPU each would take most of the memory. The other processes
+    of a job wait for this one, so that a program for all devices would wait for them.
     """
     return cores if platform == "cpu" or is_distributed else 0

@@ -64,12 +64,7 @@ class Baseline:
     @property
     def folder(self) -> Path:
         """Folder with the checkpoints, the translations (`decodes`) and result.json."""
-        return Path(self.experiment.model_dir)
-
-    @property
-    def train_pairs(self) -> int:
-        """Number of training pairs."""
-        return self.identity["text"]["train"]["pairs"]
+        return self.experiment.folder
 
     def result(self) -> dict[str, Any] | None:
         """Returns the content of result.json, or None where the model is not trained yet."""
@@ -97,13 +92,13 @@ class Baseline:
 
 def train_all(missing: Sequence[Baseline], workers: int) -> None:
     """Trains and decodes baselines, the largest first; with 0 workers in this process."""
-    ordered = sorted(missing, key=lambda one: -one.train_pairs)
+    ordered = sorted(missing, key=lambda one: -one.identity["text"]["train"]["pairs"])
     shown = Progress({one.language: one.experiment.training.total_steps for one in ordered})
     for one in ordered:
         if (trained := one.result()) is not None:  # its test sets alone are to be translated
             shown.finished(one.language, trained["note"]["step"])
     shown.announce(f"{workers} CPU cores" if workers else f"{jax.device_count()} devices")
-    with ProgressBar("bilingual baselines", shown.total, "steps") as bar:
+    with ProgressBar("bilingual baselines", shown.line()[-1], "steps") as bar:
         if workers:
             _train_in_workers(ordered, shown, bar, workers)
             return
@@ -121,15 +116,13 @@ def train_all(missing: Sequence[Baseline], workers: int) -> None:
 class Progress:
     """Steps of all models on one bar, whose total shrinks when a model ends early."""
 
-    def __init__(self, steps: Mapping[str, int]) -> None:
-        """steps: Most steps of each model, by language."""
+    def __init__(self, steps: Mapping[str, int]) -> None:  # most steps of each model
         self._most = dict(steps)
         self._done = dict.fromkeys(steps, 0)
         self._texts: dict[str, str] = {}
         self._ended: set[str] = set()
 
     def announce(self, where: str) -> None:
-        """Prints one line before anything is trained."""
         if self._ended:
             print(f"baselines: {len(self._ended)} trained models to translate their test sets")
         if left := self._most.keys() - self._ended:
@@ -137,30 +130,23 @@ class Progress:
             print(f"baselines: {len(left)} models to train, at most {steps:,} steps, on {where}")
 
     def heard(self, language: str, step: int, text: str) -> None:
-        """Takes note of the step of a model."""
         if language not in self._ended:
             self._done[language], self._texts[language] = step, f"{language} {text}"
 
     def finished(self, language: str, step: int) -> None:
-        """Takes note of the last step of a model."""
         self._ended.add(language)
         self._done[language] = self._most[language] = step
         self._texts.pop(language, None)
 
-    @property
-    def total(self) -> int:
-        """Most steps of all models, as far as is known."""
-        return sum(self._most.values())
-
     def line(self) -> tuple[int, str, int]:
-        """Returns (steps done, text, total) for a bar."""
+        """Returns (steps done, text, total as far as is known) for a bar."""
         models = f"{len(self._ended)}/{len(self._most)} models"
-        return sum(self._done.values()), " · ".join([models, *self._texts.values()]), self.total
+        text = " · ".join([models, *self._texts.values()])
+        return sum(self._done.values()), text, sum(self._most.values())
 
 
 @contextlib.contextmanager
 def _named(language: str) -> Iterator[None]:
-    """Adds the language to the error of a model that diverged."""
     try:
         yield
     except BadStep as error:
@@ -208,23 +194,17 @@ def _train_in_workers(
                 worker.terminate()
 
 
-class _Worker:
-    """The state of a worker process: where messages to its parent go."""
-
-    messages: Any
+_to_parent: Any = None  # in a worker process: the queue of its messages
 
 
 def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -> None:
-    """Prepares a process of the pool, which ends with its parent and computes on one core.
-
-    It has one CPU device, whatever devices the parent has or asks JAX for. Elsewhere than on Linux
-    the processes share the cores as the system pleases.
-    """
+    """Prepares a process of the pool, which ends with its parent and computes on one CPU core."""
     end_with(parent)
     # Ctrl-C reaches the parent too, which ends its workers by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals.watch()
-    _Worker.messages = messages
+    global _to_parent
+    _to_parent = messages
     # A TPU is the parent's, it has most of a GPU's memory, and fake devices would share the core.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
@@ -236,14 +216,10 @@ def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -
 
 def train_in_worker(one: Baseline) -> tuple[str, int]:
     """Calls `train_one` in a process of the pool; SIGTERM saves the step and raises Interrupted."""
-
-    def report(*message: Any) -> None:
-        _Worker.messages.put(message)
-
     before = signals.install()
     try:
         signals.check()
-        return train_one(one, jax.devices(), report)
+        return train_one(one, jax.devices(), lambda *message: _to_parent.put(message))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -265,14 +241,14 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
     training = experiment.training
     cache = experiment.data.corpus.build(folder / "data")
     parts = build(experiment, cache, make_mesh=lambda: mesh_for(training, devices))
-    decoding = experiment.decoding
+    decoding, of = experiment.decoding, {"vocabulary": cache.vocabulary.fingerprint}
     trained = loop.train(
         parts.program,
         training,
         folder,
         parts.stream,
         evaluators=[parts.dev_chrf()],
-        note={"language": language, "vocabulary": cache.vocabulary.fingerprint},
+        note={"language": language, **of},
         progress=functools.partial(report, language),
     )
 
@@ -287,11 +263,7 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
         one.decodes(),
         "test",
         Portion("test", test_sentences=decoding.test_sentences).pairs(cache),
-        {
-            **decoding.search(),
-            "step": trained.note["best_step"],
-            "vocabulary": cache.vocabulary.fingerprint,
-        },
+        {**decoding.search(), "step": trained.note["best_step"], **of},
     )
     step = trained.note["step"]
     if one.result() is not None:

@@ -29,10 +29,7 @@ _NOT_KEPT = ("sampling", "best_step", "best", "risen_to", "since_best", "metrics
 
 
 def chosen_steps(folder: Path, last: int | None, steps: Sequence[int] | None) -> list[int]:
-    """Returns the steps to average: the last so many of a run, or these.
-
-    Of fewer than `last` all are taken, and a line on stderr says so.
-    """
+    """Returns the steps to average: the last of a run, as many as there are, or these."""
     if steps is None:
         trained_step(folder)  # there is one
         there = complete_steps(folder / "checkpoints")
@@ -64,8 +61,7 @@ def bindings(experiment: Experiment, folder: Path) -> list[str]:
 def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) -> Path:
     """Saves the mean of the parameters of steps as the last of them in the folder of `output`.
 
-    It is computed in float64, in the order of the steps: the same every time. A mean of the same
-    checkpoints that is there stays.
+    A mean of the same checkpoints that is there stays.
     """
     run, folder = experiment.folder, output.folder
     of = {str(step): digest(run / "checkpoints", step) for step in steps}
@@ -84,9 +80,8 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
 
     def params() -> Iterable[Any]:
         for step in steps:
-            tree, _, note = restore_params(
-                model, run / "checkpoints", step, cache.vocabulary, layout, item="params"
-            )
+            at = run / "checkpoints", step, cache.vocabulary
+            tree, _, note = restore_params(model, *at, layout, item="params")
             notes.append(note)
             yield tree
 

@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from m4.jobs.checkpoints.pretrained import check_new
 from m4.settings import InputError
 from m4.storage import manifest, run_folder, safetensors
 from m4.storage.checkpoints import Checkpoints
@@ -37,23 +38,15 @@ def checkpoint(
     run: str,
     step: int | None,
     console: Console,
-    *,
+    output: Path | None = None,
     dtype: str | None = None,
     weights: Path | None = None,
-    output: Path | None = None,
 ) -> bool:
     """Looks at checkpoints, or converts one; returns whether all that was looked at is whole."""
-    for name, value in (("dtype", dtype), ("weights", weights), ("output", output)):
-        if what != "convert" and value is not None:
-            raise InputError(f"--{name}={value}: only with convert, not {what}")
-    jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
-    folder = fetched(run)
-    run_folder.read(folder)
+    folder = opened(run)
     if what in ("list", "verify"):
         return _verify(folder, step, console, full=what == "verify")
-    found = whole_step(folder / "checkpoints", step)
-    if found is None:
-        raise InputError(f"{run}: no checkpoints; train first, or give another run")
+    found = step_of(run, folder, step)
     if what == "inspect":
         return _inspect(folder, found, console)
     if output is None:
@@ -63,14 +56,28 @@ def checkpoint(
     return True
 
 
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[Checkpoints]:
-    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:
-        yield store
+def opened(run: str) -> Path:
+    """Returns a run's folder on this machine, of which nothing is computed on an accelerator."""
+    jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
+    folder = fetched(run)
+    run_folder.read(folder)
+    return folder
+
+
+def step_of(run: str, folder: Path, step: int | None, *, used: bool = False) -> int:
+    """Returns a whole step of a run. `used`: See `m4.storage.steps.whole_step`."""
+    found = whole_step(folder / "checkpoints", step, used=used)
+    if found is None:
+        raise InputError(f"{run}: no checkpoints; train first, or give another run")
+    return found
+
+
+def store_of(folder: Path) -> contextlib.closing[Checkpoints]:
+    """Returns the checkpoints of a folder, to read."""
+    return contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True))
 
 
 def _verify(folder: Path, step: int | None, console: Console, *, full: bool) -> bool:
-    """A row for each step."""
     steps = complete_steps(folder / "checkpoints")
     if not steps or (step is not None and step not in steps):
         wanted = "no checkpoints" if step is None else f"no checkpoint of step {step}"
@@ -80,9 +87,11 @@ def _verify(folder: Path, step: int | None, console: Console, *, full: bool) -> 
     for name in ("step", "saved", "MB", "items", "note", "SHA-256" if full else "sizes"):
         table.add_column(name, justify="right" if name in ("step", "MB") else "left")
     whole = True
-    with _opened(folder) as store:
+    with store_of(folder) as store:
         for one in steps if step is None else [step]:
             there = store.folder / str(one)
+            at = there.stat().mtime  # by the store's clock
+            saved = datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") if at else ""
             said = manifest.problem(there, level="full" if full else "fast")
             files = None if said else manifest.files_of(there)
             state = "as written" if files else "no manifest: not verified"
@@ -91,7 +100,7 @@ def _verify(folder: Path, step: int | None, console: Console, *, full: bool) -> 
             items = set() if said else manifest.items_of(there) - {manifest.ITEM, "note"}
             table.add_row(
                 str(one),
-                _saved(there),
+                saved,
                 f"{sum(size for size, _ in (files or {}).values()) / 1e6:,.1f}" if files else "",
                 ", ".join(sorted(items)),
                 _noted(note),
@@ -101,12 +110,6 @@ def _verify(folder: Path, step: int | None, console: Console, *, full: bool) -> 
     for path in damaged_steps(folder / "checkpoints"):
         console.print(f"{path}: moved aside, damaged", highlight=False, soft_wrap=True)
     return whole
-
-
-def _saved(step: Any) -> str:
-    """When a step was saved, by the store's clock."""
-    at = step.stat().mtime
-    return datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") if at else ""
 
 
 def _noted(note: Mapping[str, Any]) -> str:
@@ -120,13 +123,9 @@ def _noted(note: Mapping[str, Any]) -> str:
 
 
 def _inspect(folder: Path, step: int, console: Console) -> bool:
-    """Prints every array and what the note says, a line an entry.
-
-    An array's line has its shape, dtype, sharding as it was saved, norm, and how many of its values
-    are not finite.
-    """
+    """Prints every array and what the note says, a line an entry."""
     finite = True
-    with _opened(folder) as store:
+    with store_of(folder) as store:
         there = store.folder / str(step)
         for item in sorted(manifest.items_of(there) - {manifest.ITEM, "note", "metrics"}):
             table = Table(box=SIMPLE_HEAD, title=f"{there}/{item}", title_justify="left")
@@ -167,9 +166,8 @@ def _convert(
     folder: Path, step: int, output: Path, dtype: str | None, weights: Path | None
 ) -> None:
     """The parameters that a step is used with, as a file or as a separate run."""
-    if output.exists():
-        raise InputError(f"--output={output}: is there already")
-    with _opened(folder) as store:
+    check_new(output)
+    with store_of(folder) as store:
         item = used_item(manifest.items_of(store.folder / str(step)))
         note = {**store.note(step), "converted": dtype or "as it was"}
         params = store.read(step, item)

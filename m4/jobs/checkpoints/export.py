@@ -1,25 +1,22 @@
 """`m4 export`: a run's model as a checkpoint of T5X, or in Hugging Face's layout."""
 
-import contextlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from m4.data.vocabulary.vocabulary import with_plain_tags
-from m4.jobs.checkpoints.pretrained import write_config
+from m4.jobs.checkpoints.checkpoint import opened, step_of, store_of
+from m4.jobs.checkpoints.pretrained import check_new, write_config
 from m4.jobs.checkpoints.source_run import SourceRun
 from m4.settings import InputError
 from m4.storage import manifest, run_folder, safetensors, t5x
-from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import whole_folder
-from m4.storage.local_copy import fetched
 from m4.storage.numbers import check_weights
-from m4.storage.steps import used_item, whole_step
+from m4.storage.steps import used_item
 from m4.train import hf_layout, t5x_layout
 from m4.train.initial import InitialModel, unscanned
 
@@ -32,13 +29,13 @@ def export_hf(run: str, step: int | None, output: Path) -> str:
     The parameters are those that the step is used with. A dense model is a T5 1.1 (with a table of
     relative positions in each layer a umT5), one with the gate `switch` a Switch Transformer.
     """
-    folder, found = _found(run, step, output)
+    folder, found = _checked(run, step, output)
     there = SourceRun(folder, run, InitialModel(run), found, None)
     try:
         config = hf_layout.config_of(there.model)
     except InputError as error:
         raise InputError(f"{run}: {error}") from error
-    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:
+    with store_of(folder) as store:
         params = store.read(found, used_item(manifest.items_of(store.folder / str(found))))
     check_weights(f"{run}, step {found}", params)
     read, arrays = unscanned(unflatten_dict(params, sep="/")), {}
@@ -61,8 +58,8 @@ def export(run: str, step: int | None, output: Path) -> str:
     The parameters are those that the step is used with. Where they are the plain ones and the
     optimizer is Adafactor, its moments go with them.
     """
-    folder, found = _found(run, step, output)
-    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:
+    folder, found = _checked(run, step, output)
+    with store_of(folder) as store:
         items = manifest.items_of(store.folder / str(found))
         item = used_item(items)
         params = store.read(found, item)
@@ -85,17 +82,11 @@ def export(run: str, step: int | None, output: Path) -> str:
     return f"{folder}, step {found} -> {output / f'checkpoint_{steps}'}, {said}"
 
 
-def _found(run: str, step: int | None, output: Path) -> tuple[Path, int]:
+def _checked(run: str, step: int | None, output: Path) -> tuple[Path, int]:
     """Returns a run's folder on this machine, and the step to export."""
-    jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
-    folder = fetched(run)
-    run_folder.read(folder)
-    if output.exists():
-        raise InputError(f"--output={output}: is there already")
-    found = whole_step(folder / "checkpoints", step, used=True)
-    if found is None:
-        raise InputError(f"{run}: no checkpoints; train first, or give another run")
-    return folder, found
+    folder = opened(run)
+    check_new(output)
+    return folder, step_of(run, folder, step, used=True)
 
 
 def _adafactor(

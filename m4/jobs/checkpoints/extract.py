@@ -95,9 +95,8 @@ def chosen(
 
     Args:
         keep: Experts of each layer that stay. Defaults to those of `share`.
-        share: Share of the choices whose experts stay, where the gate is by token. Defaults to
-            0.95. Of a gate by task all experts stay that its tasks choose.
-        step: Step of the model. Defaults to the latest.
+        share: Share of the choices whose experts stay, where the gate is by token, by default 0.95.
+            Of a gate by task all experts stay that its tasks choose.
     """
     cache = open_corpus(experiment)
     pairs = Portion("dev", _COUNTED, tuple(directions)).pairs(cache)
@@ -115,18 +114,16 @@ def chosen(
             most = max(most, _needed(count_E, 1.0 if by_task else share or _SHARE))
     if keep is not None and keep < most:
         raise InputError(f"--keep={keep}: the tasks of these directions choose {most} experts")
-    ids, tags = {}, [*map(base_language, languages_of(map(pair_of, directions)))]
-    for role in ROLES if cache.separate else (None,):
-        given = Vocabulary(vocabulary_file(cache.folder, role))
-        ids[role] = used_ids(given, _texts(cache, directions, role), tags)
+    tags = [*map(base_language, languages_of(map(pair_of, directions)))]
+    ids = {
+        role: used_ids(_vocabulary(cache, role), _texts(cache, directions, role), tags)
+        for role in (ROLES if cache.separate else (None,))
+    }
     return Part(model, cache, found, use, keep or most, ids)
 
 
 def use_of(model: Translator, pairs: Mapping[str, Sequence[tuple[str, str]]]) -> initial.Use:
-    """Returns how often the tokens of (source, target) pairs choose each expert, by layer.
-
-    pairs: By direction.
-    """
+    """Returns how often the tokens of directions' pairs choose each expert, by layer."""
     found, what = Counts(model.trained), "the program that counts routing"
     for direction, sentences in pairs.items():
         sources, targets = _sides(direction, sentences)
@@ -144,6 +141,10 @@ def _needed(count_E: npt.NDArray[np.int64], share: float) -> int:
     """Returns the fewest experts that have a share of the choices."""
     reached = np.cumsum(np.sort(count_E)[::-1]) >= share * count_E.sum()
     return int(np.argmax(reached)) + 1
+
+
+def _vocabulary(cache: Cache, role: str | None) -> Vocabulary:
+    return Vocabulary(vocabulary_file(cache.folder, role))
 
 
 def _texts(cache: Cache, directions: Sequence[str], role: str | None) -> Iterator[str]:
@@ -186,8 +187,7 @@ def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> It
     old, folder = part.of, experiment.folder
     for role, ids in part.ids.items():
         with whole(vocabulary_file(folder / run_folder.VOCABULARY, role)) as unfinished:
-            given = Vocabulary(vocabulary_file(part.cache.folder, role))
-            unfinished.write_bytes(trimmed(given, ids))
+            unfinished.write_bytes(trimmed(_vocabulary(part.cache, role), ids))
     cache = open_corpus(experiment)
     assert cache.target_vocabulary.size == len([*part.ids.values()][-1])
     parts = build(experiment, cache)
@@ -196,7 +196,7 @@ def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> It
     trees = [jax.tree.leaves(model.params) for model in (old, new)]
     about: dict[str, Any] = {
         "experts": [len(next(iter(part.use.values()))), part.experts],
-        "pieces": [sum(Vocabulary(vocabulary_file(each.folder, role)).size for role in part.ids)
+        "pieces": [sum(_vocabulary(each, role).size for role in part.ids)
                    for each in (part.cache, cache)],
         "parameters": [sum(leaf.size for leaf in tree) for tree in trees],
         "bytes": [sum(leaf.nbytes for leaf in tree) for tree in trees],

@@ -18,7 +18,7 @@ from m4.storage import run_folder
 from m4.storage.local_copy import fetched
 from m4.storage.steps import latest_step, whole_step
 from m4.train import initial
-from m4.train.initial import InitialModel, Plan, check_adafactor
+from m4.train.initial import InitialModel, check_adafactor
 from m4.train.loop import Begin
 from m4.train.program import TrainProgram
 from m4.train.state import TrainState
@@ -67,7 +67,7 @@ def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cac
         "kept": experiment.data.kept(cache.directions),
     }
     if distributed.is_primary():
-        print("\n".join(_lines(about, by_rule, rules, source, plan)))
+        print("\n".join(_lines(about, by_rule, rules.new_pieces, source)))
         run_folder.note(experiment.folder, initial=about)
 
     def state(program: TrainProgram) -> tuple[TrainState, dict[str, Any]]:
@@ -82,22 +82,18 @@ def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cac
 
 
 def _lines(
-    about: Mapping[str, Any],
-    by_rule: Mapping[str, list[str]],
-    rules: InitialModel,
-    source: Source,
-    plan: Plan,
+    about: Mapping[str, Any], by_rule: Mapping[str, list[str]], pieces_by: str, source: Source
 ) -> list[str]:
     """Returns lines for people: what was taken over, grown and left."""
     found = [
         f"begins from {source.folder} at step {source.step}: {about['taken']} of "
-        f"{len(plan.leaves)} arrays of parameters are taken over"
+        f"{about['taken'] + sum(map(len, by_rule.values()))} arrays of parameters are taken over"
     ]
     for rule, paths in [*sorted(by_rule.items()), ("left", about["left"])]:
         if paths:
             found.append(f"  {rule}: {len(paths)} ({paths[0]}{', ...' * (len(paths) > 1)})")
     for path, pieces in about["new_pieces"].items():
-        found.append(f"  {path}: {counted(pieces, 'new piece')} ({rules.new_pieces})")
+        found.append(f"  {path}: {counted(pieces, 'new piece')} ({pieces_by})")
     for name, (before, now) in about["changes"].items():
         found.append(f"  {name}: {before} -> {now}")
     loss = source.last_loss()
@@ -105,10 +101,11 @@ def _lines(
 
 
 def _opened(rules: InitialModel, run: Path) -> Source:
-    """Opens the other run. Without @STEP it is at the step that run.json of `run` names, if any."""
     name, step = name_and_step(rules.run)
-    folder = fetched(name)
-    known = _known_step(rules, run) if step is None else None
+    folder, known = fetched(name), None
+    if step is None and (run / "run.json").is_file():  # not there of --dry_run
+        begun = run_folder.read(run).get("initial") or {}
+        known = begun.get("step") if begun.get("run") == rules.run else None
     if is_hf(folder):
         return opened(folder, rules, step)
     if is_t5x(folder):
@@ -120,16 +117,6 @@ def name_and_step(run: str) -> tuple[str, int | None]:
     """RUN@STEP -> RUN, STEP. What follows an @ and is no number belongs to the name."""
     name, _, step = run.rpartition("@")
     return (name, int(step)) if name and step.isdecimal() else (run, None)
-
-
-def _known_step(rules: InitialModel, run: Path) -> int | None:
-    """The step that a run began from, as run.json has it; None: it has not begun."""
-    if not (run / "run.json").is_file():  # of --dry_run
-        return None
-    match run_folder.read(run).get("initial"):
-        case {"run": rules.run, "step": int() as step}:
-            return step
-    return None
 
 
 def check_start(experiment: Experiment, *, writes: bool = True) -> tuple[int | None, Source | None]:

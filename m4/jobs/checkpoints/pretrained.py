@@ -29,30 +29,21 @@ _ROOM = 128
 _LONGEST_LINE = 1 << 20  # bytes
 
 
-def look_or_trim(what: str, run: str, corpus: Path | None, output: Path | None) -> str | None:
-    """Returns what `inspect` or `trim` says; None: it is another command.
+def inspect(run: str, output: Path | None) -> str | None:
+    """Returns the gin file that begins from a model; with `output` it is written, and summed up.
 
-    `inspect` of a run of m4 without --output is another one, too: it shows arrays.
+    None: a run of m4 without `output`, of which its arrays are to be shown.
     """
-    if what != "trim":
-        if corpus is not None:
-            raise InputError(f"--corpus={corpus}: only with trim, not {what}")
-        if what != "inspect" or not (is_hf(folder := fetched(run)) or output):
-            return None
-        found = beginning(folder)
-        about = "\n".join(found.about)
-        text = "\n".join([about, *found.imports, "", *found.settings])
-        if output is None:
-            return text
-        _check_new(output)
-        write_text(output, text + "\n")
-        return about
-    for name, value in (("corpus", corpus), ("output", output)):
-        if value is None:
-            raise InputError(f"--{name}: must be given, to trim")
-    assert corpus is not None
-    assert output is not None
-    return trim(fetched(run), corpus, output)
+    if not (is_hf(folder := fetched(run)) or output):
+        return None
+    found = beginning(folder)
+    about = "\n".join(found.about)
+    text = "\n".join([about, *found.imports, "", *found.settings])
+    if output is None:
+        return text
+    check_new(output)
+    write_text(output, text + "\n")
+    return about
 
 
 class Beginning(NamedTuple):
@@ -86,7 +77,6 @@ def beginning(folder: Path, languages: Sequence[str] = ()) -> Beginning:
 
 
 def _room(vocabulary: Vocabulary, languages: Sequence[str]) -> int:
-    """Returns the ids behind a vocabulary's own, for tags and pieces of new languages."""
     new = {*map(base_language, languages)} - {*vocabulary.languages}
     return _ROOM * max(1, len(new))
 
@@ -180,14 +170,15 @@ def _of_hf(there: SourceHf, folder: Path, languages: Sequence[str]) -> Beginning
     return Beginning(about, imports, lines, vocabulary, settings["width"])
 
 
-def trim(folder: Path, corpus: Path, output: Path) -> str:
+def trim(run: str, corpus: Path, output: Path) -> str:
     """Writes a folder whose vocabulary has only the pieces that a corpus uses; says the sizes.
 
     Specials, bytes and tags stay. The order of the pieces stays, so that logits are those of the
     old model without the columns that are gone. Files are written one by one.
     """
+    folder = fetched(run)
     there = SourceHf(folder)
-    _check_new(output)
+    check_new(output)
     old = there.vocabulary()
     used, special = used_ids(old, _lines(corpus)), used_ids(old, [])
     if used == special:
@@ -216,7 +207,8 @@ def trim(folder: Path, corpus: Path, output: Path) -> str:
     )
 
 
-def _check_new(output: Path) -> None:
+def check_new(output: Path) -> None:
+    """Raises InputError where an output is there."""
     if output.exists():
         raise InputError(f"--output={output}: is there already")
 

@@ -71,7 +71,6 @@ class SourceHf(Source):
                 raise InputError(f"{key} = {size}: the files are smaller")
 
     def _place(self, path: str, shape: tuple[int, ...]) -> hf_layout.HfParameter:
-        """Returns the place of a parameter, which the files have in this shape."""
         found = hf_layout.place(path, shape, self.model)
         assert found is not None, path
         has, first = self.weights.shapes, found.names[0]
@@ -132,11 +131,9 @@ class SourceHf(Source):
         return found
 
     def vocabulary(self, role: str = "target") -> Vocabulary:
-        """Returns the vocabulary, the same for sources and targets."""
         return self._vocabulary
 
     def check(self, model: Transformer, left: list[str]) -> None:
-        """Checks that a model of m4 computes what this one does."""
         wanted = {**initial.computation(self.model), "source_vocab_size": None}
         initial.check_computation(model, wanted, self.folder)
         for path in left:
@@ -145,8 +142,6 @@ class SourceHf(Source):
                 raise InputError(f"{self.folder}: {path} has no place in the model")
 
     def params(self, layout: Layout) -> tuple[Old, Use]:
-        """Returns what reads a parameter; how often experts were chosen is not known."""
-        del layout
         return self.read, {}
 
     def read(self, path: str) -> np.ndarray:

@@ -33,12 +33,7 @@ from m4.train.state import TrainState
 
 
 class SourceRun(Source):
-    """Its checkpoint of a step, its vocabularies and its model.
-
-    Attributes:
-        experiment: What it was trained with.
-        model: The model, without parameters.
-    """
+    """Its checkpoint of a step, its vocabularies, its experiment and the model of it."""
 
     def __init__(
         self, folder: Path, name: str, rules: InitialModel, step: int | None, known: int | None
@@ -52,14 +47,11 @@ class SourceRun(Source):
             allowed = "the folder of a trained run (no config.gin), or a checkpoint of T5X"
             raise SettingError("InitialModel.run", rules.run, allowed)
         trained = configs.load([saved], model_dir=name, allowed_modules=rules.allow_modules)
-        experiment = trained.experiment()
 
         def chosen() -> int | None:
+            asked = known if step is None else step
             try:
-                used = not rules.optimizer
-                return whole_step(
-                    folder / "checkpoints", known if step is None else step, used=used
-                )
+                return whole_step(folder / "checkpoints", asked, used=not rules.optimizer)
             except InputError as error:
                 if known is None:
                     raise
@@ -71,17 +63,15 @@ class SourceRun(Source):
         if found is None:
             raise SettingError("InitialModel.run", rules.run, "a run that has a checkpoint")
         self.folder, self.step, self._rules = folder, found, rules
-        self.experiment = experiment
-        self._cache: Cache = open_vocabulary(experiment)
-        self.model: Transformer = build(experiment, self._cache).model
+        self.experiment = trained.experiment()
+        self._cache: Cache = open_vocabulary(self.experiment)
+        self.model: Transformer = build(self.experiment, self._cache).model
         self.shapes = initial.shapes_of(abstract_variables(self.model)["params"])
 
     def vocabulary(self, role: str) -> Vocabulary:
-        """Returns the vocabulary of sources or targets."""
         return getattr(self._cache, f"{role}_vocabulary")
 
     def check(self, model: Transformer, left: list[str]) -> None:
-        """Checks that a model computes what this one does; what it leaves is named by a rule."""
         initial.check_computation(model, initial.computation(self.model), self.folder)
 
     def tasks(self) -> list[set[str]]:
@@ -89,33 +79,19 @@ class SourceRun(Source):
         return tasks_of(self.model, self._cache)
 
     def params(self, layout: Layout, item: str | None = None) -> tuple[initial.Old, Use]:
-        """Returns the parameters that the step is used with, and how often each expert was chosen.
-
-        item: "params" or "average", those of the step in any case.
-        """
-        params, _, note = restore_params(
-            self.model,
-            self.folder / "checkpoints",
-            self.step,
-            self._cache.vocabulary,
-            layout,
-            item,
-        )
+        # item: "params" or "average". Defaults to what the step is used with.
+        there, vocabulary = self.folder / "checkpoints", self._cache.vocabulary
+        params, _, note = restore_params(self.model, there, self.step, vocabulary, layout, item)
         chosen = Counts.from_json(note["assigned"]).layers if "assigned" in note else {}
         use = {layer: assigned_DE.sum(axis=0) for layer, assigned_DE in chosen.items()}
         return initial.unscanned(params), use
 
     def learned(self) -> dict[str, Any]:
-        """Returns what of the step's note a run continues with: rates that a sampler learned."""
         note = read_note(self.folder, self.step)
         return {name: note[name] for name in ("sampling",) if name in note}
 
     def with_optimizer(self, program: TrainProgram, plan: Plan) -> tuple[TrainState, str]:
-        """Returns the state after the step in the shapes of a program, and what was kept of it.
-
-        Parameters and their average are taken over as `plan` says. The optimizer's
-        arrays are kept where they fit (`m4.train.initial.fits`), else it begins from zero.
-        """
+        # The optimizer's arrays are kept where they fit, else it begins from zero.
         fresh = program.new_state()
         begun, placed = average.items(fresh), average.items(program.shardings)
         layout = program.layout
@@ -151,7 +127,6 @@ class SourceRun(Source):
         return TrainState(step, made["params"], optimizer), "from zero: it has other arrays"
 
     def last_loss(self) -> str | None:
-        """Returns its last dev loss up to the step whose parameters are used, for people."""
         note = {} if self._rules.optimizer else read_note(self.folder, self.step)
         used = note.get("best_step") or self.step
         rows = [row for row in read_metrics(self.folder) if row["step"] <= used]

@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from m4.data.cache.tokens import vocabulary_file
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.jobs.checkpoints.source import Source
@@ -29,8 +27,6 @@ class SourceT5x(Source):
     def __init__(
         self, folder: Path, rules: InitialModel, step: int | None, known: int | None
     ) -> None:
-        """Opens a checkpoint."""
-
         def chosen() -> str:
             return str(_chosen(folder, known if step is None else step))
 
@@ -70,7 +66,6 @@ class SourceT5x(Source):
         return "source_token_embedder/embedding" in self.shapes
 
     def vocabulary(self, role: str) -> Vocabulary:
-        """Returns the vocabulary of sources or targets."""
         return Vocabulary(vocabulary_file(self._place, role if self._separate else None))
 
     def _check_rows(self, role: str, rows: int) -> None:
@@ -82,7 +77,6 @@ class SourceT5x(Source):
             )
 
     def check(self, model: Transformer, left: list[str]) -> None:
-        """Checks that the model computes what the checkpoint does."""
         is_t5 = any(source.name.startswith("encoder/") for source in self._sources.values())
         if is_t5 and model.absolute_positions:
             allowed = "False: the checkpoint of T5X has relative positions alone"
@@ -98,15 +92,9 @@ class SourceT5x(Source):
                 )
 
     def params(self, layout: Layout) -> tuple[Old, Use]:
-        """Returns what reads a parameter; T5X does not count experts' choices."""
-        del layout
-        return self._read, {}
-
-    def _read(self, path: str) -> np.ndarray:
-        return t5x_layout.parameter(self._sources[path], self._there.read)
+        return lambda path: t5x_layout.parameter(self._sources[path], self._there.read), {}
 
     def with_optimizer(self, program: TrainProgram, plan: Plan) -> tuple[TrainState, str]:
-        """Returns parameters, Adafactor's moments and the steps, for a model of equal shapes."""
         check_adafactor(program.optimizer)
         try:
             given = {

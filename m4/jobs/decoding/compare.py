@@ -25,8 +25,7 @@ from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
 from m4.eval.scoring.rates import REFERENCE
 from m4.eval.scoring.score import COPY, System, find_decodes, read_scores, train_pairs_of
 from m4.eval.scoring.winners import Cost, cost_of, total
-from m4.jobs.decoding.forgotten import forgotten
-from m4.jobs.decoding.report import curve, show
+from m4.jobs.decoding.report import curve, forgotten, show
 from m4.settings import InputError, annotations_of, check_name, pasted
 from m4.storage import run_folder
 from m4.storage.files import check_tree

@@ -25,12 +25,13 @@ from m4.eval.scoring.score import (
 )
 from m4.experiment import Experiment
 from m4.jobs import streams
-from m4.jobs.decoding.portions import open_for, subsets
 from m4.jobs.decoding.testsets import (
     command_of,
     decode,
     decodes_folder,
+    open_for,
     scores_folder,
+    subsets,
 )
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
@@ -103,10 +104,7 @@ def _score(
 def _task_metrics(
     experiment: Experiment, cache: Cache, system: System, portion: Portion, scores: Path
 ) -> list[Path]:
-    """Writes the source's own metrics, a row a direction; returns the files.
-
-    They are in task_metrics.jsonl next to the scores; where there are none, there is no file.
-    """
+    """Writes the source's own metrics, a row a direction, next to the scores; returns the files."""
     source: Any = experiment.data.corpus.opened_source
     if portion.split not in SPLITS or not hasattr(source, "task_metrics"):
         return []
@@ -135,8 +133,7 @@ def scored(
     experiment: Experiment, cache: Cache, measured: Measured, portion: Portion
 ) -> list[dict[str, Any]]:
     """Returns the rows of scores.jsonl."""
-    marks = subsets(experiment, cache, portion, decodes_folder(experiment))
-    return score_rows(measured, train_pairs(cache), marks)
+    return score_rows(measured, train_pairs(cache), subsets(experiment, cache, portion))
 
 
 def tested(cache: Cache) -> list[str]:

@@ -20,13 +20,14 @@ from m4.eval.report.results import write_results
 from m4.eval.scoring.score import read_scores
 from m4.experiment import Experiment
 from m4.jobs.decoding.evaluate import system, system_name
-from m4.jobs.decoding.portions import open_for, subsets
 from m4.jobs.decoding.report import show
 from m4.jobs.decoding.testsets import (
     PortionDecoder,
     decodes_folder,
     halves,
+    open_for,
     scores_folder,
+    subsets,
     trained_step,
 )
 from m4.parallel import distributed
@@ -144,7 +145,7 @@ def _report(
         systems,
         experiment.decoding.metrics,
         pairs,
-        subsets(experiment, cache, portion, decodes / ZERO_SHOT),
+        subsets(experiment, cache, portion, ZERO_SHOT),
         Background(
             title="Directions without training pairs",
             facts={

@@ -112,7 +112,7 @@ def test_files_that_are_decoded_and_scored(
     model: Any = None
     ready = Translator(model, None, made.vocabulary, normalise=CLEANING.normalise)
     scored: list[list[str]] = []
-    monkeypatch.setattr(score, "translator", lambda _: ready)
+    monkeypatch.setattr(score, "loaded", lambda _: (ready, {}))
     monkeypatch.setattr(
         score,
         "score_references",

@@ -62,11 +62,7 @@ _T5X_FLAGS = {
 
 
 def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> argparse.Namespace:
-    """Reads a command line.
-
-    Args:
-        given: The words after `m4`.
-        environment: Environment variables, which may name a cluster of processes.
+    """Reads the words after `m4`; environment variables may name a cluster of processes.
 
     Returns:
         The command's arguments, `command` as it was typed ("data preview"), `do`, the function that
@@ -145,8 +141,6 @@ def _add_commands(
 
 def split_arguments(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits off --gin.NAME=VALUE: (other arguments, ["NAME = VALUE", ...]); --a-b becomes --a_b.
-
-    So does a command.
 
     Raises:
         InputError: A flag or command has T5X's name; the message has m4's.

@@ -11,23 +11,10 @@ from m4.settings import InputError
 
 # Not the user's mistakes, and none of m4's: the same command works when the machine allows it.
 _REFUSALS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EIO,
-    errno.ESTALE,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENXIO,
-    errno.ENOMEM,
-)
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE,
+    errno.ENFILE, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR,
+    errno.EISDIR, errno.ENXIO, errno.ENOMEM,
+)  # fmt: skip
 # Of Python and of the loader of shared libraries.
 _WORDS = ("failed to map segment from shared object", "can't start new thread", "std::bad_alloc")
 # Open files and memory that a job needs at most, with all its libraries, beyond its model. Systems
@@ -52,9 +39,8 @@ def check_limits() -> None:
         raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {said}")
     for kind, flag in ((resource.RLIMIT_AS, "v"), (resource.RLIMIT_DATA, "d")):
         if 0 <= (soft := resource.getrlimit(kind)[0]) < _LEAST_BYTES:
-            said = (
-                f"{soft >> 10:,} KiB are allowed (ulimit -{flag}), m4 needs {_LEAST_BYTES >> 10:,}"
-            )
+            allowed, needed = (f"{number >> 10:,}" for number in (soft, _LEAST_BYTES))
+            said = f"{allowed} KiB are allowed (ulimit -{flag}), m4 needs {needed}"
             raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {said}")
 
 
@@ -91,9 +77,7 @@ def check_text(arguments: Sequence[str]) -> None:
 def flushed(status: int, name: str) -> int:
     """Writes what is left to standard output, and returns the exit status of the program.
 
-    Args:
-        status: The exit status so far, returned where all could be written.
-        name: The beginning of the line on standard error where it could not.
+    It is `status` where all could be written; else a line on standard error begins with `name`.
     """
     try:
         sys.stdout.flush()

@@ -107,8 +107,8 @@ class Bindings:
             allowed_modules: Modules allowed outside m4, as NAME or NAME=FOLDER, where the files are
                 of a run and may be a stranger's. Defaults to all: the files are the user's own.
         """
-        given = allowed_modules
-        self._allowed = None if given is None else settings.allowed_modules(given)
+        named = allowed_modules
+        self._allowed = None if named is None else settings.allowed_modules(named)
         self._namespace: dict[str, Any] = {"experiment": experiment_module, "initial": initial}
         self._imports: dict[str, None] = {}
         self._macros: dict[str, tuple[Any, str]] = {}
@@ -162,9 +162,8 @@ class Bindings:
                 said = str(error).replace(_UNQUOTED, f"{value} is a part, named with @")
                 raise ConfigError(f"{said}: --gin.{name}={part}") from error
             if (constant := value.capitalize()) in ("None", "True", "False"):
-                raise ConfigError(
-                    f"{error}, {constant} a capital: --gin.{name}={constant}"
-                ) from error
+                said = f"{error}, {constant} a capital: --gin.{name}={constant}"
+                raise ConfigError(said) from error
             quoted = _quoted(value)
             flag = f'--gin.{name}="{quoted}"'
             if re.search(r'["$`\\!]', quoted):  # the shell would look at them
@@ -199,7 +198,6 @@ class Bindings:
         self.read_binding(f"{name} = {folder!r}")
 
     def _read(self, text: str, place_of: Any, include: Any, *, saved: bool = False) -> None:
-        """Reads statements. saved: whether they are of a saved config."""
         line = 1
         try:
             for statement in config_parser.ConfigParser(text, _Values()):
@@ -281,9 +279,8 @@ class Bindings:
             else:
                 self._named_macros.add(held.name)
         key = (scopes, id(target), statement.arg_name)
-        self._bindings[key] = Binding(
-            scopes, statement.selector, statement.arg_name, target, value, place
-        )
+        named = (scopes, statement.selector, statement.arg_name)
+        self._bindings[key] = Binding(*named, target, value, place)
 
     def _target(self, selector: str) -> Any:
         """Returns the class or function that a selector names."""
@@ -310,7 +307,7 @@ class Bindings:
 
 
 def find_file(name: str, folders: Sequence[str]) -> Path | None:
-    """Returns the file of a name, as it stands or in the first of the folders that has it."""
+    """Returns a file as its name stands, or in the first of the folders that has it."""
     paths = (Path(folder) / name for folder in ("", *folders))
     return next((path for path in paths if path.is_file()), None)
 

@@ -75,7 +75,6 @@ class Config(Bindings):
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
-        """allowed_modules: Modules that may be imported outside m4. Defaults to all."""
         super().__init__(allowed_modules)
         self._used: set[str] = set()  # macros
         self._reached: set[tuple[tuple[str, ...], int, str]] = set()
@@ -86,7 +85,6 @@ class Config(Bindings):
         self.mutable: set[str] = set()
 
     def experiment(self) -> Experiment:
-        """Makes the experiment."""
         self._within = []
         made = self._make(Reference((), "experiment.Experiment", True), Experiment, (), False, "")
         for key, binding in self._bindings.items():
@@ -100,7 +98,6 @@ class Config(Bindings):
         return made
 
     def _check_unused(self, binding: Binding) -> None:
-        """Raises ConfigError for a binding that nothing refers to, or with a wrong value."""
         if not self._refers_to(binding):
             raise ConfigError(
                 f"config: {binding.place}: {binding.name} is set and nothing refers to "
@@ -177,10 +174,7 @@ class Config(Bindings):
     def _parts(
         self, target: Any, given: set[str], scopes: tuple[str, ...]
     ) -> Iterator[tuple[str, Any]]:
-        """Yields (parameter, class) of parts that need no line in the config.
-
-        They are those that must be there, and those that have bindings.
-        """
+        """Yields (parameter, class) of parts that must be there, or that have bindings."""
         for name, (part, needed) in _parts_of(target).items():
             if name not in given and (needed or self._bound(part, scopes)):
                 yield name, part
@@ -242,7 +236,6 @@ class Config(Bindings):
         self.settings[key] = repr(self._plain(value))
 
     def _plain(self, value: Any) -> Any:
-        """Returns a value with its macros resolved, for text."""
         if isinstance(value, Macro) and value.name in self._macros:
             return self._plain(self._macros[value.name][0])
         if isinstance(value, Reference):
@@ -309,24 +302,15 @@ class Config(Bindings):
         Bindings that another one has made void are left out.
         """
         every = not self._visited  # the experiment was not asked for: nothing is known to be void
-        macros = [
-            f"{name} = {value!r}"
-            for name, (value, _) in self._macros.items()
-            if every or name in self._used
-        ]
-        bindings = [
-            f"{one.name} = {one.value!r}"
-            for key, one in self._bindings.items()
-            if every or key in self._reached
-        ]
+        macros = [f"{name} = {value!r}" for name, (value, _) in self._macros.items()
+                  if every or name in self._used]  # fmt: skip
+        bindings = [f"{one.name} = {one.value!r}" for key, one in self._bindings.items()
+                    if every or key in self._reached]  # fmt: skip
         head = ["from __gin__ import dynamic_registration", "", *self._imports]
         return "\n".join([*head, "", *macros, "", *bindings, ""])
 
     def operative_text(self) -> str:
-        """Returns every setting that the experiment uses, defaults included, as a gin file.
-
-        A report shows this text, and a row of scores names its file.
-        """
+        """Returns every setting that the experiment uses, defaults included, as a gin file."""
         sections, imports = [], {}
         for key, target in self._visited.items():
             scopes = key[0]
@@ -393,9 +377,7 @@ def _parts_of(target: Any) -> Mapping[str, tuple[type, bool]]:
 
 def _names(annotation: Any, part: type) -> bool:
     """Returns whether an annotation is the class, also within Annotated and Optional."""
-    if annotation is part:
-        return True
-    return any(_names(one, part) for one in typing.get_args(annotation))
+    return annotation is part or any(_names(one, part) for one in typing.get_args(annotation))
 
 
 def _partial(target: Any, arguments: Mapping[str, Any]) -> Any:

@@ -12,22 +12,21 @@ from m4.experiment import Experiment, partial_arguments
 
 def of_experiment(experiment: Experiment) -> Config:
     """Returns the config of an experiment made in Python, so that its folder can be read again."""
-    return _Written().config(experiment)
+    written, config = _Written(experiment), Config()
+    config._read(written.text(), lambda line: "the experiment", None)
+    return config
 
 
 class _Written:
     """Writes objects as bindings: a class or function whose arguments differ gets a scope."""
 
-    def __init__(self) -> None:
+    def __init__(self, experiment: Experiment) -> None:
         self._lines: dict[str, str] = {}
         self._imports: dict[str, None] = {}
-
-    def config(self, experiment: Experiment) -> Config:
         self._call(Experiment, _fields(experiment), (), "experiment.Experiment")
-        text = "\n".join([*self._imports, *(f"{k} = {v}" for k, v in self._lines.items())])
-        config = Config()
-        config._read(text, lambda line: "the experiment", None)
-        return config
+
+    def text(self) -> str:
+        return "\n".join([*self._imports, *(f"{k} = {v}" for k, v in self._lines.items())])
 
     def _call(
         self, target: Any, arguments: Mapping[str, Any], scopes: tuple[str, ...], name: str

@@ -25,15 +25,7 @@ from m4.eval.decoding.settings import Decoding as Decoding
 from m4.eval.scoring.levels import DEFAULT_LEVELS
 from m4.eval.scoring.levels import ResourceLevels as ResourceLevels
 from m4.model.transformer import Transformer
-from m4.settings import (
-    MUTABLE,
-    Between,
-    InputError,
-    OneOf,
-    SettingError,
-    checked,
-    mutable_of,
-)
+from m4.settings import MUTABLE, Between, InputError, OneOf, SettingError, checked, mutable_of
 from m4.storage.objects import check_place
 from m4.train.bad_steps import BadSteps as BadSteps
 from m4.train.multitask.groups import Grouping

@@ -36,11 +36,7 @@ class Run(NamedTuple):
 
 @contextlib.contextmanager
 def open_run(
-    experiment: Experiment,
-    config: Config,
-    *writes: str,
-    fresh: bool = False,
-    computes: bool = True,
+    experiment: Experiment, config: Config, *writes: str, fresh: bool = False, computes: bool = True
 ) -> Iterator[Run]:
     """Opens a run for one command.
 

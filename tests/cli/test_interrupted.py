@@ -35,11 +35,7 @@ def command(job: str, folder: Path, *more: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("moment", "number"),
-    [
-        ("numpy", signal.SIGTERM),
-        ("jax", signal.SIGINT),
-        ("orbax.checkpoint", signal.SIGINT),
-    ],
+    [("numpy", signal.SIGTERM), ("jax", signal.SIGINT), ("orbax.checkpoint", signal.SIGINT)],
 )
 def test_a_signal_during_start_up_ends_the_job(
     tmp_path: Path, moment: str, number: signal.Signals

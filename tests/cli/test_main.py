@@ -170,11 +170,7 @@ def test_a_missing_binding_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"no tab here", "no tab"),
-        (b"caf\xe9\tcaf\xe9", "not UTF-8"),
-    ],
+    ("line", "reason"), [(b"no tab here", "no tab"), (b"caf\xe9\tcaf\xe9", "not UTF-8")]
 )
 def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path, line: bytes, reason: str) -> None:
     text = tsv_folder(tmp_path / "text", line)

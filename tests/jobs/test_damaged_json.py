@@ -56,10 +56,7 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     copy.here = folder
     plan = Baseline("gl", "low", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
     return {
-        "run.json": (
-            (folder / "run.json").read_text(),
-            lambda: run_folder.read(folder),
-        ),
+        "run.json": ((folder / "run.json").read_text(), lambda: run_folder.read(folder)),
         "atlas.train.json": (
             (folder / "atlas.train.json").read_text(),
             lambda: routing_counts.read(folder / "atlas.train.json"),

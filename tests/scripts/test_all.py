@@ -199,10 +199,7 @@ def header(name: str) -> str:
     return "\n".join(line.removeprefix("#").strip() for line in lines)
 
 
-PODS = [
-    *("v4_128", "v5e_256", "v5p_128", "v6e_256", "tpu7x_128"),
-    "t_96l_pipeline",
-]
+PODS = [*("v4_128", "v5e_256", "v5p_128", "v6e_256", "tpu7x_128"), "t_96l_pipeline"]
 
 
 def test_jobs_of_one_folder_have_one_config() -> None:

@@ -18,13 +18,7 @@ from m4.config import Config
 from m4.data.cache.cache import Cache
 from m4.data.cache.tokens import ROLES, vocabulary_file
 from m4.data.corpus import CorpusSpec
-from m4.data.directions import (
-    base_language,
-    key_of,
-    languages_of,
-    pair_of,
-    split_direction,
-)
+from m4.data.directions import base_language, key_of, languages_of, pair_of, split_direction
 from m4.data.preprocess import tag
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.trim import trimmed, used_ids

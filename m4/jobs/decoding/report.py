@@ -32,12 +32,7 @@ from m4.jobs.bilingual.baselines import Finished, find_baselines
 from m4.jobs.checkpoints.initial import name_and_step
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.evaluate import system_of, tested
-from m4.jobs.decoding.testsets import (
-    command_of,
-    decodes_folder,
-    scores_folder,
-    trained_step,
-)
+from m4.jobs.decoding.testsets import command_of, decodes_folder, scores_folder, trained_step
 from m4.settings import pasted
 from m4.storage import run_folder
 from m4.storage.checkpoints import read_note

@@ -46,10 +46,7 @@ def test_a_pivot_is_two_passes() -> None:
 
     found = pivoted(translate, "en")(["<2wo> a b", "<2fr> c"], ["fr-wo", "wo-fr"])
     second = ["<2wo> <2EN> A B!", "<2fr> <2EN> C!"]
-    assert seen == [
-        (["<2en> a b", "<2en> c"], ["fr-en", "wo-en"]),
-        (second, ["en-wo", "en-fr"]),
-    ]
+    assert seen == [(["<2en> a b", "<2en> c"], ["fr-en", "wo-en"]), (second, ["en-wo", "en-fr"])]
     assert found[0] == {"hypothesis": second[0].upper() + "!", "through": "<2EN> A B!"}
 
 

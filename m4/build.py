@@ -59,7 +59,10 @@ def build(
     if corpus is not None:
         names = corpus.directions
         pairs = {name: corpus.size(pair_of(name), "train") for name in names}
-        directions = Directions(names, pairs, levels_of(data, corpus))
+        levels: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
+        for name, size in pairs.items():
+            levels[data.levels.of(size)].append(name)
+        directions = Directions(names, pairs, levels)
         sizes = {"vocab_size": corpus.target_vocabulary.size}
         if corpus.separate:
             sizes["source_vocab_size"] = corpus.source_vocabulary.size
@@ -108,7 +111,18 @@ class Parts:
     @functools.cached_property
     def stream(self) -> Stream:
         """The batches of training, drawn at the sampler's first rates."""
-        return training_stream(self.training, self.data, self.corpus)
+        training, data = self.training, self.data
+        return mixture.make_stream(
+            self.corpus,
+            data.full_sampler,
+            data.sample_by,
+            training.total_steps,
+            data.stream,
+            seed=training.seed,
+            batch_rows=training.batch_size,
+            source_length=data.corpus.lengths["inputs"],
+            target_length=data.corpus.lengths["targets"],
+        )
 
     @property
     def batch_shape(self) -> BatchShape:
@@ -204,8 +218,18 @@ class Parts:
         return made
 
     def sampling(self) -> LearnedSampling | None:
-        """Returns `learned_sampling` of the stream."""
-        return learned_sampling(self.training, self.data, self.corpus, self.stream)
+        """Returns what joins a sampler that learns to the stream. None: it does not learn."""
+        sampler, by = self.data.sampler, self.data.sample_by
+        if not isinstance(sampler, Learned):
+            return None
+        unit = mixture.units(self.corpus, by)
+        return LearnedSampling(
+            sampler,
+            sampler(mixture.sizes(self.corpus, by)),
+            lambda rates: mixture.pair_rates(rates, unit),
+            self.stream,
+            _measured(self.training, sampler),
+        )
 
     def check_training(self) -> None:
         """Checks all of a multilingual training whose size is known before the corpus is there.
@@ -244,46 +268,6 @@ class Parts:
         return jax.tree.map(
             lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), params, placed
         )
-
-
-def training_stream(training: Training, data: Data, corpus: Cache) -> Stream:
-    """Returns the batches of training, drawn at the sampler's first rates."""
-    return mixture.make_stream(
-        corpus,
-        data.full_sampler,
-        data.sample_by,
-        training.total_steps,
-        data.stream,
-        seed=training.seed,
-        batch_rows=training.batch_size,
-        source_length=data.corpus.lengths["inputs"],
-        target_length=data.corpus.lengths["targets"],
-    )
-
-
-def learned_sampling(
-    training: Training, data: Data, corpus: Cache, stream: Stream
-) -> LearnedSampling | None:
-    """Returns what joins a sampler that learns to the stream. None: it does not learn."""
-    if not isinstance(data.sampler, Learned):
-        return None
-    unit = mixture.units(corpus, data.sample_by)
-    return LearnedSampling(
-        data.sampler,
-        data.sampler(mixture.sizes(corpus, data.sample_by)),
-        lambda rates: mixture.pair_rates(rates, unit),
-        stream,
-        _measured(training, data.sampler),
-    )
-
-
-def levels_of(data: Data, corpus: Cache) -> dict[str, list[str]]:
-    """Returns resource level -> directions."""
-    levels: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
-    for direction in corpus.directions:
-        pairs = corpus.size(pair_of(direction), "train")
-        levels[data.levels.of(pairs)].append(direction)
-    return levels
 
 
 def _expected_languages(experiment: Experiment) -> Sequence[str]:

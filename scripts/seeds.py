@@ -74,7 +74,7 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
     import numpy as np
 
     from m4 import config
-    from m4.build import build, training_stream
+    from m4.build import build
     from m4.data.cache.cache import Cache
     from m4.storage import safetensors
     from m4.train import average
@@ -88,7 +88,7 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
     training, parts = experiment.training, build(experiment, cache)
     model, optimizer = parts.model, training.optimizer(steps)
     streams = [
-        training_stream(dataclasses.replace(training, seed=seed), experiment.data, cache)
+        dataclasses.replace(parts, training=dataclasses.replace(training, seed=seed)).stream
         for seed in seeds
     ]
     directions = streams[0].directions

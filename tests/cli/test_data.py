@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from m4.build import training_stream
+from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.directions import pair_of
 from tests.command_line import TINY, contents, experiment_of, m4
@@ -104,7 +104,7 @@ def test_the_pairs_of_a_step_are_those_of_its_batch(previewed: Path) -> None:
     pairs = [dict(zip(header, line, strict=True)) for line in lines]
     experiment = experiment_of(TINY, f"MODEL_DIR = {str(previewed)!r}")
     cache = Cache(previewed / "data")
-    made = training_stream(experiment.training, experiment.data, cache).batch(2)
+    made = build(experiment, cache).stream.batch(2)
     for side, name in (("source", "encoder_input_tokens"), ("target", "decoder_target_tokens")):
         found = [sum(int(one[f"{side}_pieces"]) for one in pairs if int(one["row"]) == row)
                  for row in range(experiment.training.batch_size)]  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import m4
-from m4.build import training_stream
+from m4.build import build
 from m4.cli.main import main as main
 from m4.jobs.corpus import open_corpus
 
@@ -16,4 +16,4 @@ from m4.jobs.corpus import open_corpus
 def batch_of(folder: Path) -> Callable[[int], Mapping[str, np.ndarray]]:
     """Returns the function from a training step to its batch, of the run in `folder`."""
     experiment = m4.load(folder).experiment
-    return training_stream(experiment.training, experiment.data, open_corpus(experiment)).batch
+    return build(experiment, open_corpus(experiment)).stream.batch

@@ -10,9 +10,10 @@ from m4.jobs import command
 from m4.settings import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from m4.build import Parts
     from m4.data.cache.cache import Cache
-    from m4.data.stream.stream import Stream
-    from m4.experiment import Experiment
 
 EXAMPLE = "m4 data batch runs/demo --step=100"
 _COLUMNS = ("row", "direction", "source_pieces", "target_pieces", "file", "line")
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     learns, its rates are those of the latest checkpoint.
     """
     with command.opened(arguments, "data", computes=False) as run:
-        from m4.build import training_stream
+        from m4.build import build
         from m4.data.directions import key_of, pair_of
         from m4.jobs.corpus import open_corpus
 
@@ -40,9 +41,9 @@ def run(arguments: argparse.Namespace) -> None:
             allowed = f"from 1 to {experiment.training.total_steps} (TRAIN_STEPS)"
             raise InputError(f"--step={step}: must be {allowed}")
         cache = open_corpus(experiment)
-        stream = training_stream(experiment.training, experiment.data, cache)
-        _take_learned_rates(experiment, cache, stream, step)
-        pairs, rows = stream.pairs(step - 1)
+        parts = build(experiment, cache)
+        _take_learned_rates(parts, run.folder, step)
+        pairs, rows = parts.stream.pairs(step - 1)
         lengths = [
             (rows[name] > 0).sum(axis=1)
             for name in ("encoder_input_tokens", "decoder_target_tokens")
@@ -71,22 +72,17 @@ def _texts(cache: Cache, name: str, indices: set[int]) -> dict[int, tuple[str, s
     return {index: (pair.first, pair.second) for index, pair in pairs if index in indices}
 
 
-def _take_learned_rates(experiment: Experiment, cache: Cache, stream: Stream, step: int) -> None:
+def _take_learned_rates(parts: Parts, folder: Path, step: int) -> None:
     """Gives the stream the rates that a learned sampler found up to the latest checkpoint."""
-    from m4.build import learned_sampling
-    from m4.data.samplers.learned import Learned
     from m4.storage.checkpoints import read_note
     from m4.storage.steps import latest_step
 
-    if not isinstance(experiment.data.sampler, Learned):
+    if (sampling := parts.sampling()) is None:
         return
-    folder, period = experiment.folder, experiment.training.dev_period
-    latest = latest_step(folder / "checkpoints") or 0
+    period, latest = parts.training.dev_period, latest_step(folder / "checkpoints") or 0
     if (step - 1) // period > latest // period:
         raise InputError(
             f"--step={step}: its batch is not known, because the sampler learns its rates and the "
             f"latest checkpoint is of step {latest}"
         )
-    sampling = learned_sampling(experiment.training, experiment.data, cache, stream)
-    assert sampling is not None
     sampling.resume(read_note(folder, latest).get("sampling") if latest else None)

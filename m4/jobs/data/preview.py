@@ -26,15 +26,15 @@ def run(arguments: argparse.Namespace) -> None:
     if not 0 < (most := arguments.most_epochs) < math.inf:
         raise InputError(f"--most_epochs={most}: must be above 0")
     with command.opened(arguments, "data", computes=False) as run:
-        from m4.build import training_stream
+        from m4.build import build
         from m4.data.inspection import preview as previews
         from m4.data.languages import title_of
         from m4.jobs.corpus import arrays, open_corpus
         from m4.storage.files import write_text
 
-        training, data = run.experiment.training, run.experiment.data
-        cache, steps = open_corpus(run.experiment, arrays), training.total_steps
-        seen = training_stream(training, data, cache).examples_seen(steps)
+        data, steps = run.experiment.data, run.experiment.training.total_steps
+        cache = open_corpus(run.experiment, arrays)
+        seen = build(run.experiment, cache).stream.examples_seen(steps)
         drawn = previews.drawn_of(cache, seen)
         name = getattr(data.sampler, "__name__", type(data.sampler).__name__)
         made = {

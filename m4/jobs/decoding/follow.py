@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from m4.build import build, levels_of
+from m4.build import build
 from m4.eval.decoding.testsets import Portion
 from m4.eval.report import curves
 from m4.eval.report.figures import save
@@ -137,7 +137,7 @@ class _Scorer:
         found = tried(experiment.decoding.metrics)
         self._metrics = [*found]
         self._lower_is_better = found[self._metrics[0]].lower_is_better
-        self._levels = levels_of(experiment.data, self._decoder.cache)
+        self._levels = self._decoder.parts.directions.levels
         self._scores: dict[int, Scores] = {}  # of the primary process
         self.failed: InputError | None = None
         distributed.on_primary_then_broadcast("scores", self._read)

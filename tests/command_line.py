@@ -25,6 +25,11 @@ class Said:
     out: str
     err: str
 
+    def ok(self) -> Said:
+        """The same, of a command that succeeded."""
+        assert self.status == 0, self.err
+        return self
+
     @property
     def mistake(self) -> str:
         """The one line of a mistake."""

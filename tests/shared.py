@@ -100,8 +100,7 @@ def tiny_run(factory: pytest.TempPathFactory) -> Path:
     """The tiny config after its four steps, with checkpoints of steps 2 and 4."""
 
     def make(folder: Path) -> None:
-        said = m4("train", f"--gin_file={TINY}", f"--model_dir={folder}/run")
-        assert said.status == 0, said.err
+        m4("train", f"--gin_file={TINY}", f"--model_dir={folder}/run").ok()
 
     return made_once(factory, "tiny_run", make) / "run"
 
@@ -114,8 +113,7 @@ def every_step(factory: pytest.TempPathFactory) -> Path:
                 ("checkpoint_period=1", "keep_checkpoints=9", "dev_period=9")]  # fmt: skip
         data = f"--gin.experiment.Data.data_dir='{tiny_run(factory)}/data'"
         words = [f"--gin_file={TINY}", f"--model_dir={folder}/run", data, "--gin.TRAIN_STEPS=3"]
-        said = m4("train", *words, *keep)
-        assert said.status == 0, said.err
+        m4("train", *words, *keep).ok()
 
     return made_once(factory, "every_step", make) / "run"
 
@@ -136,8 +134,7 @@ def by_target(factory: pytest.TempPathFactory) -> Path:
         config = folder / "by_target.gin"
         config.write_text(text, encoding="utf-8")
         data = f"--gin.experiment.Data.data_dir='{tiny_run(factory)}/data'"
-        said = m4("train", f"--gin_file={config}", f"--model_dir={folder}/run", data)
-        assert said.status == 0, said.err
+        m4("train", f"--gin_file={config}", f"--model_dir={folder}/run", data).ok()
 
     return made_once(factory, "by_target", make) / "run"
 

@@ -41,8 +41,7 @@ def test_no_accelerator_no_tensorflow(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def previewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("previewed") / "model"
-    said = m4("data", "preview", f"--gin_file={TINY}", f"--model_dir={folder}")
-    assert said.status == 0, said.err
+    m4("data", "preview", f"--gin_file={TINY}", f"--model_dir={folder}").ok()
     return folder
 
 
@@ -65,8 +64,7 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
              "--gin.TRAIN_STEPS=200", "--gin.experiment.Data.sample_by='tokens'")  # fmt: skip
 
     def preview(*arguments: str) -> dict:
-        said = m4("data", "preview", *given, *arguments)
-        assert said.status == 0, said.err
+        said = m4("data", "preview", *given, *arguments).ok()
         assert "corpus:" not in said.out
         return json.loads((previewed / "data_preview.json").read_text("utf-8"))
 
@@ -98,8 +96,7 @@ def test_other_samplers_and_steps_in_the_same_folder(previewed: Path, tmp_path: 
 
 def test_the_pairs_of_a_step_are_those_of_its_batch(previewed: Path) -> None:
     folder = (f"--gin_file={TINY}", f"--model_dir={previewed}")
-    said = m4("data", "batch", *folder, "--step=3")
-    assert said.status == 0, said.err
+    said = m4("data", "batch", *folder, "--step=3").ok()
     header, *lines = (line.split("\t") for line in said.out.splitlines())
     pairs = [dict(zip(header, line, strict=True)) for line in lines]
     experiment = experiment_of(TINY, f"MODEL_DIR = {str(previewed)!r}")

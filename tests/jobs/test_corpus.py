@@ -106,12 +106,11 @@ def test_a_saved_config_writes_no_corpus(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_run_whose_corpus_moved_resumes_and_fresh_keeps_it(tmp_path: Path) -> None:
     def trained(run: str, data_dir: str, steps: int, *more: str) -> None:
-        said = command(
+        command(
             *("train", f"--gin_file={TINY}", f"--model_dir={tmp_path / run}", *more),
             *("--gin.experiment.Training.log_period=1", f"--gin.TRAIN_STEPS={steps}"),
             f"--gin.experiment.Data.data_dir='{tmp_path / data_dir}'",
-        )
-        assert said.status == 0, said.err
+        ).ok()
 
     def losses(run: str) -> list[float]:
         return [row["loss"] for row in read_metrics(tmp_path / run) if "loss" in row]

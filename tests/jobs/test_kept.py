@@ -25,8 +25,7 @@ def train(folder: Path, old: Path, *more: str) -> Said:
 @pytest.fixture(scope="module")
 def old(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of four steps, with translations."""
-    said = m4("decode", f"--model_dir={first}")
-    assert said.status == 0, said.err
+    m4("decode", f"--model_dir={first}").ok()
     return first
 
 
@@ -34,7 +33,7 @@ def test_a_run_says_what_it_forgets_of_the_one_that_it_begins_from(
     old: Path, tmp_path: Path
 ) -> None:
     new = tmp_path / "new"
-    assert train(new, old, KEEP, WITHOUT, "--gin.experiment.Data.keep_share=0.3").status == 0
+    train(new, old, KEEP, WITHOUT, "--gin.experiment.Data.keep_share=0.3").ok()
     kept = ["en-es", "en-pt", "es-en", "pt-en", "gl-en"]
     assert json.loads((new / "run.json").read_text())["initial"]["kept"] == kept
     rows = read_jsonl(new / "metrics.jsonl")
@@ -43,9 +42,8 @@ def test_a_run_says_what_it_forgets_of_the_one_that_it_begins_from(
     dev = next(row for row in reversed(rows) if "dev/nll" in row)
     others = [dev[f"dev/nll/{name}"] for name in ("en-gl", "en-fy", "fy-en")]
     assert min(others) <= dev["dev/nll"] <= max(others)
-    assert m4("eval", f"--model_dir={new}").status == 0
-    said = m4("report", f"--model_dir={new}")
-    assert said.status == 0, said.err
+    m4("eval", f"--model_dir={new}").ok()
+    said = m4("report", f"--model_dir={new}").ok()
     assert "What is forgotten" in said.out
     changes = read_jsonl(new / "forgotten.jsonl")
     assert [row["direction"] for row in changes if row["direction"] not in kept] == []
@@ -53,8 +51,9 @@ def test_a_run_says_what_it_forgets_of_the_one_that_it_begins_from(
     assert all(row["delta"] == row["system_score"] - row["baseline_score"] for row in changes)
     assert "What is forgotten" in (new / "report.html").read_text(encoding="utf-8")
     # Next to others, too; only what both have translated is compared.
-    several = m4("report", str(old), str(new), f"--output={tmp_path}/page", "--levels=140,80,10")
-    assert several.status == 0, several.err
+    several = m4(
+        "report", str(old), str(new), f"--output={tmp_path}/page", "--levels=140,80,10"
+    ).ok()
     assert "None: for gl the source itself is a better translation." in several.out
     assert read_jsonl(tmp_path / "page" / "forgotten.jsonl")
     best = read_jsonl(tmp_path / "page" / "winners.jsonl")
@@ -67,9 +66,9 @@ def test_a_run_of_no_steps_forgets_nothing(old: Path, tmp_path: Path) -> None:
     new, same = tmp_path / "new", "--gin.cldr.Cldr.sizes={'es': 150, 'pt': 100, 'gl': 60}"
     words = [f"--gin_file={TINY}", f"--model_dir={new}", f"--init_from={old}", same, WITHOUT]
     keep = "--gin.experiment.Data.keep=['es', 'pt']"
-    assert m4("train", *words, keep, "--gin.TRAIN_STEPS=0").status == 0
-    assert m4("decode", f"--model_dir={new}").status == 0
-    assert m4("report", f"--model_dir={new}").status == 0
+    m4("train", *words, keep, "--gin.TRAIN_STEPS=0").ok()
+    m4("decode", f"--model_dir={new}").ok()
+    m4("report", f"--model_dir={new}").ok()
     changes = read_jsonl(new / "forgotten.jsonl")
     assert {(row["delta"], row["low"], row["high"]) for row in changes} == {(0, 0, 0)}
     assert len(changes) == 4
@@ -79,13 +78,10 @@ def test_without_old_translations_the_command_that_makes_them_is_said(
     first: Path, tmp_path: Path
 ) -> None:
     new, old = tmp_path / "new", tmp_path / "old"
-    assert (
-        m4("train", f"--gin_file={TINY}", f"--model_dir={old}", "--gin.TRAIN_STEPS=2").status == 0
-    )
-    assert train(new, old, KEEP, WITHOUT, "--gin.TRAIN_STEPS=1").status == 0
-    assert m4("decode", f"--model_dir={new}").status == 0
-    said = m4("report", f"--model_dir={new}")
-    assert said.status == 0, said.err
+    m4("train", f"--gin_file={TINY}", f"--model_dir={old}", "--gin.TRAIN_STEPS=2").ok()
+    train(new, old, KEEP, WITHOUT, "--gin.TRAIN_STEPS=1").ok()
+    m4("decode", f"--model_dir={new}").ok()
+    said = m4("report", f"--model_dir={new}").ok()
     assert f"what moe forgets is not known: {old} has not translated the test sets" in said.err
     assert f"m4 decode --model_dir={old} --step=2" in said.err
 

@@ -77,7 +77,7 @@ def test_aligned_folders_and_tmx(here: Path) -> None:
 
 def test_what_people_change_first_is_a_macro(here: Path) -> None:
     folders.tsv(here / "corpus")
-    assert new("corpus", "--yes").status == 0
+    new("corpus", "--yes").ok()
     changed = {"GATE": "@switch.switch", "LEARNING_RATE": 1e-3, "LAYERS": 6, "WIDTH": 64,
                "HEADS": 2, "EXPERTS": 4,
                "TRAIN_STEPS": 9, "BATCH_SIZE": 16, "DROPOUT_RATE": 0.3, "TEMPERATURE": 5.0,
@@ -184,8 +184,7 @@ def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyP
     answers = itertools.chain(["n"], ["", "5"])
     monkeypatch.setattr("builtins.input", lambda *_: next(answers))
     assert "no dev or test sentences in {lang}.tsv" in new("corpus").mistake
-    said = new("corpus")
-    assert said.status == 0, said.err
+    said = new("corpus").ok()
     asked = " ".join(said.out.split())
     assert "hash of their first side (dev 1 in 100, test 1 in 50) [y/n] (y): " in asked
     assert "minutes of training (60): " in asked
@@ -196,8 +195,7 @@ def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyP
 
 def test_one_language_is_enough(here: Path) -> None:
     folders.tsv(here / "corpus", "gl")
-    said = new("corpus", "--yes")
-    assert said.status == 0, said.err
+    said = new("corpus", "--yes").ok()
     assert config.load(["corpus.gin"]).experiment().data.corpus.languages == ["gl"]
     for each in commands_of(said):
         config.load(["corpus.gin"], parse(each[1:]).gin_bindings).experiment()
@@ -234,8 +232,7 @@ def test_no_name_becomes_a_line_of_the_gin_file(make: Callable[[Path], Path], he
     for name in (NASTY, BREAK):
         write(folder / f"{name}.txt", "")
         write(folder / f"gl.{name}.what.tsv", "")
-    said = new(NASTY, "--yes")
-    assert said.status == 0, said.err
+    said = new(NASTY, "--yes").ok()
     made = config.load([f"{NASTY}.gin"]).experiment()
     source: Any = made.data.corpus.opened_source
     assert (made.model_dir, source.folder) == (f"runs/{NASTY}", NASTY)
@@ -281,13 +278,11 @@ def test_the_trial_runs_and_resumes(here: Path, monkeypatch: pytest.MonkeyPatch)
     tiny = ["--gin.WIDTH=32", "--gin.HEADS=1", "--gin.MLP_WIDTH=32", "--gin.TRAIN_STEPS=3",
             "--gin.BASELINE_STEPS=2", "--gin.VOCABULARY_SIZE=500", "--gin.EXPERTS=2"]  # fmt: skip
     _, trial, _ = commands_of(said)
-    done = m4(*trial[1:], *tiny, "--gin.TEST_SENTENCES=4")
-    assert done.status == 0, done.err
+    m4(*trial[1:], *tiny, "--gin.TEST_SENTENCES=4").ok()
     (run,) = here.glob("runs/*_trial")
     assert lines_of(run) == {4}
     trained = {path: path.read_text() for path in run.rglob("metrics.jsonl")}
     # Other test sentences: what is trained is not trained again.
-    more = m4(*trial[1:], *tiny, "--gin.TEST_SENTENCES=6")
-    assert more.status == 0, more.err
+    m4(*trial[1:], *tiny, "--gin.TEST_SENTENCES=6").ok()
     assert lines_of(run) == {4, 6}  # the run's own stay, and a trial has a folder of its own
     assert {path: path.read_text() for path in run.rglob("metrics.jsonl")} == trained

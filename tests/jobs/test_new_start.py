@@ -49,8 +49,7 @@ def held_out_of(spec: CorpusSpec, folder: Path) -> dict[tuple[str, str], list]:
 @pytest.mark.parametrize("name", ["mt5", "madlad", "switch"])
 def test_a_pretrained_model_is_continued_on_the_same_test_sets(name: str, here: Path) -> None:
     shutil.copytree(HF / name, here / name)
-    said = new(name)
-    assert said.status == 0, said.err
+    said = new(name).ok()
     assert "wrote pairs.gin and pairs_continued.gin" in said.out
     scratch = config.load(["pairs.gin"]).experiment()
     continued = config.load(["pairs_continued.gin"]).experiment()
@@ -79,11 +78,10 @@ def test_from_the_folder_to_the_winner(here: Path) -> None:
     words = commands_of(new("mt5"))
     short = [*TRIAL, "--gin.BASELINE_STEPS=4"]
     full = words["the full run; the same command resumes it"]
-    assert m4(*full[1:], *short).status == 0
-    assert m4(*words["continue from mt5"][1:], TRIAL[0]).status == 0
-    assert m4(*words["its translations"][1:]).status == 0
-    said = m4(*words["which start is the best"][1:], "--levels=140,80,10")
-    assert said.status == 0, said.err
+    m4(*full[1:], *short).ok()
+    m4(*words["continue from mt5"][1:], TRIAL[0]).ok()
+    m4(*words["its translations"][1:]).ok()
+    said = m4(*words["which start is the best"][1:], "--levels=140,80,10").ok()
     rows = read_jsonl(here / "runs" / "pairs_continued_report" / "winners.jsonl")
     assert {*rows[0]["scores"]} == {"shared", "continued", "bilingual"}
     assert [row["language"] for row in rows] == ["es", "gl", "fy", "all"]
@@ -95,8 +93,7 @@ def test_from_the_folder_to_the_winner(here: Path) -> None:
 
 def test_a_run_is_continued_and_what_it_knew_is_kept(first: Path, here: Path) -> None:
     """es, pt and gl are known; the folder has es, gl and fy."""
-    said = new(str(first))
-    assert said.status == 0, said.err
+    said = new(str(first)).ok()
     made = config.load(["pairs_continued.gin"]).experiment()
     spec = made.data.corpus
     assert (spec.languages, made.data.keep, made.data.keep_share) == (
@@ -116,9 +113,8 @@ def test_a_run_is_continued_and_what_it_knew_is_kept(first: Path, here: Path) ->
     words = commands_of(said)
     for purpose in ("translations of the old model, to see what is forgotten",
                     f"continue from {first}", "its translations"):  # fmt: skip
-        assert m4(*words[purpose][1:], *(TRIAL[:1] if "continue" in purpose else [])).status == 0
-    said = m4("report", "--model_dir=runs/pairs_continued")
-    assert said.status == 0, said.err
+        m4(*words[purpose][1:], *(TRIAL[:1] if "continue" in purpose else [])).ok()
+    said = m4("report", "--model_dir=runs/pairs_continued").ok()
     changes = read_jsonl(here / "runs" / "pairs_continued" / "forgotten.jsonl")
     assert [row["direction"] for row in changes] == ["pt-en", "en-pt"]
     assert "What is forgotten" in said.out

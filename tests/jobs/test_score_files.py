@@ -37,8 +37,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_scores_and_rates_of_files(files: list[str]) -> None:
     scorer = f"{sys.executable} {TINY.with_name('stand_in_scorer.py')}"
     said = m4("score-files", *files, "--to=gl", "--metrics=bleu,ter", "--json",
-              f"--scorer=letters={scorer}")  # fmt: skip
-    assert said.status == 0, said.err
+              f"--scorer=letters={scorer}").ok()  # fmt: skip
     rows = [json.loads(line) for line in said.out.splitlines() if line.startswith("{")]
     scores = {(row["system"], row["metric"]): row for row in rows if "metric" in row}
     for name, its in (("bleu", BLEU()), ("ter", TER())):
@@ -53,8 +52,7 @@ def test_scores_and_rates_of_files(files: list[str]) -> None:
 
 
 def test_the_same_as_a_table(files: list[str]) -> None:
-    said = m4("score_files", *files[:3], "--from=fr", "--to=gl")  # any pair of languages
-    assert said.status == 0, said.err
+    said = m4("score_files", *files[:3], "--from=fr", "--to=gl").ok()  # any pair of languages
     assert "fr-gl" in said.out
     assert "bleu: nrefs:1|" in said.out
     assert "length ratio" in said.out

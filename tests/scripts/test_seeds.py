@@ -23,7 +23,7 @@ def test_each_seed_trains_as_alone(tmp_path: Path, tmp_path_factory: pytest.Temp
         words = [f"--gin_file={TINY}", f"--model_dir={tmp_path}/{seed}", THREEFRY]
         more = [f"--gin.experiment.Training.seed={seed}", "--gin.TRAIN_STEPS=4",
                 f"--gin.experiment.Data.data_dir='{data}'"]  # fmt: skip
-        assert m4("train", *words, *more).status == 0
+        m4("train", *words, *more).ok()
         lines = (tmp_path / str(seed) / "metrics.jsonl").read_text().splitlines()
         alone.append([row["dev/nll"] for row in map(json.loads, lines) if "dev/nll" in row][-1])
 
@@ -39,7 +39,6 @@ def test_each_seed_trains_as_alone(tmp_path: Path, tmp_path_factory: pytest.Temp
     arrays = safetensors.read(tmp_path / "tiny.0.safetensors")
     assert sum(array.size for array in arrays.values()) == about["parameters"]
     safetensors.write(tmp_path / "given.safetensors", arrays, {"step": "3"})
-    said = m4("checkpoint", "convert", str(tmp_path / "0"), f"--output={tmp_path}/made",
-              f"--weights={tmp_path}/given.safetensors")  # fmt: skip
-    assert said.status == 0, said.err
+    m4("checkpoint", "convert", str(tmp_path / "0"), f"--output={tmp_path}/made",
+              f"--weights={tmp_path}/given.safetensors").ok()  # fmt: skip
     assert complete_steps(tmp_path / "made" / "checkpoints") == [3]  # the file's, not the run's

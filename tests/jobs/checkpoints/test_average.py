@@ -37,8 +37,7 @@ def averaged(run: Path, *arguments: object) -> Said:
 @pytest.fixture(scope="module")
 def made(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("average") / "mean"
-    said = averaged(trained, "--last=3", f"--output={output}")
-    assert said.status == 0, said.err
+    averaged(trained, "--last=3", f"--output={output}").ok()
     return output
 
 
@@ -52,12 +51,12 @@ def test_it_is_the_mean_in_float64_and_the_same_every_time(
         np.testing.assert_allclose(leaf, expected, rtol=1e-7, atol=1e-7)
         assert leaf.dtype == of[0].dtype
     assert any(not np.array_equal(leaf, last) for leaf, last in zip(found, steps[2], strict=True))
-    assert averaged(trained, "--steps=3,1,2", f"--output={tmp_path / 'b'}").status == 0
+    averaged(trained, "--steps=3,1,2", f"--output={tmp_path / 'b'}").ok()
     for leaf, other in zip(found, params(tmp_path / "b"), strict=True):
         np.testing.assert_array_equal(leaf, other)
     # Again in the same folder: it stays. Another mean there is refused.
     before = sorted((made / "checkpoints" / "3").rglob("*"))
-    assert averaged(trained, "--last=3", f"--output={made}").status == 0
+    averaged(trained, "--last=3", f"--output={made}").ok()
     assert sorted((made / "checkpoints" / "3").rglob("*")) == before
     mistake = averaged(trained, "--last=2", f"--output={made}").mistake
     assert f"{made}: has the mean of other checkpoints" in mistake
@@ -85,23 +84,22 @@ def test_jobs_read_it(trained: Path, made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mean"
     shutil.copytree(made, folder)
     assert len(m4("translate", f"--model_dir={folder}", "--to=gl", "a").out.splitlines()) == 1
-    said = m4("eval", f"--model_dir={folder}", "--steps=all", "--directions=en-gl", "--sentences=2")
-    assert said.status == 0, said.err
+    said = m4(
+        "eval", f"--model_dir={folder}", "--steps=all", "--directions=en-gl", "--sentences=2"
+    ).ok()
     assert "step 3 test2: BLEU" in said.out
     assert not (folder / "data").exists()  # the corpus is the run's
     # A mean has no optimizer's state: it begins a run, but no run is resumed from it.
     mistake = m4("train", f"--model_dir={folder}", "--gin.TRAIN_STEPS=4").mistake
     assert "is a mean of checkpoints, without an optimizer's state" in mistake
     said = m4("train", f"--gin_file={trained / 'config.gin'}", f"--model_dir={tmp_path / 'new'}",
-              f"--init_from={folder}", "--gin.TRAIN_STEPS=1")  # fmt: skip
-    assert said.status == 0, said.err
+              f"--init_from={folder}", "--gin.TRAIN_STEPS=1").ok()  # fmt: skip
     assert f"begins from {folder} at step 3" in said.out
 
 
 def test_of_fewer_checkpoints_all_are_taken(trained: Path, tmp_path: Path) -> None:
     for asked in ([], ["--last=9"]):
-        said = averaged(trained, *asked, f"--output={tmp_path / 'mean'}")
-        assert said.status == 0, said.err
+        said = averaged(trained, *asked, f"--output={tmp_path / 'mean'}").ok()
         assert "the mean of steps 1, 2, 3; next: m4 eval" in said.out
     assert "--last=9 of 3 checkpoints that stayed" in said.err
 

@@ -51,15 +51,14 @@ def damage(run: Path, step: int) -> Path:
 
 
 def test_list_and_verify_show_every_step(run: Path) -> None:
-    said = m4("checkpoint", "list", run)
-    assert said.status == 0, said.err
+    said = m4("checkpoint", "list", run).ok()
     rows = [line.split() for line in said.out.splitlines() if line.strip()[:1].isdigit()]
     assert [row[0] for row in rows] == ["2", "4"]
     assert all("optimizer, params" in " ".join(row) for row in rows)
     assert m4("checkpoint", "list", f"--model_dir={run}").out == said.out
     assert m4("checkpoint", "list").mistake.endswith("give a run folder: --model_dir=...")
     damaged = damage(run, 4)
-    assert m4("checkpoint", "verify", run, "--step=2").status == 0
+    m4("checkpoint", "verify", run, "--step=2").ok()
     said = m4("checkpoint", "verify", run)
     assert said.status == 1
     assert "DAMAGED" in said.out
@@ -72,8 +71,7 @@ def test_list_and_verify_show_every_step(run: Path) -> None:
 
 
 def test_inspect_shows_arrays_norms_and_what_is_not_finite(run: Path) -> None:
-    said = m4("checkpoint", "inspect", run, "--step=2")
-    assert said.status == 0, said.err
+    said = m4("checkpoint", "inspect", run, "--step=2").ok()
     (row,) = [line.split() for line in said.out.splitlines() if "wi/kernel" in line]
     assert row == ["wi/kernel", "3x4", "float32", "whole", f"{np.linalg.norm(KERNEL * 2):.4g}", "0"]
     said = m4("checkpoint", "inspect", run)
@@ -87,8 +85,7 @@ def test_inspect_shows_arrays_norms_and_what_is_not_finite(run: Path) -> None:
 
 def test_convert_to_safetensors_and_back(run: Path, tmp_path: Path) -> None:
     file, back = tmp_path / "model.safetensors", tmp_path / "back"
-    said = m4("checkpoint", "convert", run, "--step=2", "--dtype=bfloat16", f"--output={file}")
-    assert said.status == 0, said.err
+    m4("checkpoint", "convert", run, "--step=2", "--dtype=bfloat16", f"--output={file}").ok()
     content = file.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])  # as others read it
     header = json.loads(content[8 : 8 + length])
@@ -97,10 +94,9 @@ def test_convert_to_safetensors_and_back(run: Path, tmp_path: Path) -> None:
     start, stop = header["wi.kernel"]["data_offsets"]
     assert content[8 + length :][start:stop] == np.asarray(jnp.bfloat16(KERNEL * 2)).tobytes()
     assert len(content) == 8 + length + 2 * (12 + 2)
-    said = m4(
+    m4(
         "checkpoint", "convert", run, f"--weights={file}", "--dtype=float32", f"--output={back}"
-    )
-    assert said.status == 0, said.err
+    ).ok()
     with contextlib.closing(Checkpoints(back / "checkpoints", read_only=True)) as store:
         found = store.read(2, "params")  # the step that the file names
         assert store.note(2) == {"step": 4, "converted": "float32"}
@@ -108,7 +104,7 @@ def test_convert_to_safetensors_and_back(run: Path, tmp_path: Path) -> None:
         found["wi/kernel"], np.asarray(jnp.bfloat16(KERNEL * 2), np.float32)
     )
     assert (back / "config.gin").is_file()
-    assert m4("checkpoint", "verify", back).status == 0
+    m4("checkpoint", "verify", back).ok()
     assert "is there already" in m4("checkpoint", "convert", run, f"--output={back}").mistake
 
 

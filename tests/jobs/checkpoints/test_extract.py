@@ -81,8 +81,7 @@ def part(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """gl-en and pt-en of a model whose tasks are the four target languages."""
     output = tmp_path_factory.mktemp("extract") / "part"
     words = f"--directions={','.join(ASKED)}", f"--output={output}", "--sentences=4"
-    said = m4("extract", run, *words)
-    assert said.status == 0, said.err
+    said = m4("extract", run, *words).ok()
     about = run_folder.read(output)["extracted"]
     assert f"experts 4 -> {about['experts'][1]}, pieces 400 -> {about['pieces'][1]}" in said.out
     for name, score in about["scores"].items():
@@ -132,11 +131,9 @@ def test_other_commands_read_a_part(part: Path, tmp_path: Path) -> None:
     assert "this model does not translate into it. It knows: en" in mistake
     begun = f"--gin_file={part / 'config.gin'}", f"--init_from={part}"
     data = f"--gin.experiment.Data.data_dir='{part / 'data'}'"
-    said = m4("train", *begun, f"--model_dir={tmp_path / 'on'}", data, "--gin.TRAIN_STEPS=1")
-    assert said.status == 0, said.err
+    m4("train", *begun, f"--model_dir={tmp_path / 'on'}", data, "--gin.TRAIN_STEPS=1").ok()
     assert run_folder.read(tmp_path / "on")["initial"]["left"] == []
-    scored = m4("eval", f"--model_dir={part}", "--sentences=1")
-    assert scored.status == 0, scored.err
+    m4("eval", f"--model_dir={part}", "--sentences=1").ok()
 
 
 NORMALISED: dict[str, Callable[..., Any]] = {
@@ -192,8 +189,7 @@ def test_directions_that_no_mixture_has_alone(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     asked = "--directions=gl-en,en-pt", f"--output={tmp_path / 'part'}", "--sentences=2"
-    said = m4("extract", tiny_run(tmp_path_factory), *asked)
-    assert said.status == 0, said.err
+    m4("extract", tiny_run(tmp_path_factory), *asked).ok()
     assert {*loaded(tmp_path / "part").trained} == {"gl-en", "en-pt"}
 
 

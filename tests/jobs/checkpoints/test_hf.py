@@ -116,8 +116,7 @@ def test_logits_scanned_with_experts_and_on_eight_devices(name: str) -> None:
 
 def config_of(folder: Path, place: Path) -> Path:
     """The gin file that `m4 checkpoint inspect` writes."""
-    said = m4("checkpoint", "inspect", folder, f"--output={place}")
-    assert said.status == 0, said.err
+    m4("checkpoint", "inspect", folder, f"--output={place}").ok()
     assert m4("checkpoint", "inspect", folder).out == place.read_text()
     assert "is there already" in m4("checkpoint", "inspect", folder, f"--output={place}").mistake
     return place
@@ -129,8 +128,7 @@ def test_a_run_begins_where_inspect_says_and_its_tags_are_used(tmp_path: Path) -
     gin = config_of(there, tmp_path / "madlad.gin")
     assert "# ids: pad 1, eos 2, start 0 -> 0, 1 and 0 in m4" in gin.read_text()
     run = tmp_path / "run"
-    said = train(run, f"--gin_file={gin}", "--gin.TRAIN_STEPS=0")
-    assert said.status == 0, said.err
+    said = train(run, f"--gin_file={gin}", "--gin.TRAIN_STEPS=0").ok()
     assert "52 of 52 arrays of parameters are taken over" in said.out
     vocabulary, pieces = Cache(run / "data").source_vocabulary, source("madlad").vocabulary().pieces
     assert vocabulary.pieces[:320] == pieces
@@ -161,7 +159,7 @@ def test_bilingual_models_keep_their_recipe(tmp_path: Path) -> None:
     """The gin file of `inspect`, beside that of `m4 new`, sets the shared model alone."""
     write_corpus(tmp_path / "corpus")
     pairs = tmp_path / "pairs.gin"
-    assert m4("new", tmp_path / "corpus", f"--out={pairs}", "--yes").status == 0
+    m4("new", tmp_path / "corpus", f"--out={pairs}", "--yes").ok()
     both = [pairs, config_of(HF / "mt5", tmp_path / "mt5.gin")]
     models, optimizers = set(), set()
     for files in ([pairs], both):
@@ -319,9 +317,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_export_and_back_is_bit_equal(kind: str, tmp_path: Path) -> None:
     run, exported = tmp_path / "run", tmp_path / "exported"
-    assert (said := train(run, *EXACT, *KINDS[kind])).status == 0, said.err
-    said = m4("export", run, "--format=hf", f"--output={exported}")
-    assert said.status == 0, said.err
+    train(run, *EXACT, *KINDS[kind]).ok()
+    said = m4("export", run, "--format=hf", f"--output={exported}").ok()
     assert kind in said.out
     assert "is there already" in m4("export", run, "--format=hf", f"--output={exported}").mistake
     there, params = SourceHf(exported), saved(run)
@@ -331,17 +328,16 @@ def test_export_and_back_is_bit_equal(kind: str, tmp_path: Path) -> None:
 
     again = tmp_path / "again"
     from_there = f"--gin.corpus.CorpusSpec.vocabulary_from={str(exported)!r}"
-    said = train(again, *EXACT, *KINDS[kind], f"--init_from={exported}", from_there)
-    assert said.status == 0, said.err
+    train(again, *EXACT, *KINDS[kind], f"--init_from={exported}", from_there).ok()
     assert jax.tree.all(jax.tree.map(np.array_equal, params, saved(again)))
 
 
 def exported_run(kind: str, folder: Path) -> Path:
     """A table without rows that no piece has, which CTranslate2 has no tokens for."""
     rows = "--gin.experiment.Experiment.vocabulary_multiple=1"
-    assert (said := train(folder / "run", rows, *EXACT, *KINDS[kind])).status == 0, said.err
+    train(folder / "run", rows, *EXACT, *KINDS[kind]).ok()
     place = folder / "exported"
-    assert m4("export", folder / "run", "--format=hf", f"--output={place}").status == 0
+    m4("export", folder / "run", "--format=hf", f"--output={place}").ok()
     return place
 
 
@@ -396,7 +392,7 @@ def test_what_hugging_face_has_not_is_not_exported(
     more: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
     run, exported = tmp_path / "run", tmp_path / "exported"
-    assert (said := train(run, "--gin.TRAIN_STEPS=0", *more)).status == 0, said.err
+    train(run, "--gin.TRAIN_STEPS=0", *more).ok()
     said = m4("export", run, "--format=hf", f"--output={exported}")
     assert f"{run}: it has {why}" in said.mistake
     assert "which Hugging Face's T5 has not" in said.mistake
@@ -414,8 +410,7 @@ def test_trim_keeps_logits_and_segmentations(name: str, tmp_path: Path) -> None:
     lines = ["Montag\tMonday", "three weeks ago", "Galicia\tGaliza"]
     corpus.mkdir()
     (corpus / "gl.train.tsv").write_text("\n".join(lines))
-    said = m4("checkpoint", "trim", HF / name, f"--corpus={corpus}", f"--output={output}")
-    assert said.status == 0, said.err
+    said = m4("checkpoint", "trim", HF / name, f"--corpus={corpus}", f"--output={output}").ok()
     small, large = SourceHf(output), source(name)
     old, new = large.vocabulary(), small.vocabulary()
     assert f"{output}: 320 -> {new.size} rows, 0." in said.out

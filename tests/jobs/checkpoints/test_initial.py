@@ -40,8 +40,7 @@ def assert_equal(one: Path, other: Path, step: int) -> None:
 
 
 def test_nothing_is_lost_where_nothing_changed(first: Path, tmp_path: Path) -> None:
-    said = train(tmp_path / "run", f"--init_from={first}", "--gin.TRAIN_STEPS=2")
-    assert said.status == 0, said.err
+    said = train(tmp_path / "run", f"--init_from={first}", "--gin.TRAIN_STEPS=2").ok()
     assert "at step 4: " in said.out
     assert "  its dev/nll at step 4 was " in said.out
     assert "before the first step: " in said.out
@@ -60,8 +59,7 @@ def test_weights_and_optimizer_continue_as_if_never_interrupted(
     first: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    said = train(run, f"--init_from={first}@2", "--keep_optimizer")
-    assert said.status == 0, said.err
+    said = train(run, f"--init_from={first}@2", "--keep_optimizer").ok()
     assert "its dev/nll" not in said.out  # which was measured at step 4, later
     assert "the optimizer's state: kept" in said.out
     assert_equal(first, run, 4)
@@ -77,8 +75,7 @@ CHANGES = ("--gin.schedules.rsqrt.peak=5e-4", "--gin.BATCH_SIZE=16", "--gin.TRAI
 def test_a_changed_recipe_continues_in_a_new_folder(first: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     begin = (f"--init_from={first}", "--keep_optimizer", *CHANGES)
-    said = train(run, *begin)
-    assert said.status == 0, said.err
+    said = train(run, *begin).ok()
     assert "  training.optimizer.schedule.peak: 0.001 -> 0.0005" in said.out
     assert read_metrics(run)[0]["step"] == 4
     about = json.loads((run / "run.json").read_text())["initial"]
@@ -92,8 +89,7 @@ def test_a_changed_recipe_continues_in_a_new_folder(first: Path, tmp_path: Path)
     for steps in ((6, 8), (8,)):
         for step in steps:
             shutil.rmtree(killed / "checkpoints" / str(step))
-        again = train(killed, *begin)
-        assert again.status == 0, again.err
+        again = train(killed, *begin).ok()
         assert ("begins from" in again.out) == (len(steps) == 2)
         assert_equal(run, killed, 8)
         assert timeless_rows(run) == timeless_rows(killed)
@@ -106,8 +102,7 @@ def test_an_optimizer_with_other_arrays_begins_from_zero(first: Path, tmp_path: 
         run, f"--init_from={first}", "--keep_optimizer", "--gin.TRAIN_STEPS=6",
         "--gin.experiment.Training.optimizer=@optimizer.muon",
         "--gin.optimizer.muon.schedule=@schedules.rsqrt",
-    )  # fmt: skip
-    assert said.status == 0, said.err
+    ).ok()  # fmt: skip
     assert "the optimizer's state: from zero" in said.out
     # Its learning rate is that of the step all the same.
     counts = [int(x) for x in jax.tree.leaves(saved(run, 6, "optimizer")) if x.ndim == 0]
@@ -131,8 +126,9 @@ def test_an_optimizer_keeps_what_it_has_where_arrays_grow(
 ) -> None:
     run = tmp_path / "run"
     given = [one.replace("{first!r}", repr(str(first))) for one in grown]
-    said = train(run, f"--init_from={first}", "--keep_optimizer", "--gin.TRAIN_STEPS=4", *given)
-    assert said.status == 0, said.err
+    said = train(
+        run, f"--init_from={first}", "--keep_optimizer", "--gin.TRAIN_STEPS=4", *given
+    ).ok()
     assert "the optimizer's state: kept, grown" in said.out
     was, now = (jax.tree.leaves(saved(folder, 4, "optimizer")) for folder in (first, run))
     for old, new in zip(was, now, strict=True):
@@ -176,8 +172,7 @@ def test_another_runs_config_imports_what_is_allowed(first: Path, tmp_path: Path
     assert (said.status, said.out) == (2, "")
     assert "imports stranger, which is not part of m4" in said.err
     assert not (tmp_path / "run" / "checkpoints").exists()
-    said = train(tmp_path / "run", *begin, f"--allow_module=stranger={tmp_path}")
-    assert said.status == 0, said.err
+    said = train(tmp_path / "run", *begin, f"--allow_module=stranger={tmp_path}").ok()
     assert "its code runs" in said.out
 
 
@@ -187,8 +182,7 @@ def test_a_language_more_keeps_old_rows(first: Path, tmp_path: Path) -> None:
         "--gin.cldr.Cldr.sizes={'es': 150, 'gl': 60, 'el': 80}",
         f"--gin.corpus.CorpusSpec.vocabulary_from={str(first)!r}",
         "--gin.corpus.CorpusSpec.vocabulary_size=440",
-    )  # fmt: skip
-    assert said.status == 0, said.err
+    ).ok()  # fmt: skip
     assert "40 new pieces (bytes)" in said.out
     was, now = (p["token_embedder"]["embedding"] for p in (saved(first), saved(tmp_path / "run")))
     assert np.array_equal(was[:400], now[:400])
@@ -197,12 +191,11 @@ def test_a_language_more_keeps_old_rows(first: Path, tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_language_less_keeps_the_vocabulary(first: Path, tmp_path: Path) -> None:
-    said = train(
+    train(
         tmp_path / "run", f"--init_from={first}", "--gin.TRAIN_STEPS=0",
         "--gin.cldr.Cldr.sizes={'es': 150, 'pt': 100}",
         f"--gin.corpus.CorpusSpec.vocabulary_from={str(first)!r}",
-    )  # fmt: skip
-    assert said.status == 0, said.err
+    ).ok()  # fmt: skip
     was, now = saved(first), saved(tmp_path / "run")
     assert jax.tree.all(jax.tree.map(np.array_equal, was, now))
     directions = Cache(tmp_path / "run" / "data").directions
@@ -211,7 +204,7 @@ def test_a_language_less_keeps_the_vocabulary(first: Path, tmp_path: Path) -> No
 
 def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> None:
     dense = tmp_path / "dense"
-    assert train(dense, "--gin.transformer.Transformer.moe=None", "--gin.TRAIN_STEPS=2").status == 0
+    train(dense, "--gin.transformer.Transformer.moe=None", "--gin.TRAIN_STEPS=2").ok()
     said = train(tmp_path / "experts", f"--init_from={dense}", "--gin.TRAIN_STEPS=0")
     assert "upcycled: 4 (" in said.out, said.err
     # Later steps of the same training, with experts.
@@ -260,8 +253,7 @@ def test_another_number_of_experts_or_layers_by_a_named_rule(
     more = ["--gin.initial.InitialModel.layers='zeros'"] if rule == "zeros" else []
     said = train(
         tmp_path / "run", f"--init_from={first}", f"--gin.{binding}", *more, "--gin.TRAIN_STEPS=0"
-    )
-    assert said.status == 0, said.err
+    ).ok()
     assert f"{rule}: " in said.out
     kept = json.loads((tmp_path / "run" / "run.json").read_text())["initial"]
     assert kept[rule]

@@ -47,9 +47,8 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 def test_export_and_back_is_bit_equal(tmp_path: Path) -> None:
     """Parameters, Adafactor's moments and its steps, of a model with experts."""
     run, exported, there = tmp_path / "run", tmp_path / "exported", tmp_path / "there"
-    assert train(run, *WIDE, "--gin.TRAIN_STEPS=2").status == 0
-    said = m4("export", run, "--format=t5x", f"--output={exported}")
-    assert said.status == 0, said.err
+    train(run, *WIDE, "--gin.TRAIN_STEPS=2").ok()
+    said = m4("export", run, "--format=t5x", f"--output={exported}").ok()
     assert "checkpoint_2, with Adafactor's state" in said.out
     assert {path.name for path in exported.iterdir()} == {"checkpoint_2", "vocabulary.model"}
     assert "is there already" in m4("export", run, "--format=t5x", f"--output={exported}").mistake
@@ -61,12 +60,11 @@ def test_export_and_back_is_bit_equal(tmp_path: Path) -> None:
     moment = "state/param_states/encoder_0/moe/experts/wi/kernel"
     assert {written[f"{moment}/{name}"].shape for name in ("v_row", "v_col")} == {(4, 128)}
 
-    said = train(there, *WIDE, f"--init_from={exported}", EQUAL, "--gin.TRAIN_STEPS=2")
-    assert said.status == 0, said.err
+    train(there, *WIDE, f"--init_from={exported}", EQUAL, "--gin.TRAIN_STEPS=2").ok()
     for item in ("params", "optimizer"):
         before, now = saved(run, item=item), saved(there, item=item)
         assert jax.tree.all(jax.tree.map(np.array_equal, before, now)), item
-    assert m4("export", there, "--format=t5x", f"--output={tmp_path / 'again'}").status == 0
+    m4("export", there, "--format=t5x", f"--output={tmp_path / 'again'}").ok()
     assert equal(arrays(tmp_path / "again" / "checkpoint_2"), written)
 
 
@@ -114,8 +112,7 @@ def test_a_public_t5_becomes_dense_and_experts(tmp_path: Path, pieces: Path) -> 
     parameters = t5x_files.t5_parameters(rows=size + 28)  # T5's table is larger, too
     place = t5x_files.write(tmp_path / "t5", 1000, t5x_files.targets(parameters), "gcs")
     dense = tmp_path / "dense"
-    said = train(dense, *begins(place, pieces, "--gin.transformer.Transformer.moe=None"))
-    assert said.status == 0, said.err
+    said = train(dense, *begins(place, pieces, "--gin.transformer.Transformer.moe=None")).ok()
     assert "begins from " in said.out
     assert "at step 1000" in said.out
     now = saved(dense)
@@ -137,8 +134,7 @@ def test_a_public_t5_becomes_dense_and_experts(tmp_path: Path, pieces: Path) -> 
 
     scanned = t5x_files.targets(t5x_files.scanned(parameters))
     place = t5x_files.write(tmp_path / "scanned", 1000, scanned)
-    said = train(tmp_path / "experts", *begins(place.parent, pieces))
-    assert said.status == 0, said.err
+    said = train(tmp_path / "experts", *begins(place.parent, pieces)).ok()
     assert "upcycled: 12 (" in said.out
     wo = saved(tmp_path / "experts")["decoder_0"]["moe"]["experts"]["wo"]["kernel"]
     assert all(np.array_equal(one, parameters["decoder/layers_0/mlp/wo/kernel"]) for one in wo)

@@ -41,8 +41,7 @@ def test_a_page_for_each_test_set(runs, tmp_path):
         folder = write_run(tmp_path / name, cut, languages=["gl"]) / "decodes"
         write_jsonl(folder / "flores.gl-en.jsonl", read_jsonl(folder / "test.gl-en.jsonl")[:6])
     words = [str(tmp_path / name) for name in ("dense", "moe_8")]
-    said = m4("report", *words, f"--output={tmp_path}/out", "--testsets=test,flores")
-    assert said.status == 0, said.err
+    m4("report", *words, f"--output={tmp_path}/out", "--testsets=test,flores").ok()
     for folder, link, sentences in (
         ("", "flores/report.html", 12),
         ("flores", "../report.html", 6),
@@ -53,8 +52,7 @@ def test_a_page_for_each_test_set(runs, tmp_path):
                   if row["metric"] == "bleu"]  # fmt: skip
         assert row["sentences"] == sentences
         assert row["delta"] > 0
-    said = m4("report", *words, f"--output={tmp_path}/ter", "--metrics=ter,exact_match")
-    assert said.status == 0, said.err
+    m4("report", *words, f"--output={tmp_path}/ter", "--metrics=ter,exact_match").ok()
     rows = {row["metric"]: row for row in read_jsonl(tmp_path / "ter" / "deltas.jsonl")}
     assert rows["ter"]["delta"] < 0 == rows["exact_match"]["delta"]  # fewer edits, none right
     assert (tmp_path / "ter" / "delta_ter.svg").is_file()
@@ -74,8 +72,7 @@ def refused(runs, *words):
 def test_one_page_of_several_runs_against_the_baselines_of_another(runs, tmp_path):
     before = contents(runs)
     words = [runs / "moe_8", f"plain={runs}/dense", f"--baseline={runs}/c"]
-    said = m4("report", *words, f"--output={tmp_path}/out", "--levels=3000,200,5")
-    assert said.status == 0, said.err
+    said = m4("report", *words, f"--output={tmp_path}/out", "--levels=3000,200,5").ok()
     assert contents(runs) == before
     made = {path.name for path in (tmp_path / "out").iterdir()}
     assert made == {
@@ -106,8 +103,7 @@ def test_a_folder_of_translations_is_itself_and_may_be_gzipped(runs, tmp_path, m
     (kept / "dense" / "operative_config.gin").write_text("A = 1\n", encoding="utf-8")
     monkeypatch.chdir(kept)
     words = ["moe_8", "dense", f"--baseline=best={runs}/c/decodes"]
-    said = m4("report", *words, f"--output={tmp_path}/out")
-    assert said.status == 0, said.err
+    said = m4("report", *words, f"--output={tmp_path}/out").ok()
     rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
     assert {(row["system"], row["baseline"]) for row in rows} == {
         ("moe_8", "best"), ("dense", "best")}  # fmt: skip
@@ -124,7 +120,7 @@ def test_a_folder_of_translations_is_itself_and_may_be_gzipped(runs, tmp_path, m
 def test_without_a_baseline_the_first_run_is_it(runs, tmp_path):
     """The run itself, though it has bilingual baselines."""
     words = [runs / "c", runs / "moe_8", f"--output={tmp_path}/out"]
-    assert m4("report", *words).status == 0
+    m4("report", *words).ok()
     rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
     assert {(row["system"], row["baseline"]) for row in rows} == {("moe_8", "c")}
 
@@ -140,8 +136,7 @@ def test_without_a_baseline_the_first_run_is_it(runs, tmp_path):
     ],
 )
 def test_the_baseline_may_be_one_of_the_runs(runs, tmp_path, words, found):
-    said = m4("report", *words.replace("RUNS", str(runs)).split(), f"--output={tmp_path}/out")
-    assert said.status == 0, said.err
+    m4("report", *words.replace("RUNS", str(runs)).split(), f"--output={tmp_path}/out").ok()
     rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
     assert {(row["system"], row["baseline"]) for row in rows} == {found}
 

@@ -100,7 +100,7 @@ def test_each_new_checkpoint_is_scored_once_by_one_program(
     before = (run / "scores_by_step.jsonl").read_bytes()
     monkeypatch.setattr(follow.PortionDecoder, "decode", lambda *_: pytest.fail("again"))
     meanwhile(monkeypatch)
-    assert watched(run, "--directions=en-gl,gl-en").status == 0
+    watched(run, "--directions=en-gl,gl-en").ok()
     assert (run / "scores_by_step.jsonl").read_bytes() == before
 
 
@@ -137,8 +137,7 @@ def test_checkpoints_that_are_deleted_meanwhile_are_lines(
     save(trained, run, 1, 2, 3)()
     monkeypatch.setattr(Checkpoints, reading, deleted_in_between)
     meanwhile(monkeypatch)
-    said = watched(run, "--directions=en-gl")
-    assert said.status == 0, said.err
+    said = watched(run, "--directions=en-gl").ok()
     one, two, three, _ = [line for line in said.out.splitlines() if "step" in line]
     assert one.startswith(f"step 1: {run}/checkpoints/1: was removed while it was read")
     assert two == "step 2: deleted before it was scored (Training.keep_checkpoints)"
@@ -170,7 +169,7 @@ def test_a_run_that_was_made_longer_is_followed_on(
     for last in (beat("end"), beat("step", age=1000.0)):  # it ends, or is killed
         beat("step")()  # step 3 was the last one, and training works again
         meanwhile(monkeypatch, last)
-        assert watched(run, "--directions=en-gl").status == 0
+        watched(run, "--directions=en-gl").ok()
 
 
 def test_steps_that_are_there_are_scored_without_waiting(

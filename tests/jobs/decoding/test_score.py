@@ -22,8 +22,7 @@ def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_references_of_a_split_are_scored_once(run: Path, tmp_path: Path) -> None:
-    said = m4("score", f"--model_dir={run}", "--split=dev")
-    assert said.status == 0, said.err
+    said = m4("score", f"--model_dir={run}", "--split=dev").ok()
     files = sorted((run / "decodes").glob("logprob-dev.*.jsonl"))
     assert {"en-gl", "gl-en"} <= {path.name.split(".")[1] for path in files}
     written = {path: path.stat().st_mtime_ns for path in files}
@@ -36,7 +35,7 @@ def test_references_of_a_split_are_scored_once(run: Path, tmp_path: Path) -> Non
     assert f"logprob-dev.gl-en.jsonl: {nats:.3f} nats a token, " in said.out
     # What is there is left as it is; a file that is lost is made again.
     files[0].unlink()
-    assert m4("score", f"--model_dir={run}", "--split=dev").status == 0
+    m4("score", f"--model_dir={run}", "--split=dev").ok()
     assert [path for path in files if path.stat().st_mtime_ns != written[path]] == files[:1]
     # The same pairs as files.
     direction, known = next(iter(rows.items()))
@@ -45,8 +44,7 @@ def test_references_of_a_split_are_scored_once(run: Path, tmp_path: Path) -> Non
         text = "".join(f"{row[name]}\r\n" for row in known)  # lines may end as on Windows
         (tmp_path / name).write_bytes(text.encode())
     asked = [f"--model_dir={run}", f"--source={tmp_path / 'source'}", f"--to={to}"]
-    said = m4("score", *asked, f"--target={tmp_path / 'reference'}")
-    assert said.status == 0, said.err
+    said = m4("score", *asked, f"--target={tmp_path / 'reference'}").ok()
     for line, row in zip(said.out.splitlines(), known, strict=True):
         found = json.loads(line)
         assert (found["source"], found["target"], found["to"]) == (
@@ -75,8 +73,7 @@ def test_the_search_has_one_set_of_settings_for_all_its_callers(run: Path) -> No
 
     lines, to = ["two days", "", "three hours"], "gl"
     two = bound(beams=3, n_best=2, prefix="o", no_repeat_ngram=2)
-    said = m4("translate", f"--model_dir={run}", f"--to={to}", "--json", *two, *lines)
-    assert said.status == 0, said.err
+    said = m4("translate", f"--model_dir={run}", f"--to={to}", "--json", *two, *lines).ok()
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert [row["source"] for row in rows] == lines
     assert [len(row["translations"]) for row in rows] == [2, 1, 2]
@@ -93,8 +90,7 @@ def test_the_search_has_one_set_of_settings_for_all_its_callers(run: Path) -> No
     sampling = library.Sampling(top_p=0.9)
     (one,) = front.translate(lines[:1], to, n_best=3, sampling=sampling)
     assert json.loads(said.out)["translations"] == one.texts
-    said = m4("decode", f"--model_dir={run}", "--split=dev", *drawn)
-    assert said.status == 0, said.err
+    m4("decode", f"--model_dir={run}", "--split=dev", *drawn).ok()
     (path,) = run.glob("decodes/*/dev.en-gl.jsonl")  # a trial's folder is named by its settings
     row = read_jsonl(path)[0]
     assert (row["direction"], row["hypothesis"]) == ("en-gl", row["translations"][0])

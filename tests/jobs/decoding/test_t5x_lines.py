@@ -34,8 +34,7 @@ def test_the_best_of_several_comes_last_as_in_t5x() -> None:
 def test_test_sets_become_files_of_tasks(trained: Path, tmp_path: Path, n_best: int) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     best = f"--gin.experiment.Decoding.n_best={n_best}"
-    said = m4("decode", f"--model_dir={run}", "--format=t5x", "--split=dev", best)
-    assert said.status == 0, said.err
+    m4("decode", f"--model_dir={run}", "--format=t5x", "--split=dev", best).ok()
     mode = "predict" if n_best == 1 else "predict_with_aux"
     decodes = run / "decodes" / ("" if n_best == 1 else "n_best=2")  # a trial's are its own
     folder = decodes / "t5x"
@@ -61,7 +60,7 @@ def test_text_becomes_lines_and_formats_are_not_mixed(trained: Path, tmp_path: P
     )  # fmt: skip
     assert "not with --json" in m4(*given, "--json").mistake
     assert not (tmp_path / "out.jsonl").exists()
-    assert m4(*given).status == 0
+    m4(*given).ok()
     rows = read_jsonl(tmp_path / "out.jsonl")
     assert [row["inputs"]["inputs_pretokenized"] for row in rows] == [
         "<2gl> 3 weeks ago",

@@ -52,8 +52,7 @@ def ask(command: str, run: Path, files: Path, *more: str, file: str = "news.gin"
 def test_scores_with_several_references_documents_and_seen_sentences(
     run: Path, files: Path
 ) -> None:
-    said = ask("eval", run, files, "--beams=1")
-    assert said.status == 0, said.err
+    said = ask("eval", run, files, "--beams=1").ok()
     assert "testset news: has no references for en-es, en-pt" in said.err
     assert "news: sentences of training text, which subset unseen leaves out: en-gl 1" in said.err
     folder = run / "decodes" / "beams=1"
@@ -85,12 +84,10 @@ def test_neither_corpus_nor_training_is_needed(run: Path, files: Path) -> None:
     alone = Path(shutil.copytree(run, run.parent / "alone"))
     shutil.rmtree(alone / "data")
     shutil.rmtree(alone / "decodes", ignore_errors=True)
-    said = ask("decode", alone, files, "--beams=1")
-    assert said.status == 0, said.err
+    said = ask("decode", alone, files, "--beams=1").ok()
     assert f"eval --testset={run.parent / 'news.gin'} --model_dir=" in said.out
     assert not (alone / "data").exists()
-    said = ask("eval", alone, files, "--beams=1")
-    assert said.status == 0, said.err
+    said = ask("eval", alone, files, "--beams=1").ok()
     assert "news: not compared with the training text" in said.err
     rows = read_jsonl(alone / "decodes" / "beams=1" / "scores.news.jsonl")
     assert {row["subset"] for row in rows} == {"all"}
@@ -99,8 +96,7 @@ def test_neither_corpus_nor_training_is_needed(run: Path, files: Path) -> None:
 
 @pytest.mark.slow
 def test_every_checkpoint_on_a_test_set(run: Path, files: Path) -> None:
-    said = ask("eval", run, files, "--beams=1", "--steps=2,4", "--directions=en-gl")
-    assert said.status == 0, said.err
+    ask("eval", run, files, "--beams=1", "--steps=2,4", "--directions=en-gl").ok()
     rows = read_jsonl(run / "decodes" / "beams=1" / "scores_by_step.jsonl")
     assert {(row["split"], row["step"]) for row in rows} == {("news", 2), ("news", 4)}
 
@@ -127,8 +123,7 @@ def test_a_saved_scorer_runs_where_it_is_given_again(
     assert not ran.exists()
     assert contents(copy) == before  # nothing was translated
     words = [sys.executable, str(TINY.with_name("stand_in_scorer.py"))]
-    said = ask("eval", copy, files, "--beams=1", f"--gin.external.External.command={words}")
-    assert said.status == 0, said.err
+    ask("eval", copy, files, "--beams=1", f"--gin.external.External.command={words}").ok()
     rows = read_jsonl(copy / "decodes" / "beams=1" / "scores.news.jsonl")
     assert {row["metric"] for row in rows} == {"letters"}
 

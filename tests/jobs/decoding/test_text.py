@@ -48,8 +48,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(trained: Path, text: Path) -> list[str]:
     """The translations of LINES into gl."""
     output = text.parent / "expected.txt"
-    said = decode(trained, f"--input={text}", "--to=gl", f"--output={output}")
-    assert said.status == 0, said.err
+    said = decode(trained, f"--input={text}", "--to=gl", f"--output={output}").ok()
     assert "7 lines, 2 blank, 1 too long for max_source_length = 32" in said.out
     assert "in.txt line 4: " in said.err
     assert re.search(r"sentences/s, .* of the batches are real tokens", said.out)
@@ -71,8 +70,7 @@ def test_tsv_is_pairs_for_training_with_what_made_them(
     trained: Path, text: Path, expected: list[str], tmp_path: Path
 ) -> None:
     output = tmp_path / "gl~bt.train.tsv"
-    said = decode(trained, f"--input={text}", "--to=gl", f"--output={output}", "--format=tsv")
-    assert said.status == 0, said.err
+    decode(trained, f"--input={text}", "--to=gl", f"--output={output}", "--format=tsv").ok()
     pairs = [line.split("\t") for line in output.read_text("utf-8").splitlines()]
     assert [english for english, _ in pairs] == [" ".join(line.split()) for line in LINES]
     assert [other for _, other in pairs] == [" ".join(line.split()) for line in expected[:-1]]
@@ -84,8 +82,7 @@ def test_tsv_is_pairs_for_training_with_what_made_them(
 
 def test_translate_takes_the_run_first_and_flags_of_the_search(trained: Path) -> None:
     run, line = package.load(trained), "3 weeks ago"
-    said = m4("translate", trained, "--to=gl", "--n_best=2", line)
-    assert said.status == 0, said.err
+    said = m4("translate", trained, "--to=gl", "--n_best=2", line).ok()
     (found,) = run.translate([line], "gl", n_best=2)
     assert said.out.splitlines() == found.texts
     said = m4("translate", trained, line, "--to=gl", "--beams=1")
@@ -116,9 +113,8 @@ def test_a_word_that_looks_like_a_tag_is_text(
     monkeypatch.setattr(decoding, "encoded_sources", noted)
     texts = ["<2pt> Monday", "<2gl>", "red <2en> bird", "\uff1c2es\uff1e x"]
     (tmp_path / "in.txt").write_text("\n".join(texts), encoding="utf-8")
-    said = decode(trained, f"--input={tmp_path / 'in.txt'}", "--to=gl", f"--output={tmp_path}/out")
-    assert said.status == 0, said.err
-    assert m4("translate", f"--model_dir={trained}", "--to=gl", texts[0]).status == 0
+    decode(trained, f"--input={tmp_path / 'in.txt'}", "--to=gl", f"--output={tmp_path}/out").ok()
+    m4("translate", f"--model_dir={trained}", "--to=gl", texts[0]).ok()
     assert searched == [["gl"]] * (len(texts) + 1)
 
 
@@ -130,8 +126,7 @@ def test_folders_packed_files_and_several_languages(
     (folder / "deep" / "a.txt.gz").write_bytes(gzip.compress(text.read_bytes()))
     (folder / "b.en").write_text("\n")
     (folder / ".hidden").write_text("x")
-    said = decode(trained, f"--input={folder}", "--to=gl,es", f"--output={output}")
-    assert said.status == 0, said.err
+    decode(trained, f"--input={folder}", "--to=gl,es", f"--output={output}").ok()
     assert {str(path.relative_to(output)) for path in output.rglob("*.*")} == {
         "b.en.es.txt", "b.en.gl.txt", "deep/a.es.txt", "deep/a.gl.txt",
     }  # fmt: skip
@@ -151,8 +146,7 @@ def test_standard_input_to_standard_output(
     trained: Path, text: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
-    said = decode(trained, "--input=-", "--to=gl", "--output=-")
-    assert said.status == 0, said.err
+    said = decode(trained, "--input=-", "--to=gl", "--output=-").ok()
     assert said.out.split("\n") == expected
     assert "sentences/s" in said.err
 
@@ -160,8 +154,7 @@ def test_standard_input_to_standard_output(
 def test_lines_of_json_have_scores(
     trained: Path, text: Path, expected: list[str], tmp_path: Path
 ) -> None:
-    said = decode(trained, f"--input={text}", "--to=gl", "--json", f"--output={tmp_path}/")
-    assert said.status == 0, said.err
+    decode(trained, f"--input={text}", "--to=gl", "--json", f"--output={tmp_path}/").ok()
     rows = [json.loads(line) for line in (tmp_path / "in.gl.jsonl").read_text().splitlines()]
     assert [row["source"] for row in rows] == LINES
     assert [row["translations"] for row in rows] == [[line] for line in expected[:-1]]
@@ -271,8 +264,7 @@ def test_a_killed_job_resumes_to_the_same_bytes(trained: Path, tmp_path: Path) -
     text.write_text("".join(f"{i} weeks and {i * i} days ago\n" for i in range(400)))
     undisturbed, output = tmp_path / "undisturbed.txt", tmp_path / "out.txt"
     arguments = ["--input", str(text), "--to=gl", "--gin.experiment.Decoding.batch_rows=2"]
-    said = decode(trained, *arguments, f"--output={undisturbed}")
-    assert said.status == 0, said.err
+    decode(trained, *arguments, f"--output={undisturbed}").ok()
     command = [sys.executable, "-m", "m4", "decode", f"--model_dir={trained}", *arguments]
     command.append(f"--output={output}")
     note, seen, kills = tmp_path / "out.txt.partial", b"", 0

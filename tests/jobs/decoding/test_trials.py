@@ -34,8 +34,7 @@ def state(run: Path) -> dict[str, str | bytes]:
 
 
 def ok(*words: object) -> Said:
-    said = m4(*words)
-    assert said.status == 0, said.err
+    said = m4(*words).ok()
     return said
 
 

@@ -58,8 +58,7 @@ def test_directions_without_pairs() -> None:
 
 @pytest.mark.slow
 def test_scores_differences_rates_and_heat_maps(run: Path) -> None:
-    said = m4("eval", run, "--zero_shot", "--beams=1")
-    assert said.status == 0, said.err
+    m4("eval", run, "--zero_shot", "--beams=1").ok()
     directions = {f"{a}-{b}" for a in LANGUAGES for b in LANGUAGES if a != b}
     folder = run / "decodes" / "beams=1"
     for name in ("zero_shot", "pivot"):
@@ -84,16 +83,14 @@ def test_scores_differences_rates_and_heat_maps(run: Path) -> None:
     }  # fmt: skip
     assert 'aria-label="ΔBLEU of zero_shot against pivot"' in (page / "report.html").read_text()
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/test.*.jsonl")}
-    again = m4("eval", run, "--zero_shot=2", "--beams=1")  # what is there is kept
-    assert again.status == 0, again.err
+    m4("eval", run, "--zero_shot=2", "--beams=1").ok()  # what is there is kept
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("*/test.*.jsonl")}
     assert len({row["direction"] for row in read_jsonl(page / "scores.jsonl")}) == 2
 
 
 @pytest.mark.slow
 def test_a_test_set_of_its_own(run: Path, tmp_path: Path) -> None:
-    said = m4("eval", run, "--zero_shot", news(tmp_path), "--beams=1")
-    assert said.status == 0, said.err
+    said = m4("eval", run, "--zero_shot", news(tmp_path), "--beams=1").ok()
     assert "news: has no references for es-pt, es-gl, " in said.err
     assert "(5 of 6 directions)" in said.err
     folder = run / "decodes" / "beams=1"

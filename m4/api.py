@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -74,10 +75,8 @@ class Corpus:
 
         Args:
             batch_size: Packed rows of a batch.
-            sampler: Rates of the directions.
             total_steps: Number of steps, for samplers that plan ahead.
-            seed: Seed of the order.
-            sample_by: Unit of the rates, "examples" or "tokens".
+            sample_by: Unit of the sampler's rates, "examples" or "tokens".
         """
         lengths = self.spec.lengths
         return mixture.make_stream(
@@ -100,7 +99,6 @@ class Corpus:
         A batch has int32 arrays [batch_size, length] by T5X's names (encoder_input_tokens, ...).
 
         Args:
-            batch_size: Packed rows of a batch.
             start: The first step.
             settings: Other settings of `stream`.
         """
@@ -185,11 +183,7 @@ class Run:
     ) -> Explanation:
         """Translates a line, and returns its pieces, the experts of each and the attention.
 
-        Args:
-            line: A sentence.
-            to: Target language.
-            source: See `translate`.
-            decoding: Settings of `m4.Decoding`, as `translate` takes them.
+        The arguments are those of `translate`.
 
         Raises:
             InputError: The model does not translate into `to`, or the line is empty.
@@ -212,11 +206,9 @@ class Run:
         They are written to decodes/, too.
         """
         from m4.jobs.decoding.testsets import decode
-        from m4.jobs.open_run import open_run
 
-        kind = "eval" if step is None else "steps"
-        with open_run(self.experiment, self.config, kind) as run:
-            folder = decode(run.experiment, split=split, step=step)
+        with self._opened("eval" if step is None else "steps") as experiment:
+            folder = decode(experiment, split=split, step=step)
         return {
             path.name.split(".")[1]: [row["hypothesis"] for row in read_jsonl(path)]
             for path in sorted(folder.glob(f"{split}.*.jsonl"))
@@ -228,10 +220,9 @@ class Run:
         There is a row for every system, direction, metric and subset.
         """
         from m4.jobs.decoding.evaluate import evaluate
-        from m4.jobs.open_run import open_run
 
-        with open_run(self.experiment, self.config, "eval") as run:
-            return read_jsonl(evaluate(run.experiment))
+        with self._opened("eval") as experiment:
+            return read_jsonl(evaluate(experiment))
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -251,10 +242,16 @@ class Run:
     @functools.cached_property
     def _translator(self) -> Translator:
         from m4.jobs.decoding.testsets import loaded
+
+        with self._opened() as experiment:
+            return loaded(experiment, job="m4 translate")[0]
+
+    @contextlib.contextmanager
+    def _opened(self, *writes: str) -> Iterator[Experiment]:
         from m4.jobs.open_run import open_run
 
-        with open_run(self.experiment, self.config) as run:
-            return loaded(run.experiment, job="m4 translate")[0]
+        with open_run(self.experiment, self.config, *writes) as run:
+            yield run.experiment
 
 
 def prepare_corpus(folder: str | Path, source: Source | str | Path, **settings: Any) -> Corpus:
@@ -322,12 +319,11 @@ def delta(run: Run | str | Path) -> list[dict[str, Any]]:
     """
     from m4.jobs.bilingual.baselines import baselines_of
     from m4.jobs.decoding.report import report
-    from m4.jobs.open_run import open_run
 
     run = run if isinstance(run, Run) else load(run)
-    with open_run(run.experiment, run.config, "eval") as opened:
-        baselines_of(opened.experiment)
-        written = report(opened.experiment).deltas
+    with run._opened("eval") as experiment:
+        baselines_of(experiment)
+        written = report(experiment).deltas
         return [] if written is None else read_jsonl(written)
 
 

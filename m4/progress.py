@@ -17,13 +17,11 @@ _BAR_WIDTH = 24
 class ProgressBar:
     """The part of some work that is done, its rate and the time left.
 
-    The rate counts the work of this process only: work resumed at step 40 did not do the first 40.
-    It begins with the first `update`, because compiling the first step happens once. The `with`
-    statement or the first `update` shows the bar; `close` or the end of the statement ends it.
+    The rate counts the work of this process only, from the first `update` on: compiling the first
+    step happens once. The `with` statement or the first `update` shows the bar; `close` or the end
+    of the statement ends it.
 
     Args:
-        name: The beginning of each line.
-        total: How much there is to do.
         unit: What is counted; "%" has no rate.
         stream: Where to write. Defaults to standard output.
     """
@@ -53,7 +51,6 @@ class ProgressBar:
 
         Args:
             done: All that is done, not what was added.
-            text: Anything else to show: a loss, tokens/s.
             total: The new total, where some of the work turned out not to be needed.
             left: Seconds left, where steps are not all alike; NaN where they are not known.
                 Defaults to the rate so far.

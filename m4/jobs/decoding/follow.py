@@ -39,12 +39,9 @@ def follow(
     """Scores checkpoints in the order of their steps; returns the path of scores_by_step.jsonl.
 
     A step that is scored already is not scored again. Several processes translate together; the
-    primary one scores.
+    primary one scores. By default it is all sentences, directions and steps that there are.
 
     Args:
-        sentences: Sentences per direction. Defaults to all.
-        directions: Directions to score. Defaults to all.
-        steps: Steps to score. Defaults to all that there are.
         seconds: Time between two looks for new checkpoints, until training has ended. Defaults to
             a single look.
     """
@@ -85,10 +82,7 @@ def follow(
 
 
 def _look(folder: Path, before: Sequence[int]) -> tuple[Sequence[int], bool]:
-    """Returns the complete steps, and whether training has ended, so that no more will come.
-
-    Where a store does not answer, they are those of `before`.
-    """
+    """Returns the complete steps, or `before`, and whether training has ended."""
     try:
         ended = _has_ended(folder)  # first: what is saved meanwhile is in the list
         return complete_steps(folder / "checkpoints"), ended

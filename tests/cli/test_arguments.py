@@ -1,7 +1,5 @@
 """The command line before a command runs: help that is light, arguments that are wrong."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

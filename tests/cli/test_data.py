@@ -1,7 +1,5 @@
 """`m4 data ...`: looks at the corpus, trains nothing, and touches no accelerator."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

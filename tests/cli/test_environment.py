@@ -1,7 +1,5 @@
 """A refusal of the machine is one line and exit status 1, and nothing is printed elsewhere."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The same command then makes what an undisturbed one makes.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

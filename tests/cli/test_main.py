@@ -1,7 +1,5 @@
 """Bad input gets one line, exit status 2, before anything compiles and without a loss."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ A mark is a comment that no reader sees, on the line above the block: `<!-- test
 `<!-- test: WAY: MORE -->`.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from dataclasses import dataclass

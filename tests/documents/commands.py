@@ -1,7 +1,5 @@
 """The commands of a block as the shell makes them, and how each is run or only checked."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Every block of the documents is tested in the way that its mark names."""
 
-from __future__ import annotations
-
 import ast
 import glob
 import importlib

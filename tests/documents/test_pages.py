@@ -1,7 +1,5 @@
 """Promises of all pages: links, names of files, commands and settings are right."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The site of mkdocs.yml builds without a warning, and every notebook runs to its end."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

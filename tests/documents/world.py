@@ -1,7 +1,5 @@
 """A folder in which the documents' commands run in seconds: every config has a tiny model."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The pool of processes that train bilingual baselines: signals, and how its processes end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

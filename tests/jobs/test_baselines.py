@@ -1,7 +1,5 @@
 """Bilingual baselines in their pool of processes: trained once for the same text and settings."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """A corpus apart from the run: built once, and found again."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damaged JSON is one line that names the file, whoever reads it: no traceback."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

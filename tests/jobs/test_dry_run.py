@@ -1,7 +1,5 @@
 """`--dry_run`: all is checked, shapes alone are made, and nothing is written."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`Data.keep`: a run that continues another one, and what it forgets of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`m4 new`: from a folder of sentence pairs to a gin file that all jobs take."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

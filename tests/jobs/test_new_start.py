@@ -1,7 +1,5 @@
 """`m4 new --start`: a second config, which continues from a model on the same test sets."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

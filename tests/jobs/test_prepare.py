@@ -1,7 +1,5 @@
 """The corpus of an experiment: opened, built, rebuilt, refused; sizes checked before it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Jobs that read a run while another process trains it: none waits, none is refused."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

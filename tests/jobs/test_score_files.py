@@ -1,7 +1,5 @@
 """`m4 score_files`: the scores of sacreBLEU and m4's rates, of files alone."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The scripts as tests call them, and programs that stand in for the cloud's."""
 
-from __future__ import annotations
-
 import functools
 import shlex
 import subprocess

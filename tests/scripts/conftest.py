@@ -1,7 +1,5 @@
 """No test of a script reaches the cloud or this user's home."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

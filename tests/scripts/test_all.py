@@ -1,7 +1,5 @@
 """All scripts: dry runs, mistakes, and the files that they rest on."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """cloud_tpu.sh: its commands for slices, and `wait` and `launch` with a made-up gcloud."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The picture in ARCHITECTURE.md."""
 
-from __future__ import annotations
-
 import re
 
 from scripts import draw_architecture as script

@@ -1,7 +1,5 @@
 """gke.sh: node pools, the job set, XPK."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`scripts.results.curves`: what a loss costs, and leads at equal steps, on made-up curves."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

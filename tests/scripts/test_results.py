@@ -1,7 +1,5 @@
 """`python -m scripts.results`: what is kept of runs, drawn again, and put back for baselines."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`scripts/seeds.py`: a seed of a program mapped over seeds trains as `m4 train` with that seed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

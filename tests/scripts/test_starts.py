@@ -1,7 +1,5 @@
 """The page of starts: gains over bilingual models, and what the old languages lose."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`scripts/tatoeba.py`: Tatoeba's exports become a folder that m4 reads."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

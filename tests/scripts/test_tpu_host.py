@@ -1,7 +1,5 @@
 """tpu_host.sh: jobs on one host and its environment."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """`scripts/zero_shot.py`'s text, and the page of results/zero_shot."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import combinations
 from pathlib import Path

@@ -47,7 +47,7 @@ def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cac
     if rules.optimizer and grown and isinstance(source, SourceT5x):
         allowed = "False where a model of T5X or its vocabulary has grown"
         raise SettingError("InitialModel.optimizer", True, allowed)
-    source.check(model, plan.unused())
+    source.check_model(model, plan.unused())
     changed = changes(source.experiment, experiment) if isinstance(source, SourceRun) else {}
     own = "training.initial"  # which says that a run begins from another one
     changed = {name: values for name, values in changed.items() if not name.startswith(own)}
@@ -136,7 +136,7 @@ def check_start(experiment: Experiment, *, writes: bool = True) -> tuple[int | N
         return step, None
     source = _opened(rules, experiment.folder)
     after = initial.shapes_of(abstract_variables(model)["params"])
-    source.check(model, initial.plan(source.shapes, after, rules.layers).unused())
+    source.check_model(model, initial.plan(source.shapes, after, rules.layers).unused())
     total = training.total_steps
     if rules.optimizer and total < source.step:
         allowed = f"{source.step} or more, where the run continues"

@@ -32,7 +32,7 @@ class Source:
         """Returns the vocabulary of sources or targets."""
         raise NotImplementedError
 
-    def check(self, model: Transformer, left: list[str]) -> None:
+    def check_model(self, model: Transformer, left: list[str]) -> None:
         """Checks that a new model, which leaves these parameters behind, computes what it does."""
         raise NotImplementedError
 

@@ -133,7 +133,7 @@ class SourceHf(Source):
     def vocabulary(self, role: str = "target") -> Vocabulary:
         return self._vocabulary
 
-    def check(self, model: Transformer, left: list[str]) -> None:
+    def check_model(self, model: Transformer, left: list[str]) -> None:
         wanted = {**initial.computation(self.model), "source_vocab_size": None}
         initial.check_computation(model, wanted, self.folder)
         for path in left:

@@ -71,7 +71,7 @@ class SourceRun(Source):
     def vocabulary(self, role: str) -> Vocabulary:
         return getattr(self._cache, f"{role}_vocabulary")
 
-    def check(self, model: Transformer, left: list[str]) -> None:
+    def check_model(self, model: Transformer, left: list[str]) -> None:
         initial.check_computation(model, initial.computation(self.model), self.folder)
 
     def tasks(self) -> list[set[str]]:

@@ -76,7 +76,7 @@ class SourceT5x(Source):
                 f"{self.folder} {rows:,} rows: another vocabulary (InitialModel.vocabulary)"
             )
 
-    def check(self, model: Transformer, left: list[str]) -> None:
+    def check_model(self, model: Transformer, left: list[str]) -> None:
         is_t5 = any(source.name.startswith("encoder/") for source in self._sources.values())
         if is_t5 and model.absolute_positions:
             allowed = "False: the checkpoint of T5X has relative positions alone"

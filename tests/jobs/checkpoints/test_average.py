@@ -1,7 +1,5 @@
 """`m4 average`: the mean of several checkpoints' parameters as a run that all jobs read."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`m4 extract`: the experts and pieces of some directions, as a run that other commands read."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path

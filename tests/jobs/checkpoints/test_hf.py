@@ -1,7 +1,5 @@
 """Pretrained models in Hugging Face's layout: read with equal logits, from T5 to Switch."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil
@@ -68,7 +66,7 @@ def begun(name: str, transformer: Transformer, **mesh: int) -> Any:
     like = program.abstract_state().params
     rows = Rows(np.arange(there.vocabulary().size, dtype=np.int32), {})
     plan = initial.plan(there.shapes, initial.shapes_of(like), None, lambda _: rows)
-    there.check(transformer, plan.unused())
+    there.check_model(transformer, plan.unused())
     return there.begin(program, plan).params
 
 

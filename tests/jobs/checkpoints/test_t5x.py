@@ -1,7 +1,5 @@
 """A T5X user's model in m4, and m4's in T5X: `m4 export`, `--init_from` of T5X's checkpoints."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

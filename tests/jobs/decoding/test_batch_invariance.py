@@ -1,7 +1,5 @@
 """`benchmarks/batch_invariance.py`: no token of a trained run depends on its batch or devices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

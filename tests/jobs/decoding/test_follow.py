@@ -1,7 +1,5 @@
 """`m4 eval --watch` and `--steps`: each checkpoint scored once, as it appears, by one program."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

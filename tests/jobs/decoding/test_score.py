@@ -1,7 +1,5 @@
 """`m4 score`, and settings of the search on the command line and in Python."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

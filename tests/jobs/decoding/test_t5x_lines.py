@@ -1,7 +1,5 @@
 """`m4 decode --format=t5x`: lines as T5X's inference writes them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

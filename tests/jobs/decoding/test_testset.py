@@ -1,7 +1,5 @@
 """A test set of its own: translated and scored without the corpus, document by document."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`m4 decode --input`: every line has its translation, and every mistake is one line."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """`m4 eval --zero_shot`: directions without training pairs, next to a pivot through English."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

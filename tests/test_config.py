@@ -125,6 +125,8 @@ def test_what_may_change_is_what_is_marked_and_all_below_it() -> None:
     [
         ("schedules.rsqrt.peek = 1", "schedules.rsqrt has no parameter peek; did you mean peak?"),
         ("experiment.Training.aux_loss = 1", "did you mean aux_loss_factor?"),
+        ("experimen.Training.seed = 2", "called experimen; did you mean experiment?"),
+        ("schedules.rsqrt.peak = small", "the value cannot be read; text needs quotes"),
         ("schedules.rsqrt.peak = 'x'", "schedules.rsqrt.peak = 'x': must be a number"),
         ("TRAIN_STEPS = -1", "experiment.Training.total_steps = -1 (TRAIN_STEPS): must be"),
         ("BATCH_SIZE = 10000000000000", "(BATCH_SIZE): must be a whole number from 1 to 1,048,576"),

@@ -99,12 +99,6 @@ def trained(trained_from: tuple[Path, Path], tmp_path: Path) -> tuple[Path, list
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (
-            "experiment.Training.log_period = 2",
-            "experimen.Training.log_period = 2",
-            "the config imports nothing called experimen; did you mean experiment?",
-        ),
-        ("= 1e-3", "= small", "the value cannot be read; text needs quotes"),
         ("%BATCH_SIZE", "%BATCHSIZE", "is not set; did you mean BATCH_SIZE?"),
         ("TRAIN_STEPS = 4", "TRAIN_STEPS = %gin.REQUIRED", "TRAIN_STEPS has no value"),
     ],
@@ -112,23 +106,10 @@ def trained(trained_from: tuple[Path, Path], tmp_path: Path) -> tuple[Path, list
 def test_a_mistake_in_a_gin_file_is_named_with_its_line(
     tmp_path: Path, old: str, new: str, said: str
 ) -> None:
+    """Others are in tests/test_config.py."""
     path = config(tmp_path, old, new)
     mistake = m4("train", f"--gin_file={path}", f"--model_dir={tmp_path / 'model'}").mistake
-    line = line_of(path, new.splitlines()[-1])
-    assert mistake.startswith(f"m4 train: config: {path} line {line}: "), mistake
-    assert said in mistake
-    assert not (tmp_path / "model").exists()
-
-
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("--gin.TRAIN_STEP=5", "TRAIN_STEP is set and nothing uses it; did you mean TRAIN_STEPS?"),
-        ("--gin_bindings=TRAIN_STEPS 3", "'TRAIN_STEPS 3': cannot be read: "),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_named(tmp_path: Path, argument: str, said: str) -> None:
-    mistake = train(tmp_path / "model", argument).mistake
+    assert mistake.startswith(f"m4 train: config: {path} line {line_of(path, new)}: "), mistake
     assert said in mistake
     assert not (tmp_path / "model").exists()
 
@@ -166,14 +147,10 @@ def test_a_missing_binding_is_named(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ text
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"), [(b"no tab here", "no tab"), (b"caf\xe9\tcaf\xe9", "not UTF-8")]
-)
-def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path, line: bytes, reason: str) -> None:
-    text = tsv_folder(tmp_path / "text", line)
-    mistake = train(tmp_path / "model", *from_tsv(text)).mistake
-    assert mistake == (
-        f"m4 train: {text}/pt.train.tsv line 7: {reason} "
+def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path) -> None:
+    text = tsv_folder(tmp_path / "text", b"caf\xe9\tcaf\xe9")
+    assert train(tmp_path / "model", *from_tsv(text)).mistake == (
+        f"m4 train: {text}/pt.train.tsv line 7: not UTF-8 "
         "(Tsv.on_bad_line = 'skip' counts such lines instead)"
     )
     assert contents(tmp_path / "model") == {}
@@ -297,24 +274,6 @@ def test_changed_text_is_noticed(
         assert {name: after[name] for name in before} == before
     finally:
         path.write_bytes(content)
-
-
-def test_folders_that_are_no_run_folders_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.jpg").touch()
-    for fresh in ([], ["--fresh"]):
-        mistake = train(tmp_path / "photos", *fresh).mistake
-        assert "photos: not empty and not a run's folder" in mistake
-    assert (tmp_path / "photos" / "cat.jpg").is_file()
-    (tmp_path / "file").touch()
-    assert "cannot be made or written" in train(tmp_path / "file").mistake
-
-
-def test_fresh_starts_over(trained: tuple[Path, list[str]]) -> None:
-    folder, arguments = trained
-    peak = "--gin.corpus.CorpusSpec.vocabulary_size=10"
-    assert "must be at least" in train(folder, *arguments, peak, "--fresh").mistake
-    assert not (folder / "checkpoints").exists()
 
 
 def test_demo_without_baselines_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Runs that the tests of jobs on checkpoints read."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps, with checkpoints of step 2 and 4; read-only."""
     return tiny_run(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def own(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of four steps as a file's tests may change it."""
+    return Path(shutil.copytree(first, tmp_path_factory.mktemp("own") / "run"))

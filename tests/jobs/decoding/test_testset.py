@@ -23,34 +23,28 @@ testsets.Table.document = 'document'
 
 
 @pytest.fixture(scope="module")
-def run(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose own files may change."""
-    return Path(shutil.copytree(first, tmp_path_factory.mktemp("testset") / "run"))
-
-
-@pytest.fixture(scope="module")
-def files(run: Path) -> Path:
+def files(own: Path) -> Path:
     """Two sentences, of which training has the first one, and a third in another document."""
-    folder = run.parent / "own"
+    folder = own.parent / "own"
     folder.mkdir()
-    cache = Cache(next(path for path in (run / "data").iterdir() if path.is_dir()))
+    cache = Cache(next(path for path in (own / "data").iterdir() if path.is_dir()))
     known = next(cache.pairs("gl", "train"))
     rows = [(known[0].upper(), "un", "dous", "d1"), ("No news", "Nada", "Ren", "d1"),
             ("A  word\u00a0more", "Unha palabra", "Outra", "d2")]  # fmt: skip
     (folder / "en-gl.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-    (run.parent / "news.gin").write_text(CONFIG)
+    (own.parent / "news.gin").write_text(CONFIG)
     return folder
 
 
-def ask(command: str, run: Path, files: Path, *more: str, file: str = "news.gin") -> Said:
-    return m4(command, str(run), f"--testset={files.parent / file}", f"--gin.OWN={files}", *more)
+def ask(command: str, own: Path, files: Path, *more: str, file: str = "news.gin") -> Said:
+    return m4(command, str(own), f"--testset={files.parent / file}", f"--gin.OWN={files}", *more)
 
 
 @pytest.mark.slow
 def test_scores_with_several_references_documents_and_seen_sentences(
-    run: Path, files: Path
+    own: Path, files: Path
 ) -> None:
-    said = ask("eval", run, files, "--beams=1").ok()
+    said = ask("eval", own, files, "--beams=1").ok()
     assert "testset news: has no references for en-es, en-pt" in said.err
     assert "news: sentences of training text, which subset unseen leaves out: en-gl 1" in said.err
     folder = run / "decodes" / "beams=1"
@@ -78,12 +72,12 @@ def test_scores_with_several_references_documents_and_seen_sentences(
 
 
 @pytest.mark.slow
-def test_neither_corpus_nor_training_is_needed(run: Path, files: Path) -> None:
-    alone = Path(shutil.copytree(run, run.parent / "alone"))
+def test_neither_corpus_nor_training_is_needed(own: Path, files: Path) -> None:
+    alone = Path(shutil.copytree(own, own.parent / "alone"))
     shutil.rmtree(alone / "data")
     shutil.rmtree(alone / "decodes", ignore_errors=True)
     said = ask("decode", alone, files, "--beams=1").ok()
-    assert f"eval --testset={run.parent / 'news.gin'} --model_dir=" in said.out
+    assert f"eval --testset={own.parent / 'news.gin'} --model_dir=" in said.out
     assert not (alone / "data").exists()
     said = ask("eval", alone, files, "--beams=1").ok()
     assert "news: not compared with the training text" in said.err
@@ -93,18 +87,18 @@ def test_neither_corpus_nor_training_is_needed(run: Path, files: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_checkpoint_on_a_test_set(run: Path, files: Path) -> None:
-    ask("eval", run, files, "--beams=1", "--steps=2,4", "--directions=en-gl").ok()
-    rows = read_jsonl(run / "decodes" / "beams=1" / "scores_by_step.jsonl")
+def test_every_checkpoint_on_a_test_set(own: Path, files: Path) -> None:
+    ask("eval", own, files, "--beams=1", "--steps=2,4", "--directions=en-gl").ok()
+    rows = read_jsonl(own / "decodes" / "beams=1" / "scores_by_step.jsonl")
     assert {(row["split"], row["step"]) for row in rows} == {("news", 2), ("news", 4)}
 
 
 def test_a_saved_scorer_runs_where_it_is_given_again(
-    run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command of a run's config is data; what is typed is the user's own."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    copy = Path(shutil.copytree(own, tmp_path / "run"))
     saved = (copy / "config.gin").read_text(encoding="utf-8")
     ran = tmp_path / "ran"
     lines = [
@@ -126,22 +120,22 @@ def test_a_saved_scorer_runs_where_it_is_given_again(
     assert {row["metric"] for row in rows} == {"letters"}
 
 
-def test_mistakes_are_one_line(run: Path, files: Path) -> None:
-    (run.parent / "empty.gin").write_text(CONFIG.replace("'news'", "'empty'"))
-    empty = run.parent / "lacking"
+def test_mistakes_are_one_line(own: Path, files: Path) -> None:
+    (own.parent / "empty.gin").write_text(CONFIG.replace("'news'", "'empty'"))
+    empty = own.parent / "lacking"
     empty.mkdir()
     (empty / "en-gl.tsv").write_text("hello\t\t\td1\n")
-    (run.parent / "test.gin").write_text(CONFIG.replace("'news'", "'test'"))
+    (own.parent / "test.gin").write_text(CONFIG.replace("'news'", "'test'"))
     for said, message in [
-        (m4("eval", str(run), "--testset=flores"), "--testset=flores: this run's config has none"),
-        (m4("eval", str(run), "--testset=no.gin"), "--testset=no.gin: no such file in ."),
+        (m4("eval", str(own), "--testset=flores"), "--testset=flores: this run's config has none"),
+        (m4("eval", str(own), "--testset=no.gin"), "--testset=no.gin: no such file in ."),
         (
-            m4("eval", str(run), "--testset=flores", "--split=dev"),
+            m4("eval", str(own), "--testset=flores", "--split=dev"),
             "--split=dev: not with --testset",
         ),
-        (ask("eval", run, empty, file="empty.gin"), "en-gl has no reference of segment 1 of 1"),
-        (ask("eval", run, files, file="test.gin"), "Experiment.testsets"),
-        (ask("eval", run, files, "--steps=all", "--directions=gl-en"), "has none of the model's"),
+        (ask("eval", own, empty, file="empty.gin"), "en-gl has no reference of segment 1 of 1"),
+        (ask("eval", own, files, file="test.gin"), "Experiment.testsets"),
+        (ask("eval", own, files, "--steps=all", "--directions=gl-en"), "has none of the model's"),
     ]:
         assert said.status == 2, said.out
         assert message in said.err.splitlines()[-1], said.err

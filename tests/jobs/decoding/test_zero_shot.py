@@ -1,6 +1,5 @@
 """`m4 eval --zero_shot`: directions without training pairs, next to a pivot through English."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from tests.command_line import m4
 
 # The run's languages: each with English, both ways.
 LANGUAGES = ("es", "pt", "gl")
-
-
-@pytest.fixture(scope="module")
-def run(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose own files may change."""
-    return Path(shutil.copytree(first, tmp_path_factory.mktemp("zero_shot") / "run"))
 
 
 def news(folder: Path) -> str:
@@ -55,8 +48,8 @@ def test_directions_without_pairs() -> None:
 
 
 @pytest.mark.slow
-def test_scores_differences_rates_and_heat_maps(run: Path) -> None:
-    m4("eval", run, "--zero_shot", "--beams=1").ok()
+def test_scores_differences_rates_and_heat_maps(own: Path) -> None:
+    m4("eval", own, "--zero_shot", "--beams=1").ok()
     directions = {f"{a}-{b}" for a in LANGUAGES for b in LANGUAGES if a != b}
     folder = run / "decodes" / "beams=1"
     for name in ("zero_shot", "pivot"):
@@ -81,14 +74,14 @@ def test_scores_differences_rates_and_heat_maps(run: Path) -> None:
     }  # fmt: skip
     assert 'aria-label="ΔBLEU of zero_shot against pivot"' in (page / "report.html").read_text()
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/test.*.jsonl")}
-    m4("eval", run, "--zero_shot=2", "--beams=1").ok()  # what is there is kept
+    m4("eval", own, "--zero_shot=2", "--beams=1").ok()  # what is there is kept
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("*/test.*.jsonl")}
     assert len({row["direction"] for row in read_jsonl(page / "scores.jsonl")}) == 2
 
 
 @pytest.mark.slow
-def test_a_test_set_of_its_own(run: Path, tmp_path: Path) -> None:
-    said = m4("eval", run, "--zero_shot", news(tmp_path), "--beams=1").ok()
+def test_a_test_set_of_its_own(own: Path, tmp_path: Path) -> None:
+    said = m4("eval", own, "--zero_shot", news(tmp_path), "--beams=1").ok()
     assert "news: has no references for es-pt, es-gl, " in said.err
     assert "(5 of 6 directions)" in said.err
     folder = run / "decodes" / "beams=1"
@@ -99,12 +92,12 @@ def test_a_test_set_of_its_own(run: Path, tmp_path: Path) -> None:
 
 
 def test_mistakes_are_a_line_before_anything_is_built(
-    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(zero_shot, "PortionDecoder", lambda *_: pytest.fail("built"))
 
     def mistake(*more: str) -> str:
-        return m4("eval", run, *more).mistake
+        return m4("eval", own, *more).mistake
 
     for asked, said in {
         "0": "--zero_shot=0: must be all, a number of directions above 0, or directions",

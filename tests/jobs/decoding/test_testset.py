@@ -47,7 +47,7 @@ def test_scores_with_several_references_documents_and_seen_sentences(
     said = ask("eval", own, files, "--beams=1").ok()
     assert "testset news: has no references for en-es, en-pt" in said.err
     assert "news: sentences of training text, which subset unseen leaves out: en-gl 1" in said.err
-    folder = run / "decodes" / "beams=1"
+    folder = own / "decodes" / "beams=1"
     decodes = read_jsonl(folder / "news.en-gl.jsonl")
     assert [row["source"] for row in decodes][2] == "A  word\u00a0more"  # as it is in the file
     assert decodes[1]["references"] == ["Nada", "Ren"]

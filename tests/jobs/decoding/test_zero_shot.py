@@ -51,7 +51,7 @@ def test_directions_without_pairs() -> None:
 def test_scores_differences_rates_and_heat_maps(own: Path) -> None:
     m4("eval", own, "--zero_shot", "--beams=1").ok()
     directions = {f"{a}-{b}" for a in LANGUAGES for b in LANGUAGES if a != b}
-    folder = run / "decodes" / "beams=1"
+    folder = own / "decodes" / "beams=1"
     for name in ("zero_shot", "pivot"):
         found = {path.name.split(".")[1] for path in (folder / name).glob("test.*.jsonl")}
         assert found == directions
@@ -84,7 +84,7 @@ def test_a_test_set_of_its_own(own: Path, tmp_path: Path) -> None:
     said = m4("eval", own, "--zero_shot", news(tmp_path), "--beams=1").ok()
     assert "news: has no references for es-pt, es-gl, " in said.err
     assert "(5 of 6 directions)" in said.err
-    folder = run / "decodes" / "beams=1"
+    folder = own / "decodes" / "beams=1"
     (row,) = read_jsonl(folder / "pivot" / "news.gl-pt.jsonl")
     assert (row["source"], row["reference"]) == ("ola", "olá")
     scores = read_jsonl(folder / "zero_shot.news" / "scores.jsonl")

@@ -14,4 +14,4 @@ from m4.config.bindings import find_file as find_file
 from m4.config.bindings import near as near
 from m4.config.config import Config as Config
 from m4.config.config import load as load
-from m4.config.written import of_experiment as of_experiment
+from m4.config.config import of_experiment as of_experiment

@@ -48,11 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Plans a config for a topology; returns the exit status: 0, or 3 where it does not fit.
-
-    Writes <config>.<topology>.json and .md in --output.
-    """
+def run(arguments: argparse.Namespace) -> int | None:
+    """Writes <config>.<topology>.json and .md; returns the exit status, 3 where it does not fit."""
     streams.require_output()
     if arguments.facts is not None:
         return _write_facts(arguments)
@@ -68,27 +65,20 @@ def run(arguments: argparse.Namespace) -> int:
     price = arguments.price_per_chip_hour
     if price is not None and not price >= 0:
         raise InputError(f"--price_per_chip_hour={price}: less than 0")
-    name = (
-        Path(saved.rstrip("/")).name
-        if saved
-        else "-".join(Path(file).stem for file in arguments.gin_file)
-    )
-    facts = launch.compiled(
-        name,
-        _config_arguments(arguments),
-        arguments.topology or TOPOLOGY,
-        arguments.program,
-        console,
-    )
+    name = "-".join(Path(file).stem for file in arguments.gin_file)
+    if saved:
+        name = Path(saved.rstrip("/")).name
+    given = _config_arguments(arguments), arguments.topology or TOPOLOGY, arguments.program
+    facts = launch.compiled(name, *given, console)
     facts["price_per_chip_hour"] = price
     made = report.report(facts)
     report.show(made, console)
     for path in report.write(made, arguments.output / report.file_name(facts), facts):
         console.print(str(path), highlight=False, soft_wrap=True)
-    return DOES_NOT_FIT if "refused" in facts else 0
+    return DOES_NOT_FIT if "refused" in facts else None
 
 
-def _write_facts(arguments: argparse.Namespace) -> int:
+def _write_facts(arguments: argparse.Namespace) -> None:
     """Compiles in the process that was started for it, and writes its findings to --facts."""
     with command.experiment_of(arguments) as (experiment, _):
         from m4.parallel.platform.signals import end_with
@@ -101,7 +91,6 @@ def _write_facts(arguments: argparse.Namespace) -> int:
         machine = topology(arguments.topology or TOPOLOGY)
         found = facts(experiment, machine, arguments.program, arguments.languages)
         write_text(arguments.facts, json.dumps(found, ensure_ascii=False))
-    return 0
 
 
 def _config_arguments(arguments: argparse.Namespace) -> list[str]:

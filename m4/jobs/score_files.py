@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Scores the files."""
-    metrics = metrics_of(arguments)
+    metrics = command.metrics_of(arguments) + _more_metrics(arguments)
     from m4.data.cleaning.language_id import Py3langid, installed
     from m4.eval.scoring.levels import ResourceLevels
     from m4.eval.scoring.rates import rates, table
@@ -75,9 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
     terminal.print(table(failures, ResourceLevels(min_test_sentences=0)))
 
 
-def metrics_of(arguments: argparse.Namespace) -> list["Metric"]:
-    """Returns the metrics that were asked for."""
-    found = command.metrics_of(arguments)
+def _more_metrics(arguments: argparse.Namespace) -> list["Metric"]:
+    found: list[Metric] = []
     if arguments.spbleu:
         from m4.eval.metrics.spbleu import spbleu
 

@@ -50,17 +50,11 @@ def watch(
 
 
 class Look(NamedTuple):
-    """The state of a run, from its files.
+    """The state of a run, from its files."""
 
-    Attributes:
-        lines: Name -> text, for people.
-        ended: Whether training has ended.
-        changes: Everything but the age of the heartbeat: a new line is due when it differs.
-    """
-
-    lines: dict[str, str]
-    ended: bool
-    changes: tuple[Any, ...]
+    lines: dict[str, str]  # name -> text, for people
+    ended: bool  # whether training has ended
+    changes: tuple[Any, ...]  # all but the heartbeat's age: a new line is due when it differs
 
 
 def look_at(folder: Path, now: float) -> Look:

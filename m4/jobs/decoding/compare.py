@@ -54,6 +54,11 @@ class ComparedRun(NamedTuple):
         """True for a run's gathered baselines: the run's config is not theirs."""
         return self.decodes.name == BILINGUAL and self.decodes.parent.name == "decodes"
 
+    @property
+    def config(self) -> Path | None:
+        """Its operative config, if it is kept with the translations."""
+        return None if self.bilingual else self.above("operative_config.gin")
+
     def above(self, name: str) -> Path | None:
         """Returns a file of the translations' run: in their folder or the two above it."""
         # As the folder was given: rows of scores name the path, on any machine.
@@ -71,10 +76,8 @@ def compare(
 ) -> Results:
     """Scores the translations of all runs and the baseline's, and writes the files of a report.
 
-    Of several test sets there are several pages, which lead to each other: those after the first
-    one are in folders of their names. The first one is returned.
-
-    No config is read and nothing is translated.
+    Of several test sets there are several pages, which lead to each other, those after the first
+    one in folders of their names; the first is returned. No config is read, nothing is translated.
 
     Args:
         runs: Run folders, or folders of translations (<split>.<direction>.jsonl, plain or .gz),
@@ -134,7 +137,7 @@ def _compare(
         title=f"{', '.join(one.name for one in sources[:-1])} against {against.name}",
         facts={one.name: str(one.folder) for one in sources},
         testsets=links,
-        configs={one.name: path for one in sources if (path := _config(one)) is not None},
+        configs={one.name: path for one in sources if (path := one.config) is not None},
         curves={one.name: curve(path.parent) for one in sources
                 if one is not against and not one.bilingual
                 and (path := one.above("metrics.jsonl"))},
@@ -210,11 +213,11 @@ def _check_signatures(sources: Sequence[ComparedRun]) -> None:
     for path in dict.fromkeys(filter(None, (one.above("scores.jsonl") for one in sources))):
         for row in read_scores(path):
             fields = [field for field in row["signature"].split("|") if "version:" not in field]
-            at = (row["metric"], row["direction"])
-            other, expected = first.setdefault(at, (path, "|".join(fields)))
-            if "|".join(fields) != expected:
+            at, said = (row["metric"], row["direction"]), "|".join(fields)
+            other, expected = first.setdefault(at, (path, said))
+            if said != expected:
                 raise InputError(
-                    f"{path}: {at[0]} of {at[1]} is {'|'.join(fields)}, and {expected} in {other}; "
+                    f"{path}: {at[0]} of {at[1]} is {said}, and {expected} in {other}; "
                     f"score both with one version of m4 ({pasted('eval')})"
                 )
 
@@ -262,14 +265,8 @@ def _cost(source: ComparedRun) -> Cost:
     return total([cost_of(read_metrics(folder)) for folder in sorted(folders)])
 
 
-def _config(source: ComparedRun) -> Path | None:
-    return None if source.bilingual else source.above("operative_config.gin")
-
-
 def _system(source: ComparedRun) -> System:
     """Returns a run as a system, with the steps of its translations where their notes name them."""
-    config = _config(source)
-    named = None if config is None else str(config)
-    return System(
-        source.name, source.decodes, named, steps_of(source.decodes, source.split) or None
-    )
+    config = source.config and str(source.config)
+    steps = steps_of(source.decodes, source.split) or None
+    return System(source.name, source.decodes, config, steps)

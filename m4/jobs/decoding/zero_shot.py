@@ -55,8 +55,6 @@ def evaluate_zero_shot(
     Args:
         asked: "all"; a number of directions, always the same ones; or directions, as "fr-wo,wo-fr".
         split: "test" or "dev", or the name of a test set of its own.
-        step: Step of a checkpoint. Defaults to the latest.
-        sentences: Sentences per direction. Defaults to all.
 
     Raises:
         InputError: A language is not known, a direction is trained, or has no references.
@@ -87,11 +85,7 @@ def evaluate_zero_shot(
 
 
 def chosen(experiment: Experiment, cache: Cache, portion: Portion, asked: str) -> list[str]:
-    """Returns the directions to translate, all of which have references.
-
-    Raises:
-        InputError: As of `evaluate_zero_shot`.
-    """
+    """Returns the directions to translate, all of which have references."""
     every, split, tested = untrained(cache.directions), portion.split, cache.tested_pairs()
     every += [each for each in cache.directions
               if is_held_out(each) and pair_of(each) not in tested]  # fmt: skip

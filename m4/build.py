@@ -271,10 +271,7 @@ class Parts:
 
 
 def _expected_languages(experiment: Experiment) -> Sequence[str]:
-    """Returns the languages before the corpus is there.
-
-    The source is asked where a setting may name them; else no checked size depends on their number.
-    """
+    """Returns the languages before the corpus is there, of the source where settings name them."""
     training, spec = experiment.training, experiment.data.corpus
     by_name = [*(getattr(training, name) for name in BY_DIRECTION)]
     by_name += [training.early_stopping and training.early_stopping.direction, experiment.tasks]

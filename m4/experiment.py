@@ -201,10 +201,7 @@ def identity(value: Any) -> Any:
 
 
 def _made(value: Any) -> tuple[Any, dict[str, Any]] | None:
-    """Returns the class or function of an object and its arguments, with defaults; None: no such.
-
-    Of functions and classes defaults are plain values only.
-    """
+    """Returns the class or function of an object and its arguments, with plain defaults, if any."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value), {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     target, given = value, {}

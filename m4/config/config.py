@@ -124,10 +124,7 @@ class Config(Bindings):
             raise self._error(error, binding) from error
 
     def _refers_to(self, binding: Binding) -> bool:
-        """Returns whether a reference reaches a binding, or did before another one replaced it.
-
-        A config whose experts are switched off on the command line keeps their settings.
-        """
+        """Returns whether a reference reaches a binding, or did before another one replaced it."""
         scopes = {scope for reference in self._references for scope in reference.scopes}
         targets = [*PARTS, *(self._target(one.selector) for one in self._references)]
         return {*binding.scopes} <= scopes and any(one is binding.target for one in targets)
@@ -182,10 +179,8 @@ class Config(Bindings):
                 yield name, part
 
     def _bound(self, target: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
-        """Returns the binding of each parameter; that of an inner scope replaces an outer one.
-
-        Of the scopes a/b they are those of nothing, of a, of b and of a/b.
-        """
+        """Returns the binding of each parameter; that of an inner scope replaces an outer one."""
+        # Of the scopes a/b they are those of nothing, of a, of b and of a/b.
         depths = range(len(scopes) + 1)
         places = [*(scopes[:depth] for depth in depths), *(scopes[-depth:] for depth in depths[1:])]
         found = {}
@@ -439,11 +434,8 @@ class _Written:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass that are not at their defaults.
-
-    Of an experiment all are returned: a baseline would inherit those that it does not say.
-    """
-    if isinstance(value, Experiment):
+    """Returns the fields of a dataclass that are not at their defaults, of an experiment all."""
+    if isinstance(value, Experiment):  # a baseline would inherit those that it does not say
         return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     found = {}
     for one in dataclasses.fields(value):

@@ -36,21 +36,13 @@ _KEEP_SHARE = 0.9
 
 
 class Start(NamedTuple):
-    """A model to continue from.
+    """A model to continue from."""
 
-    Attributes:
-        folder: A run of m4, or a model in Hugging Face's layout.
-        vocabulary: That of its sources.
-        corpus: Folder of the run's corpus. None: it is not there.
-        decoding: The settings with which the run has translated.
-        languages: Those of the corpus that have test sentences, as CorpusSpec.languages has them.
-    """
-
-    folder: Path
-    vocabulary: Vocabulary
-    corpus: Path | None
-    decoding: Mapping[str, Any]
-    languages: Sequence[str]
+    folder: Path  # a run of m4, or a model in Hugging Face's layout
+    vocabulary: Vocabulary  # of its sources
+    corpus: Path | None  # the run's, where it is there
+    decoding: Mapping[str, Any]  # the settings with which the run has translated
+    languages: Sequence[str]  # of the corpus, with test sentences, as in CorpusSpec.languages
 
     @property
     def run(self) -> bool:

@@ -156,7 +156,12 @@ def build_corpus(spec: CorpusSpec, place: str, build: Build | None = None) -> st
         remove(folder)
         build()
     if is_address(place):
-        upload(folder, f"{place.rstrip('/')}/{fingerprint}")
+        objects = Objects(f"{place.rstrip('/')}/{fingerprint}")
+        names = [one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            others = [name for name in names if name != "manifest.json"]
+            list(pool.map(lambda name: objects.put(name, folder / name), others))
+        objects.put("manifest.json", folder / "manifest.json")  # the last
     return fingerprint
 
 
@@ -176,16 +181,6 @@ def fetched(place: str, fingerprint: str, needs: Needs) -> Path | None:
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(lambda name: objects.download(name, folder / name), missing))
     return folder
-
-
-def upload(folder: Path, address: str) -> None:
-    """Uploads a corpus, its manifest last."""
-    objects = Objects(address)
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        others = [name for name in names if name != "manifest.json"]
-        list(pool.map(lambda name: objects.put(name, folder / name), others))
-    objects.put("manifest.json", folder / "manifest.json")
 
 
 def built(experiment: Experiment, build: Build | None = None) -> str:

@@ -53,21 +53,13 @@ _SIZES, _BILINGUAL = (Size(256, 4, 4.9e-3), Size(128, 2, 7.0e-3)), Size(64, 2, 1
 
 
 class Corpus(NamedTuple):
-    """Summary of the text in a folder.
+    """Summary of the text in a folder, by pair of languages."""
 
-    Attributes:
-        sizes: Pair of languages -> split -> pairs that cleaning leaves.
-        samples: Pair of languages -> training pairs at even distances.
-        english: Pairs of languages -> the sides that are English, where the text tells.
-        wrong: (pair, split) -> what is wrong with the languages of its text.
-        notes: Lines about files and languages that are left out.
-    """
-
-    sizes: dict[str, dict[str, int]]
-    samples: dict[str, list[Pair]]
-    english: Mapping[str, set[str]]
-    wrong: Mapping[tuple[str, str], str]
-    notes: list[str]
+    sizes: dict[str, dict[str, int]]  # split -> pairs that cleaning leaves
+    samples: dict[str, list[Pair]]  # training pairs at even distances
+    english: Mapping[str, set[str]]  # the sides that are English, where the text tells
+    wrong: Mapping[tuple[str, str], str]  # (pair, split) -> what is wrong with its languages
+    notes: list[str]  # lines about files and languages that are left out
 
 
 def write_config(
@@ -241,10 +233,7 @@ def _read(layout: Detected, folder: str) -> Corpus:
 
 
 def _whole_pairs(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
-    """Returns the pairs that have all splits, the largest first: baselines need all three.
-
-    Other text of them, such as 'gl~bt', needs training pairs alone.
-    """
+    """Returns the pairs that have all splits, and their other text, the largest first."""
     whole = [pair for pair, sizes in corpus.sizes.items() if all(sizes.values())]
     whole += [pair for pair, sizes in corpus.sizes.items()
               if sizes["train"] and base_pair(pair) in whole and pair not in whole]  # fmt: skip
@@ -261,10 +250,7 @@ def _whole_pairs(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
 
 
 def _lengths(samples: Mapping[str, Sequence[Pair]], pieces: int) -> dict[str, np.ndarray]:
-    """Returns pair -> [2, n] pieces of both sides of its sample, with tag and eos.
-
-    The pieces are those of a vocabulary that is trained on the samples.
-    """
+    """Returns `_piece_lengths` by a vocabulary that is trained on the samples."""
     texts = [text for pairs in samples.values() for pair in pairs for text in pair]
     tags = languages_of(samples)
     with tempfile.TemporaryDirectory(prefix="m4-new-") as folder:
@@ -303,18 +289,14 @@ def _choose(
     minutes: float,
     cores: int,
 ) -> tuple[dict[str, Any], float, float]:
-    """Chooses lengths, batch, steps and the model: the largest that sees the pairs often enough.
-
-    Returns:
-        Values of the template, the minutes of training, and those of the baselines.
-    """
+    """Returns values of the template, the minutes of training, and those of the baselines."""
     length = _row_length(lengths)
     rows = _rows(length)
     pairs = sum(train.values())
     mean = sum(size * lengths[code].mean() for code, size in train.items()) / pairs
     pairs_a_step = 0.9 * rows * length / mean  # nine tenths of a packed row are filled
     wanted = max(_FEWEST_STEPS, math.ceil(2 * _EPOCHS * pairs / pairs_a_step))
-    size, step, steps = _SIZES[-1], 0.0, 0
+    size, step, steps = _SIZES[-1], 0.0, 0  # the largest that sees the pairs often enough
     for size in _SIZES:
         step = _step_minutes(size, pieces, 2 * rows * length, cores)
         steps = max(_FEWEST_STEPS, min(wanted, int(minutes / step)))

@@ -115,11 +115,7 @@ def _owned(
     writes: tuple[str, ...],
     fresh: bool,
 ) -> Iterator[None]:
-    """Locks the files of these kinds, and makes the folder the config's, or checks that it is.
-
-    A job that is refused before it saved a checkpoint leaves the config of before: else a value
-    that cannot be used would be refused again and again.
-    """
+    """Locks the files of these kinds, and makes the folder the config's, or checks that it is."""
     where = f"MODEL_DIR = {address}"
     copy = LocalCopy(address, writes, run_folder.kind_of, where) if is_address(address) else None
     others = sorted({"train", *(run_folder.KINDS if fresh else ())} - {*writes})
@@ -172,7 +168,7 @@ def _owned(
                 copy.push([name])
         try:
             yield
-        except InputError:
+        except InputError:  # before a checkpoint: else the value would be refused again and again
             if claims and before and not fresh and latest_step(folder / "checkpoints") == latest:
                 with contextlib.suppress(Busy), alone():
                     run_folder.restore(folder, before)
@@ -180,11 +176,9 @@ def _owned(
 
 
 def _programs(folder: Path, address: str, writes: tuple[str, ...]) -> Path | None:
-    """Returns the folder of compiled programs, or None for the user's own.
-
-    Jobs that write to a run in a bucket keep their programs there, for other machines. Programs of
-    a folder on a disk, which may be anybody's, are never run.
-    """
+    """Returns the folder of compiled programs, or None for the user's own."""
+    # Jobs that write to a run in a bucket keep their programs there, for other machines. Programs
+    # of a folder on a disk, which may be anybody's, are never run.
     if not writes or not is_address(address):
         return None
     if distributed.is_primary():

@@ -47,20 +47,12 @@ def inspect(run: str, output: Path | None) -> str | None:
 
 
 class Beginning(NamedTuple):
-    """A gin file that begins from a model.
+    """A gin file that begins from a model."""
 
-    Attributes:
-        about: Comments that say what it is.
-        imports: Its import lines.
-        settings: Bindings: the model, its vocabulary, where it is, and its own optimizer, if any.
-        vocabulary: The vocabulary of sources.
-        width: The width of the model.
-    """
-
-    about: list[str]
+    about: list[str]  # comments that say what it is
     imports: list[str]
-    settings: list[str]
-    vocabulary: Vocabulary
+    settings: list[str]  # of the model, its vocabulary, its place, and its own optimizer, if any
+    vocabulary: Vocabulary  # of sources
     width: int
 
 
@@ -173,8 +165,8 @@ def _of_hf(there: SourceHf, folder: Path, languages: Sequence[str]) -> Beginning
 def trim(run: str, corpus: Path, output: Path) -> str:
     """Writes a folder whose vocabulary has only the pieces that a corpus uses; says the sizes.
 
-    Specials, bytes and tags stay. The order of the pieces stays, so that logits are those of the
-    old model without the columns that are gone. Files are written one by one.
+    Specials, bytes and tags stay, and the order of the pieces: logits are those of the old model
+    without the columns that are gone.
     """
     folder = fetched(run)
     there = SourceHf(folder)

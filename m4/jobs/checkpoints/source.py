@@ -16,17 +16,11 @@ from m4.train.state import TrainState
 
 
 class Source:
-    """A trained model in a folder.
-
-    Attributes:
-        folder: Where it is.
-        step: The steps that it was trained for.
-        shapes: Shapes of its parameters, by path among unscanned layers.
-    """
+    """A trained model in a folder."""
 
     folder: Path
-    step: int = 0
-    shapes: Shapes
+    step: int = 0  # the steps that it was trained for
+    shapes: Shapes  # of its parameters, by path among unscanned layers
 
     def vocabulary(self, role: str) -> Vocabulary:
         """Returns the vocabulary of sources or targets."""

@@ -32,8 +32,7 @@ class SourceHf(Source):
     """Its arrays under m4's names, in the ids of m4's vocabularies.
 
     Attributes:
-        model: The model of m4 that computes what it does.
-        settings: Of `model`. experts: Those of its experts; None where it has none.
+        model: The model of m4 that computes what it does, of `settings`, and `experts` if any.
         ids: Of pad, eos and the decoder's start, in the folder.
         weights: The arrays as they are stored.
     """

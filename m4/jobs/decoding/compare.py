@@ -35,19 +35,12 @@ _LEVELS = "experiment.ResourceLevels."
 
 
 class ComparedRun(NamedTuple):
-    """A system of the report.
-
-    Attributes:
-        name: Its name.
-        folder: The folder that was given.
-        decodes: The folder of the translations: itself, its decodes/, or decodes/bilingual/.
-        split: The test set.
-    """
+    """A system of the report."""
 
     name: str
-    folder: Path
-    decodes: Path
-    split: str
+    folder: Path  # the one that was given
+    decodes: Path  # its translations: itself, its decodes/, or decodes/bilingual/
+    split: str  # the test set
 
     @property
     def bilingual(self) -> bool:

@@ -117,11 +117,7 @@ def _say(line: str) -> None:
 
 
 class _Scorer:
-    """Scores steps, with one program for all of them, and keeps their curve.
-
-    Attributes:
-        failed: The error of a step that is there and was not scored: damaged, of another model.
-    """
+    """Scores steps, with one program for all of them, and keeps their curve."""
 
     def __init__(self, experiment: Experiment, portion: Portion) -> None:
         self._decoder = PortionDecoder(experiment, portion)
@@ -133,7 +129,7 @@ class _Scorer:
         self._lower_is_better = found[self._metrics[0]].lower_is_better
         self._levels = self._decoder.parts.directions.levels
         self._scores: dict[int, Scores] = {}  # of the primary process
-        self.failed: InputError | None = None
+        self.failed: InputError | None = None  # of a step that is damaged, or another model's
         distributed.on_primary_then_broadcast("scores", self._read)
 
     def score(self, step: int) -> None:

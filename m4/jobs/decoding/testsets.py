@@ -199,13 +199,8 @@ def _seen(texts: dict[str, list[list[str]]], trained_on: list[Path]) -> dict[str
 class PortionDecoder:
     """A run's model, and the sentences to translate with its checkpoints, of one after the other.
 
-    The program is compiled once: parameters are its arguments.
-
-    Attributes:
-        folder: Folder of the model.
-        cache: The corpus.
-        pairs: Direction -> (source, reference) of its sentences.
-        parts: The parts of the experiment.
+    The program is compiled once: parameters are its arguments. `pairs` has (source, reference) of
+    the sentences by direction.
     """
 
     def __init__(self, experiment: Experiment, portion: Portion) -> None:

@@ -197,13 +197,13 @@ def header(name: str) -> str:
     return "\n".join(line.removeprefix("#").strip() for line in lines)
 
 
-PODS = [*("v4_128", "v5e_256", "v5p_128", "v6e_256", "tpu7x_128"), "t_96l_pipeline"]
+PODS = ("v4_128", "v5e_256", "v5p_128", "v6e_256", "tpu7x_128", "v5e_8")
 
 
 def test_jobs_of_one_folder_have_one_config() -> None:
     # Arguments in addition to the file included: those of the page and of the configs' heads.
     page = "\n".join(block.commands for block in blocks_of(ROOT / "docs" / "cloud_tpu.md"))
-    heads = [words_of(header(name), "scripts/") for name in (*PODS[:-1], "v5e_8")]
+    heads = [words_of(header(name), "scripts/") for name in PODS]
     assert {len(found) for found in heads} == {1}
     configs: dict[str, list[set[str]]] = {}
     for command in [*words_of(page, "scripts/"), *(found for (found,) in heads)]:

@@ -1,6 +1,7 @@
 """cloud_tpu.sh: its commands for slices, and `wait` and `launch` with a made-up gcloud."""
 
 import math
+import shlex
 import shutil
 from pathlib import Path
 
@@ -19,26 +20,16 @@ from tests.scripts.cloud import (
 
 
 def test_create_asks_for_a_queued_resource() -> None:
+    create = shlex.split("gcloud compute tpus queued-resources create big --zone=us-central2-b")
     assert dry("cloud_tpu.sh", "create", *slice_options("v4-128")) == [
-        [
-            *["gcloud", "compute", "tpus", "queued-resources", "create", "big"],
-            *["--zone=us-central2-b", "--node-id=big", "--accelerator-type=v4-128"],
-            "--runtime-version=tpu-ubuntu2204-base",
-        ]
-    ]
-    (words,) = dry(
-        "cloud_tpu.sh",
-        "create",
-        *slice_options("v5e-256"),
-        "--spot",
-        "--project=p",
-        "--gcloud=--x=y z",
-    )
-    assert words[5:] == [
-        *["big", "--zone=us-central2-b", "--project=p", "--node-id=big"],
-        *["--accelerator-type=v5litepod-256", "--runtime-version=v2-alpha-tpuv5-lite"],
-        *["--spot", "--x=y z"],
-    ]
+        [*create, "--node-id=big", "--accelerator-type=v4-128",
+         "--runtime-version=tpu-ubuntu2204-base"],
+    ]  # fmt: skip
+    more = ("--spot", "--project=p", "--gcloud=--x=y z")
+    assert dry("cloud_tpu.sh", "create", *slice_options("v5e-256"), *more) == [
+        [*create, "--project=p", "--node-id=big", "--accelerator-type=v5litepod-256",
+         "--runtime-version=v2-alpha-tpuv5-lite", "--spot", "--x=y z"],
+    ]  # fmt: skip
 
 
 def test_several_slices_are_one_queued_resource() -> None:
@@ -137,16 +128,13 @@ def test_launch_starts_the_job_when_the_slice_is_there(fakes: Path) -> None:
     assert places == sorted(places)
 
 
+PROJECT = "gcloud has no project: --project=..., or gcloud config set project"
 # gcloud 528's own words; "" where its first line is the one that is shown.
 MISTAKES = {
     "ERROR: (gcloud.compute.tpus.queued-resources.describe) Error parsing [queued_resource].\n"
     "The [queued_resource] resource is not properly specified.\n"
-    "Failed to find attribute [project]. The attribute can be set in the following ways:": (
-        "gcloud has no project: --project=..., or gcloud config set project"
-    ),
-    "ERROR: (gcloud.compute) The required property [project] is not currently set.": (
-        "gcloud has no project: --project=..., or gcloud config set project"
-    ),
+    "Failed to find attribute [project]. The attribute can be set in the following ways:": PROJECT,
+    "ERROR: (gcloud.compute) The required property [project] is not currently set.": PROJECT,
     "ERROR: (gcloud.compute) You do not currently have an active account selected.": (
         "ERROR: (gcloud.compute) You do not currently have an active account selected. "
         "(gcloud auth login)"

@@ -185,7 +185,7 @@ def test_user_mistake_is_not_retried() -> None:
 def test_arguments_survive_yaml_and_kubernetes() -> None:
     awkward = ["it's", 'a "b"', "back\\slash", "# no comment", "ü", "yes", "1", "$(HOME)", ""]
     job_set = manifest("--slice=v5e-16", "--spot", "--", "train", *awkward)
-    pod = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod = pod_of(job_set)
     expected = [text.replace("$(", "$$(") for text in awkward]  # Kubernetes makes $( of it
     assert pod["containers"][0]["args"] == ["train", *expected]
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"

@@ -168,7 +168,7 @@ def shares(folder: str) -> dict[str, Any]:
 
     from m4.data.cache.cache import Cache
     from m4.data.samplers.temperature import temperature
-    from m4.data.stream.sampling_order import Draws
+    from m4.data.stream.draws import Draws
 
     sizes = Cache(folder).sizes()
     rates = np.array(list(temperature(sizes).values()))

@@ -38,9 +38,8 @@ import numpy.typing as npt
 
 from m4.data.cache.origins import FILE, Recorded
 from m4.data.cleaning import AnyCheck, Check, FirstCheck, FittedCheck, HeldOut
-from m4.data.cleaning.chunk import Chunk
+from m4.data.cleaning.chunk import Chunk, Digests
 from m4.data.cleaning.clean import Cleaner, Cleaning, Part, alone, read_spool, write_spool
-from m4.data.cleaning.keys import Digests
 from m4.data.cleaning.ledger import Count
 from m4.data.directions import SIDES
 from m4.data.sources import Source, shards_of
@@ -586,7 +585,7 @@ class Engine:
             path, model = Path(folder) / "text", Path(folder) / "vocabulary.model"
             path.write_bytes(text)
             vocabulary.train(model, sample, 1000, [])
-            tokenizer = RangeTokenizer([TokenArray("first", "first", model, 128)], 1, None)
+            tokenizer = RangeTokenizer([TokenArray("first", model, 128)], 1, None)
             started = time.process_time()
             tokenizer(TextRange(path, 0, len(text), True))
             seconds += time.process_time() - started

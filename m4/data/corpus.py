@@ -38,7 +38,7 @@ from m4.data.directions import (
     pivoted,
     split_direction,
 )
-from m4.data.normalization import Form
+from m4.data.preprocess import Form
 from m4.data.sources import SPLITS, Source, gives_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.settings import MUTABLE, Between, InputError, SettingError, checked
@@ -73,7 +73,7 @@ class CorpusSpec:
             separate ones, each trained on the text that is source or target in the mixture.
         vocabulary_from: a corpus, or the run that has it, whose vocabularies this one's grow from:
             their pieces keep their ids, new tags and pieces come behind them
-            (`m4.data.vocabulary.grow`), learned from the text of the languages that have no tag
+            (`m4.data.vocabulary.pieces`), learned from the text of the languages that have no tag
             there, if there are such. Or a SentencePiece model, as T5's or mT5's (FILE.model), or
             the folder of a pretrained model that has one.
             None: trained on this text alone.
@@ -218,7 +218,7 @@ class CorpusSpec:
             identity: The result of `identity`, if it is known already.
             progress: Called with (stage, done, total); the stages are text, vocabulary, tokens.
             untrained: Pairs of languages that may lack training pairs.
-            engine: Cleans and tokenizes; the corpus is the same. Defaults to this machine.
+            engine: Cleans and tokenizes. Defaults to this machine.
 
         Raises:
             InputError: A file of the corpus is damaged; a language has no training pairs.

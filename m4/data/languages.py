@@ -1,6 +1,7 @@
 """Languages: the 137 of the embedded corpus in its order of size, and others from CLDR."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,7 +31,19 @@ def _table() -> dict[str, Language]:
     return found
 
 
-LANGUAGES = _table()
+def _families() -> dict[str, str]:
+    """Returns base language -> family, for colours, filters and tables of reports."""
+    families, family = {}, ""
+    text = Path(__file__).with_name("families.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        name, bar, codes = line.rpartition("|")
+        family = name if bar else family
+        families |= dict.fromkeys(codes.split() if line[0] != "#" else (), family)
+    return families
+
+
+LANGUAGES, _FAMILIES = _table(), _families()
+OTHER = "other"  # family of the rest
 
 # Languages whose texts in CLDR are nearly each other's: a third to nearly all of the renderings
 # are identical, so a high score in one says little where the model is trained on the other.
@@ -47,10 +60,7 @@ _MEANT = {"no": "nb"}
 
 
 def listed(code: str) -> Language | None:
-    """Returns the language of m4's table with this code, or None.
-
-    The code is m4's ('gl', 'zh_Hant') or that of ISO 639-3, with or without a script ('srp_Latn').
-    """
+    """Returns the language of m4's table with this code or ISO 639-3's ('srp_Latn'), or None."""
     return LANGUAGES.get(code) or _ISO.get(code)
 
 
@@ -98,10 +108,7 @@ def is_english(code: str) -> bool:
 
 
 def split_code(code: str) -> tuple[str, str]:
-    """Splits a code into language and ISO 15924 script: 'zh_Hant_TW' -> ('zh', 'Hant').
-
-    Only the part after the language is a script, if it is written as one: 'zh_TW' -> ('zh', '').
-    """
+    """Splits a code: 'zh_Hant_TW' -> ('zh', 'Hant'), but 'zh_TW' -> ('zh', ''), without script."""
     language, _, rest = code.partition("_")
     return language, rest[:4] if re.match(r"[A-Z][a-z]{3}(_|$)", rest) else ""
 
@@ -109,8 +116,7 @@ def split_code(code: str) -> tuple[str, str]:
 def closely_related(code: str, among: Iterable[str]) -> list[str]:
     """Returns the languages `among` others whose texts are nearly those of `code`.
 
-    They are in one group of CLDR's, or the same language in the same script, as in another
-    territory ('pt' and 'pt_BR').
+    They are in one of `_GROUPS`, or the same language in the same script ('pt' and 'pt_BR').
     """
     base = base_of(code)
     group = next((group for group in _GROUPS if base in group), (base,))
@@ -125,3 +131,19 @@ def base_of(code: str) -> str:
     language = known.code.split("_")[0]
     same = _BY_SCRIPT.get((language, known.script))
     return same.code if same else f"{language}_{known.script}"
+
+
+def family_of(code: str) -> str:
+    """Returns the family of a code's base language, or 'other': 'Romance' for 'glg', 'gl_ES'."""
+    base = describe(code).code.split("_")[0]
+    return _FAMILIES.get(base) or _FAMILIES.get(code.split("_")[0], OTHER)
+
+
+def shown_families(codes: Iterable[str], most: int) -> dict[str, str]:
+    """Returns code -> family for the `most` largest families, in their order, and 'other'."""
+    family = {code: family_of(code) for code in codes}
+    counts = Counter(name for name in family.values() if name != OTHER)
+    kept = sorted(counts, key=lambda name: (-counts[name], name))[:most]
+    order = {name: rank for rank, name in enumerate(kept)}
+    named = {code: name if name in order else OTHER for code, name in family.items()}
+    return dict(sorted(named.items(), key=lambda item: order.get(item[1], most)))

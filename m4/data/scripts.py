@@ -38,10 +38,9 @@ WEIGHTS = np.array([0 if one in COMMON else _CARRIES.get(one, 10) for one in SCR
 
 
 def scripts_of(code: str) -> frozenset[str] | None:
-    """Returns the ISO 15924 scripts of a language's letters: 'ja' -> Hani, Hira, Kana.
+    """Returns the scripts of a language's letters: 'ja' -> Hani, Hira, Kana; None: not known.
 
-    The code is m4's or ISO 639's, with or without a script; its own script counts before m4's table
-    of languages. The result is None for an unknown code.
+    The code is m4's or ISO 639's; its own script counts before m4's table of languages.
     """
     code = base_language(code)
     _, own = split_code(code)

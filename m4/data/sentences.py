@@ -41,8 +41,7 @@ def sentences(text: str) -> list[str]:
 def chunks(text: str, fits: Callable[[str], bool]) -> Chunks:
     """Returns the sentences of a text, halved until they fit.
 
-    A sentence is halved at the space, the character, or in the end the code point next to its
-    middle.
+    At the space, the character, or in the end the code point next to the middle.
     """
     found, cut = [], 0
     for sentence in sentences(text):

@@ -38,8 +38,7 @@ from m4.data.directions import (
     sides_of,
     split_direction,
 )
-from m4.data.normalization import Form
-from m4.data.preprocess import SYNTHETIC, tag_symbol
+from m4.data.preprocess import SYNTHETIC, Form, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS
@@ -99,7 +98,7 @@ class SharedVocabulary(seqio.SentencePieceVocabulary):
 
     def text_ids(self, text: tf.Tensor, form: Form | None) -> tf.Tensor:
         """Returns the ids of a text in a normal form; "<2gl>" in it is no tag."""
-        if form is not None:  # as `m4.data.normalization` and `escaped`
+        if form is not None:  # as `m4.data.preprocess` and `escaped`
             normal: Any = seqio.vocabularies.tf_text.normalize_utf8(text, form.upper())
             single = tf.strings.strip(tf.strings.regex_replace(normal, " +", " "))
             text = tf.strings.regex_replace(single, SPACE, escaped(SPACE))
@@ -173,7 +172,6 @@ def register_cache(
 
     Args:
         sampler: Sizes -> rates. UniMax must be given its budget.
-        sample_by: Unit of the sizes, "examples" or "tokens".
         metric_fns: Direction -> metrics of its task. T5X evaluates no task without metrics
             (`m4.t5x_tasks.metric_fns`).
 
@@ -271,15 +269,9 @@ def _rates(
 
 
 def _tokenize(
-    dataset: tf.data.Dataset,
-    direction: str,
-    form: Form | None,
-    output_features: Mapping[str, Any],
+    dataset: tf.data.Dataset, direction: str, form: Form | None, output_features: Mapping[str, Any]
 ) -> tf.data.Dataset:
-    """Turns {first, second} into the ids {inputs, targets} of a direction.
-
-    The tag is in front of the inputs. Texts keep the names of seqio's `tokenize`.
-    """
+    """Turns {first, second} into the ids {inputs, targets} of a direction, inputs with a tag."""
     source, target = sides_of(direction)
     of = {name: feature.vocabulary for name, feature in output_features.items()}
     from_, to = split_direction(direction)

@@ -15,16 +15,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from etils import epath
 
 from m4.data.cldr import tags
-from m4.data.directions import (
-    directions_of,
-    languages_of,
-    pair_of,
-    sides_of,
-    split_direction,
-)
+from m4.data.directions import directions_of, languages_of, pair_of, sides_of, split_direction
 from m4.data.languages import base_of, describe, is_english
 from m4.data.sources import Source
-from m4.data.sources.reading.files import folder_at, unpacked
+from m4.data.sources.reading.files import folder_at, names_below, unpacked
 from m4.data.sources.reading.layout import m4_code
 from m4.data.sources.reading.lines import text_lines
 from m4.settings import InputError, SettingError, checked
@@ -148,12 +142,9 @@ class Table:
     def _languages(self, match: re.Match, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
         if self.languages is None:
             return m4_code(match["first"]), m4_code(match["second"])
-        one = isinstance(self.languages, str)
-        names: list[str] = (
-            [self.languages] if isinstance(self.languages, str) else [*self.languages]
-        )
+        names = [self.languages] if isinstance(self.languages, str) else [*self.languages]
         texts = [_field(row, name, where) for name in names]
-        codes = texts[0].split("-") if one and isinstance(texts[0], str) else texts
+        codes = texts[0].split("-") if len(names) == 1 and isinstance(texts[0], str) else texts
         if len(codes) != 2 or not all(isinstance(code, str) and code for code in codes):
             raise InputError(f"{where}: {', '.join(names)} is {texts}: must be two languages")
         return tuple(map(m4_code, codes))
@@ -192,27 +183,13 @@ def _find(
     owner: str, folder: str | os.PathLike[str], pattern: str
 ) -> list[tuple[re.Match, epath.Path]]:
     """Returns the files that a pattern fits, sorted by name, each with its match."""
-    expression = ""
-    for part in re.split(r"(\{pair\}|\*)", pattern):
-        fields = {
-            "{pair}": f"(?P<first>{_ONE})-(?P<second>{_ONE})",
-            "*": "[^/]*",
-        }
-        expression += fields.get(part, re.escape(part))
-    top, found = folder_at(folder, f"{owner}.folder"), []
-    levels = pattern.count("/")
-
-    def walk(at: epath.Path, name: str, level: int) -> None:
-        for path in sorted(at.iterdir()):
-            if path.name.startswith("."):
-                continue
-            here = name + unpacked(path.name)
-            if level < levels and path.is_dir():
-                walk(path, f"{name}{path.name}/", level + 1)
-            elif level == levels and (match := re.fullmatch(expression, here)):
-                found.append((match, path))
-
-    walk(top, "", 0)
+    fields = {"{pair}": f"(?P<first>{_ONE})-(?P<second>{_ONE})", "*": "[^/]*"}
+    parts = re.split(r"(\{pair\}|\*)", pattern)
+    expression = re.compile("".join(fields.get(part, re.escape(part)) for part in parts))
+    top = folder_at(folder, f"{owner}.folder")
+    names = names_below(top, pattern.count("/") + 1)
+    matches = ((expression.fullmatch(unpacked(name)), path) for name, path in names)
+    found = [(match, path) for match, path in matches if match]
     if not found:
         raise InputError(f"{folder}: no file is called like {pattern} ({owner}.files)")
     return found

@@ -1,14 +1,16 @@
-"""The ids of a corpus by row: slow and obvious."""
+"""The ids of a corpus by row, of its text, and of batches: slow and obvious."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import SIDES, split_direction
+from m4.data.directions import SIDES, pair_of, sides_of, split_direction
+from m4.data.preprocess import source_ids, target_ids
 
 
 def tokens(cache: Cache, split: str, side: str, role: str = "source") -> tuple[Any, Any]:
@@ -30,3 +32,38 @@ def rows_of(cache: Cache, split: str, side: str, role: str = "source") -> list[l
     """The ids of each row."""
     flat, offsets = tokens(cache, split, side, role)
     return [flat[a:b].tolist() for a, b in pairwise(offsets)]
+
+
+# (source ids, target ids) of a pair.
+Ids = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def of_text(
+    cache: Cache, direction: str, split: str, source_length: int = 2000, target_length: int = 2000
+) -> list[Ids]:
+    """The ids of a direction's pairs, made from their text."""
+    pairs, (_, into) = [*cache.pairs(pair_of(direction), split)], split_direction(direction)
+    source, target = ([getattr(one, side) for one in pairs] for side in sides_of(direction))
+    sources = source_ids(cache.vocabulary, source, into, source_length)
+    targets = target_ids(cache.vocabulary, target, target_length)
+    return [(tuple(s), tuple(t)) for s, t in zip(sources, targets, strict=True)]
+
+
+def pairs_of(batch: Mapping[str, Any]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """(direction, source ids, target ids) of every segment of every row, in order."""
+    found = []
+    for row, segments in enumerate(batch["encoder_segment_ids"]):
+        assert segments.max() == batch["decoder_segment_ids"][row].max()
+        for segment in range(1, segments.max() + 1):
+            source, target = segments == segment, batch["decoder_segment_ids"][row] == segment
+            (direction,) = set(batch["direction_ids"][row][target].tolist())
+            assert set(batch["encoder_direction_ids"][row][source].tolist()) == {direction}
+            ids = tuple(batch["decoder_target_tokens"][row][target].tolist())
+            assert batch["decoder_input_tokens"][row][target].tolist() == [0, *ids[:-1]]
+            of_source = batch["encoder_input_tokens"][row][source].tolist()
+            found.append((direction, tuple(of_source), ids))
+    return found
+
+
+def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)

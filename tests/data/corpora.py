@@ -7,7 +7,8 @@ import functools
 import gzip
 import json
 import lzma
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -24,6 +25,7 @@ from m4.data.sources.gettext import Gettext
 from m4.data.sources.huggingface import HuggingFace
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
+from m4.data.sources.reading.files import unpacked
 from m4.data.sources.tfds import Tfds
 from m4.data.sources.tmx import Tmx
 from m4.data.sources.tsv import Tsv
@@ -62,31 +64,38 @@ def parts(texts: Texts) -> Iterator[tuple[str, str, list[Pair]]]:
             yield code, split, pairs
 
 
-def tsv(folder: Path, texts: Texts) -> Source:
+NO_WORDS: dict[str, str] = {}  # split -> its word in names, if it is another one
+
+
+def write_files(
+    folder: Path,
+    name: str,
+    texts: Texts,
+    english: str = "en",
+    words: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes a file for each language and split, or two where the name has {side}.
+
+    Args:
+        name: Of the files, with {lang}, {split}, {side} and {place}, which is src or trg.
+        words: Split -> its word in names. Defaults to the split.
+    """
     for code, split, pairs in parts(texts):
-        write(folder / f"{code}.{split}.tsv.gz", "".join(f"{e}\t{f}\n" for e, f in pairs))
-    return Tsv(folder)
+        named = {"lang": code, "split": (words or {}).get(split, split)}
+        kind = unpacked(name).rpartition(".")[2]
+        if kind in FORMATS:
+            write(folder / name.format(**named), FORMATS[kind](english, code, pairs))
+            continue
+        for side, place, lines in zip(
+            (english, code), ("src", "trg"), zip(*pairs, strict=True), strict=True
+        ):
+            path = folder / name.format(**named, side=side, place=place)
+            write(path, "".join(f"{line}\n" for line in lines))
+    return folder
 
 
-def moses(folder: Path, texts: Texts) -> Source:
-    for code, split, pairs in parts(texts):
-        stem = f"{split}.en-{code}" if code < "k" else f"{split}.{code}-en"
-        write(folder / f"{stem}.en.zst", "".join(f"{e}\n" for e, _ in pairs))
-        write(folder / f"{stem}.{code}", "".join(f"{f}\n" for _, f in pairs))
-    return Moses(folder)
-
-
-def aligned(folder: Path, texts: Texts) -> Source:
-    for code, split, pairs in parts(texts):
-        for side, lines in zip(("en", code), zip(*pairs, strict=True), strict=True):
-            write(folder / split / f"{code}.{side}.xz", "".join(f"{line}\n" for line in lines))
-    return Aligned(**arguments_of("aligned", folder))
-
-
-def tmx(folder: Path, texts: Texts) -> Source:
-    for code, split, pairs in parts(texts):
-        write(folder / f"en-{code}.{split}.tmx.gz", tmx_of("en", code, pairs))
-    return Tmx(folder)
+def json_lines(rows: Iterable[object]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def tmx_of(first: str, second: str, pairs: list[Pair]) -> str:
@@ -102,23 +111,71 @@ def tmx_of(first: str, second: str, pairs: list[Pair]) -> str:
     return f'{head}\n  datatype="PlainText" />\n  <body>\n{"".join(units)}  </body>\n</tmx>\n'
 
 
+def po_of(first: str, second: str, pairs: list[Pair]) -> str:
+    entries = ['msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n']
+    for sides in pairs:
+        quoted = (json.dumps(side, ensure_ascii=False) for side in sides)  # the same escapes
+        entries.append("msgid {}\nmsgstr {}\n".format(*quoted))
+    return "\n".join(entries)
+
+
+# End of a file's name -> (code of one side, of the other, pairs) -> its text.
+FORMATS: dict[str, Callable[[str, str, list[Pair]], str]] = {
+    "tsv": lambda first, second, pairs: "".join(f"{a}\t{b}\n" for a, b in pairs),
+    "jsonl": lambda first, second, pairs: json_lines(
+        {"translation": {first: a, second: b}} for a, b in pairs
+    ),
+    "tmx": tmx_of,
+    "po": po_of,
+}
+
+
+def joined(texts: Texts) -> Texts:
+    """Returns the pairs of all splits in one."""
+    return {code: {"train": [*chain(*splits.values())]} for code, splits in texts.items()}
+
+
+def tsv(folder: Path, texts: Texts) -> Source:
+    return Tsv(write_files(folder, "{lang}.{split}.tsv.gz", texts))
+
+
+def moses(folder: Path, texts: Texts) -> Source:
+    for code in texts:
+        pair = f"en-{code}" if code < "k" else f"{code}-en"
+        write_files(folder, f"{{split}}.{pair}.{{side}}.zst", {code: texts[code]})
+    return Moses(folder)
+
+
+def aligned(folder: Path, texts: Texts) -> Source:
+    write_files(folder, "{split}/{lang}.{side}.xz", texts)
+    return Aligned(**arguments_of("aligned", folder))
+
+
+def tmx(folder: Path, texts: Texts) -> Source:
+    return Tmx(write_files(folder, "en-{lang}.{split}.tmx.gz", texts))
+
+
 def jsonl(folder: Path, texts: Texts) -> Source:
     for split in SPLITS:
-        rows = [
-            json.dumps({"lang": code, "source": pair.first, "target": pair.second})
+        rows = (
+            {"lang": code, "source": pair.first, "target": pair.second}
             for code in texts
             for pair in texts[code][split]
-        ]
-        write(folder / f"{split}.jsonl", "".join(f"{row}\n" for row in rows))
+        )
+        write(folder / f"{split}.jsonl", json_lines(rows))
     return Jsonl(**arguments_of("jsonl", folder))
+
+
+def gettext(folder: Path, texts: Texts) -> Source:
+    write_files(folder, "{lang}.po", joined(texts))
+    return Gettext(**arguments_of("gettext", folder))
 
 
 def huggingface(folder: Path, texts: Texts) -> Source:
     for code, split, pairs in parts(texts):
-        table = translation_table(code, pairs)
         name = f"{NAMES[split]}-00000-of-00001.parquet"
         (folder / f"en-{code}").mkdir(parents=True, exist_ok=True)
-        parquet.write_table(table, folder / f"en-{code}" / name)
+        parquet.write_table(translation_table(code, pairs), folder / f"en-{code}" / name)
     return HuggingFace(folder)
 
 
@@ -127,24 +184,6 @@ def translation_table(code: str, pairs: list[Pair]) -> pa.Table:
     rows = [{"en": pair.first, code: pair.second} for pair in pairs]
     kind = pa.struct([("en", pa.string()), (code, pa.string())])
     return pa.table({"id": range(len(rows)), "translation": pa.array(rows, kind)})
-
-
-def gettext(folder: Path, texts: Texts) -> Source:
-    write_po(folder, texts, "{lang}.po")
-    return Gettext(folder, dev_every=6, test_every=4)
-
-
-def write_po(folder: Path, texts: Texts, files: str) -> None:
-    for code, splits in texts.items():
-        entries = [
-            f"msgid {quoted(e)}\nmsgstr {quoted(f)}\n" for s in splits.values() for e, f in s
-        ]
-        head = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
-        write(folder / files.format(lang=code), "\n".join([head, *entries]))
-
-
-def quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def tfds(folder: Path, texts: Texts) -> Source:
@@ -232,8 +271,5 @@ def arguments_of(name: str, folder: epath.Path | Path) -> dict[str, Any]:
             "language_field": "lang",
         },
         "gettext": {"folder": folder, "dev_every": 6, "test_every": 4},
-        "tfds": {
-            "datasets": ["made_dataset/en-gl", "made_dataset/en-pt"],
-            "data_dir": folder,
-        },
+        "tfds": {"datasets": ["made_dataset/en-gl", "made_dataset/en-pt"], "data_dir": folder},
     }.get(name, {"folder": folder})

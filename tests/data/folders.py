@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from m4.data.sources import Pair
-from tests.data.corpora import Texts, parts, tmx_of, write, write_po
+from tests.data.corpora import Texts, joined, json_lines, write, write_files
 
 _WHO = ("she", "your brother", "that teacher", "this man", "her friend")
 _WHAT = ("would like to see", "has not found", "was looking for", "can read", "will not sell")
@@ -30,80 +29,48 @@ def texts(languages: str) -> Texts:
 
 def tsv(folder: Path, languages: str = "gl fy pt", *, swapped: str = "") -> Path:
     """swapped: languages whose columns are the wrong way round."""
-    for language, split, found in parts(texts(languages)):
-        order = -1 if language in swapped.split() else 1
-        text = "".join("\t".join(pair[::order]) + "\n" for pair in found)
-        write(folder / f"{language}.{split}.tsv", text)
-    return folder
+    made = texts(languages)
+    for code in swapped.split():
+        made[code] = {s: [Pair(b, a) for a, b in of] for s, of in made[code].items()}
+    return write_files(folder, "{lang}.{split}.tsv", made)
 
 
-def plain_tsv(folder: Path, ending: str = "tsv.gz") -> Path:
-    for language in _ENDS:
-        text = "".join(f"{e}\t{f}\n" for e, f in pairs(language))
-        write(folder / f"{language}.{ending}", text)
-    return folder
+def whole(folder: Path, name: str, languages: str = "gl fy") -> Path:
+    """A file a language, or two, with all pairs."""
+    return write_files(folder, name, joined(texts(languages)))
 
 
-def train_only(folder: Path) -> Path:
-    return plain_tsv(folder, "train.tsv")
+def plain_tsv(folder: Path) -> Path:
+    return whole(folder, "{lang}.tsv.gz", "gl fy pt")
 
 
 def moses(folder: Path) -> Path:
-    for language, split, found in parts(texts("gl fy")):
-        _sides(folder / f"{split}.en-{language}", language, found)
-    return folder
+    return write_files(folder, "{split}.en-{lang}.{side}", texts("gl fy"))
 
 
 def tmx(folder: Path) -> Path:
     """A file a pair, as OPUS publishes them."""
-    for language in ("gl", "fy"):
-        write(folder / f"en-{language}.tmx.gz", tmx_of("en", language, pairs(language)))
-    return folder
-
-
-def opus(folder: Path) -> Path:
-    for language in ("gl", "fy"):
-        name = f"en-{language}"
-        _sides(folder / name / f"Made.{name}", language, pairs(language))
-    return folder
-
-
-def _sides(stem: Path, language: str, found: list[Pair]) -> None:
-    for side, lines in zip(("en", language), zip(*found, strict=True), strict=True):
-        write(stem.with_name(f"{stem.name}.{side}"), "".join(f"{line}\n" for line in lines))
-
-
-def json_by_language(folder: Path) -> Path:
-    for language, split, found in parts(texts("gl fy")):
-        rows = [{"translation": {"en": e, language: f}} for e, f in found]
-        _jsonl(folder / f"{language}.{split}.jsonl", rows)
-    return folder
+    return whole(folder, "en-{lang}.tmx.gz")
 
 
 def json_mixed(folder: Path) -> Path:
     rows = [{"lang": of, "source": e, "target": f} for of in ("gl", "fy") for e, f in pairs(of)]
-    _jsonl(folder / "all.jsonl", rows)
+    write(folder / "all.jsonl", json_lines(rows))
     return folder
 
 
 def json_many(folder: Path) -> Path:
     for split, part in _PARTS.items():
         found = zip(pairs("gl")[part], pairs("fy")[part], strict=True)
-        rows = [{"en": gl[0], "gl": gl[1], "fy": fy[1]} for gl, fy in found]
-        _jsonl(folder / f"{split.replace('dev', 'valid')}.jsonl", rows)
+        rows = ({"en": gl[0], "gl": gl[1], "fy": fy[1]} for gl, fy in found)
+        write(folder / f"{split.replace('dev', 'valid')}.jsonl", json_lines(rows))
     return folder
-
-
-def _jsonl(path: Path, rows: list[dict]) -> None:
-    write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def po(folder: Path) -> Path:
-    write_po(folder, texts("gl fy"), "{lang}.po")
-    return folder
+    return whole(folder, "{lang}.po")
 
 
 def installed_po(folder: Path) -> Path:
     made = {"gl": texts("gl")["gl"], "pt_BR": texts("pt")["pt"]}
-    write_po(folder, made, "locale/{lang}/LC_MESSAGES/made.po")
-    return folder
+    return write_files(folder, "locale/{lang}/LC_MESSAGES/made.po", joined(made))

@@ -12,6 +12,30 @@ from m4.data.preprocess import EOS_ID
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS, Batch, Examples, SplitReader
 from m4.data.stream.packing import Ints, Shape
 
+_ALL = 1 << 64
+
+
+def mix(x: int) -> int:
+    """`permutation.mix` of one of Python's own numbers."""
+    x = (x + int(permutation.GOLDEN)) % _ALL
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % _ALL
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % _ALL
+    return x ^ x >> 31
+
+
+def permute(index: int, size: int, key: int) -> int:
+    """The place of a number below `size`: a Feistel network, walked until it is below `size`."""
+    x, bits = index, max((size - 1).bit_length(), 2)
+    while True:
+        right_bits, left_bits = bits // 2, bits - bits // 2
+        for number in range(4):
+            left, right = x >> right_bits, x % (1 << right_bits)
+            noise = mix(mix(right + (number << 56)) ^ key)
+            x = right << left_bits | left ^ noise % (1 << left_bits)
+            left_bits, right_bits = right_bits, left_bits
+        if x < size:
+            return x
+
 
 def occurrences(directions: Ints, before: Ints) -> Ints:
     """The rank of each draw among those of its direction: a stable sort puts them together."""
@@ -23,24 +47,24 @@ def occurrences(directions: Ints, before: Ints) -> Ints:
 
 
 def examples(
-    directions: Ints, occurrence: Ints, sizes: Any, keys: Any, window: np.uint64
+    directions: Ints, occurrence: Ints, sizes: Any, keys: Any, window: int
 ) -> tuple[Ints, Ints]:
-    """(pairs within their directions, epochs)."""
-    mix, permute = permutation.mix, permutation.permute
-    size = sizes[directions]
-    index, epochs = occurrence.astype(np.uint64) % size, occurrence.astype(np.uint64) // size
-    key = mix(keys[directions] ^ mix(epochs))
-    number, inside, windows = index // window, index % window, size // window
-    whole, rest = (size > window) & (number < windows), (size > window) & (number == windows)
-    number[whole] = permute(number[whole], windows[whole], mix(key[whole]))
-    sizes_inside = np.where(whole, window, size - windows * window)
-    key_inside = mix(key ^ mix(number))
-    for part in (whole, rest):
-        inside[part] = permute(inside[part], sizes_inside[part], key_inside[part])
-    found = (number * window + inside + mix(~key) % size) % size
-    small = size <= window
-    found[small] = permute(index[small], size[small], key[small])
-    return found.astype(np.int64), epochs.astype(np.int64)
+    """(pairs within their directions, epochs), one by one."""
+    found, epochs = [], []
+    for direction, number in zip(directions.tolist(), occurrence.tolist(), strict=True):
+        size = int(sizes[direction])
+        epoch, index = divmod(number, size)
+        key = mix(int(keys[direction]) ^ mix(epoch))
+        epochs.append(epoch)
+        if size <= window:
+            found.append(permute(index, size, key))
+            continue
+        place, inside = divmod(index, window)
+        within = window if place < size // window else size % window
+        place = permute(place, size // window, mix(key)) if within == window else place
+        inside = permute(inside, within, mix(key ^ mix(place)))
+        found.append((place * window + inside + mix(_ALL - 1 - key) % size) % size)
+    return np.array(found), np.array(epochs)
 
 
 def decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:

@@ -24,7 +24,7 @@ from m4.data.sources.gettext import Gettext
 from m4.data.sources.tsv import Tsv
 from m4.settings import InputError, SettingError
 from tests.data.cleaning.cases import Killed
-from tests.data.corpora import WRITERS, texts_of, write, write_po
+from tests.data.corpora import WRITERS, joined, texts_of, write, write_files
 from tests.data.corpus import Made
 
 # More than one chunk of pairs in a file.
@@ -145,7 +145,7 @@ def test_shards_in_any_order_give_the_corpus_of_one_process(
 def test_other_settings_and_sources(tmp_path: Path) -> None:
     """Segmentations, own vocabularies, PO files, sources without files; splits by a hash."""
     texts = texts_of(Made({"gl": 60, "pt": 50}, held_out=4))
-    write_po(tmp_path / "po", texts, "{lang}.po")
+    write_files(tmp_path / "po", "{lang}.po", joined(texts))
 
     def po() -> Source:
         return Gettext(tmp_path / "po", dev_every=6, test_every=4, on_bad_line="skip")

@@ -2,7 +2,16 @@
 
 import pytest
 
-from m4.data.languages import LANGUAGES, Language, closely_related, describe, is_english
+from m4.data.languages import (
+    LANGUAGES,
+    OTHER,
+    Language,
+    closely_related,
+    describe,
+    family_of,
+    is_english,
+    shown_families,
+)
 
 
 def test_the_table_is_whole():
@@ -93,3 +102,24 @@ def test_closely_related_languages_are_of_one_group_or_one_language_in_one_scrip
 def test_english_is_known_under_all_its_tags():
     assert all(map(is_english, ("en", "eng", "en_GB", "en-us", "en_Shaw")))
     assert not any(map(is_english, ("enm", "ang", "gl", "en_x", "qqq")))
+
+
+def test_a_family_is_found_by_any_code_of_the_language():
+    for code in ("glg", "gl", "gl_ES", "lat", "ast"):
+        assert family_of(code) == "Romance", code
+    for code, family in {
+        "cmn_Hans": "Sino-Tibetan", "zh-Hant": "Sino-Tibetan", "srp_Latn": "Slavic",
+        "arq": "Afro-Asiatic", "tgl": "Austronesian", "toki": "constructed", "jbo": "constructed",
+        "eus": "isolate", "gos": "Germanic", "xx": OTHER,
+    }.items():  # fmt: skip
+        assert family_of(code) == family, code
+
+
+def test_every_language_of_the_embedded_corpus_has_a_family():
+    assert [code for code in LANGUAGES if family_of(code) == OTHER] == []
+
+
+def test_the_largest_families_are_shown():
+    found = shown_families(["de", "ja", "ca", "nl", "gl", "es", "xx"], 2)
+    assert list(dict.fromkeys(found.values())) == ["Romance", "Germanic", OTHER]
+    assert [code for code, family in found.items() if family == OTHER] == ["ja", "xx"]

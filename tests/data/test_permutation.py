@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from m4.data.permutation import key, mix, permutation, permute
+from m4.data.permutation import key, mix, permutation
 from m4.data.stream import numba_loops
 from m4.settings import SavedText
+from tests.data import stream_reference
 
 
 def test_mix_is_splitmix64() -> None:
@@ -17,34 +18,25 @@ def test_mix_is_splitmix64() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 17, 64, 100, 1000, 4097])
 def test_permute_is_a_permutation(size: int) -> None:
-    index = np.arange(size, dtype=np.uint64)
-    places = permute(index, np.full_like(index, size), np.full_like(index, key("k", size)))
+    index, of = np.arange(size, dtype=np.uint64), key("k", size)
+    places = numba_loops.permute_each(index, np.uint64(size), np.uint64(of))
     assert sorted(places) == list(range(size))
-    assert sorted(permutation(size, key("k", size))) == list(range(size))
+    assert sorted(permutation(size, of)) == list(range(size))
 
 
 def test_text_of_a_saved_config_gives_the_same_key() -> None:
     assert key("vocabulary", SavedText("es")) == key("vocabulary", "es") != key("vocabulary", 3)
 
 
-def test_permute_takes_sizes_and_keys_one_by_one() -> None:
-    index = np.array([3, 3, 40], np.uint64)
-    size = np.array([5, 50, 50], np.uint64)
-    keys = np.array([1, 2, 2], np.uint64)
-    together = permute(index, size, keys)
-    alone = [int(permute(index[i : i + 1], size[i : i + 1], keys[i : i + 1])[0]) for i in range(3)]
-    assert together.tolist() == alone
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 65, 1000, 2**33 + 1, 2**62])
 def test_compiled_is_the_same(size: int) -> None:
     index = np.unique(np.linspace(0, size - 1, 50).astype(np.uint64))
     keys = mix(np.arange(len(index), dtype=np.uint64))
-    sizes = np.full_like(index, size)
-    wanted = permute(index, sizes, keys)
-    found = [numba_loops.permute(i, n, k) for i, n, k in zip(index, sizes, keys, strict=True)]
-    assert [int(x) for x in found] == wanted.tolist()
-    assert [int(numba_loops.mix(k)) for k in keys] == mix(keys).tolist()
+    wanted = [stream_reference.mix(int(k)) for k in keys]
+    assert [int(numba_loops.mix(k)) for k in keys] == mix(keys).tolist() == wanted
+    for i, k in zip(index, keys, strict=True):
+        place = int(numba_loops.permute(i, np.uint64(size), k))
+        assert place == stream_reference.permute(int(i), size, int(k))
 
 
 def test_keys_differ_and_stay() -> None:
@@ -57,6 +49,6 @@ def test_every_place_is_as_likely() -> None:
     # 2,000 keys, range of 10: where 0 goes is a multinomial; chi-square with 9 degrees of freedom
     # is below 27.9 with probability 0.999.
     keys = mix(np.arange(2000, dtype=np.uint64))
-    places = permute(np.zeros(2000, np.uint64), np.full(2000, 10, np.uint64), keys)
-    counts = np.bincount(places.astype(int), minlength=10)
+    places = [int(numba_loops.permute(np.uint64(0), np.uint64(10), k)) for k in keys]
+    counts = np.bincount(places, minlength=10)
     assert ((counts - 200) ** 2 / 200).sum() < 27.9

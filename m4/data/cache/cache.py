@@ -24,7 +24,7 @@ import numpy as np
 from m4.data.cache.corpus_text import BLOCK, Lines, lines_of_pairs, pair_file
 from m4.data.cache.origins import Origin, read_origins
 from m4.data.cache.shards import PairShards, SentenceShards
-from m4.data.cache.tokens import array_name, bases, by_role, stem, vocabulary_file, whole_factors
+from m4.data.cache.tokens import bases, by_role, vocabulary_file, whole_factors
 from m4.data.cleaning.ledger import LEDGER, LEDGER_FILE, Ledger
 from m4.data.directions import (
     ROLES,
@@ -39,6 +39,7 @@ from m4.data.directions import (
 )
 from m4.data.preprocess import EOS_IDS, TAG_IDS
 from m4.data.sources import SPLITS, Pair, Source
+from m4.data.vocabulary.tokenizing import array_name
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value, pasted
 from m4.storage import checksums, records
@@ -114,10 +115,9 @@ class Cache:
     bounded: BoundedCopy | None = None
 
     def __init__(self, folder: str | os.PathLike[str], mixture: Mixture | None = None) -> None:
-        """Opens a corpus.
+        """Opens a corpus, or the one that a folder has.
 
         Args:
-            folder: The corpus's folder, or a folder that has one corpus.
             mixture: Defaults to the one that the corpus was made for, or else direct.
 
         Raises:
@@ -145,6 +145,9 @@ class Cache:
             raise _damaged(self.folder, f"{path.name}: its content is not what was written")
         with undamaged(path, f"remove {self.folder}, and the corpus is built again"):
             _MANIFEST(self.manifest, "")
+        # Arrays by split and role, and text by split and language, as far as they were read.
+        self._sentences: dict[str, SentenceShards] = {}
+        self._lines: dict[str, dict[str, Lines]] = {split: {} for split in SPLITS}
         made_for = self.manifest["identity"]["mixture"]
         chosen: Mixture = mixture or made_for or "direct"
         self.mixture: Mixture = chosen if isinstance(chosen, str) else [*chosen]
@@ -205,28 +208,10 @@ class Cache:
         return self.manifest["identity"]["target_vocabulary_size"] is not None
 
     @property
-    def _by_role(self) -> bool:
-        return by_role(self.manifest["identity"])
-
-    @property
     def has_all_directions(self) -> bool:
         """True if the tokens of all mixtures are there, and not only those of the corpus's own."""
-        return self.manifest["identity"]["mixture"] in (
-            None,
-            "english_centric",
-            "direct",
-            "any_to_any",
-        )
-
-    @cached_property
-    def _sentences(self) -> dict[str, SentenceShards]:
-        """Split and role -> the arrays that were read."""
-        return {}
-
-    @cached_property
-    def _lines(self) -> dict[str, dict[str, Lines]]:
-        """Split -> language -> its text, as far as it was read."""
-        return {split: {} for split in SPLITS}
+        chosen = self.manifest["identity"]["mixture"]
+        return chosen is None or chosen in ("english_centric", "direct", "any_to_any")
 
     @cached_property
     def source_vocabulary(self) -> Vocabulary:
@@ -284,19 +269,19 @@ class Cache:
         return self._count(pair, split)["pairs"]
 
     def longest(self, pair: str, role: str = "source") -> dict[str, int]:
-        """Returns the ids of the longest training sentence, by side.
+        """Returns the ids of the longest training sentence, by side that has the role.
 
-        Without tag and eos, for the sides (first, second) that have the role.
+        Without tag and eos.
         """
         longest = self._count(pair, "train")["longest"]
         sides = sides_with(role, self.directions)
-        names = {side: self._array_name(side, role) for side in sides}
+        names = {side: array_name(side, self._store(role)) for side in sides}
         return {side: longest[name] for side, name in names.items() if name in longest}
 
     def mean_pieces(self, direction: str, split: str) -> tuple[float, float]:
         """Returns the mean ids of sources and targets, without tag and eos."""
         means = self._count(pair_of(direction), split)["mean_pieces"]
-        source, target = map(self._array_name, sides_of(direction), ROLES)
+        source, target = map(array_name, sides_of(direction), map(self._store, ROLES))
         return means[source], means[target]
 
     def rows(self, pair: str, split: str) -> range:
@@ -312,15 +297,10 @@ class Cache:
 
         The train split holds its n sentences `segmentations` times: the v-th way to tokenize
         sentence r is entry v * n + r.
-
-        Args:
-            split: train, dev or test.
-            role: source or target, which differ if the two have separate vocabularies.
         """
-        assert role in ROLES, role
-        name = stem(split, role if self._by_role else "")
+        name = array_name(split, store := self._store(role))
         if name not in self._sentences:
-            firsts = self.manifest["shards"][split][role if self._by_role else ""]
+            firsts = self.manifest["shards"][split][store]
             self._sentences[name] = SentenceShards(self, name, firsts)
         return self._sentences[name]
 
@@ -368,9 +348,10 @@ class Cache:
             },
         }
 
-    def _array_name(self, side: str, role: str) -> str:
+    def _store(self, role: str) -> str:
+        """Returns the role where roles have ids of their own, else ''."""
         assert role in ROLES, role
-        return array_name(side, role if self._by_role else None)
+        return role if by_role(self.manifest["identity"]) else ""
 
     def _count(self, pair: str, split: str) -> dict[str, Any]:
         """Returns the counts of a pair; "gl" means "en-gl", as in `CorpusSpec.languages`."""

@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from m4.data.beam import Engine
 from m4.data.cache.origins import Recorded
-from m4.data.cleaning.chunk import Chunk, chunks
+from m4.data.cleaning.chunk import Chunk, Numbers, chunks
 from m4.data.cleaning.clean import Cleaner, Cleaning, lines_of
 from m4.data.cleaning.english_side import EnglishSides
-from m4.data.cleaning.keys import Numbers
 from m4.data.cleaning.ledger import Count, Ledger
 from m4.data.directions import SIDES, is_held_out, key_of, split_direction
 from m4.data.sources import SPLITS, Source
@@ -71,11 +70,7 @@ class TextWriter:
     """The text of a split as it is written, and its pairs as [n, 2] numbers of sentences."""
 
     def __init__(self, folder: Path, split: str, *, once: bool = True) -> None:
-        """Writes nothing.
-
-        Args:
-            once: Whether equal sentences are stored once. Else every one is another.
-        """
+        """Writes nothing yet. Equal sentences are stored once, or each time."""
         self._folder, self._split, self._once = folder, split, once
         self._numbers: dict[str, Numbers] = defaultdict(Numbers)
 
@@ -136,8 +131,7 @@ def write_text(
     """Writes the cleaned text of a source.
 
     Args:
-        pairs: Names of the pairs of languages.
-        untrained: Those that may lack training pairs.
+        untrained: Pairs of languages that may lack training pairs.
         engine: Cleans training text. Defaults to this process.
 
     Returns:
@@ -196,12 +190,7 @@ def why_none(count: Count) -> str:
 def lines_of_pairs(
     folder: Path, split: str, pair: str, numbers: npt.NDArray[np.integer], lines: dict[str, Lines]
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Yields blocks of the texts of pairs.
-
-    Args:
-        numbers: [n, 2] numbers of the sentences.
-        lines: Keeps the languages' lines for other pairs of them.
-    """
+    """Yields blocks of the texts of [n, 2] sentences; `lines` keeps languages' lines for others."""
     for code in split_direction(pair):
         if code not in lines:
             lines[code] = Lines(text_file(folder, split, code))

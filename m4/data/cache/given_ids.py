@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from m4.data.cache.corpus_text import Progress, TextWriter
-from m4.data.cache.tokens import ArrayWriter, Unfinished, array_name, vocabulary_file
+from m4.data.cache.tokens import ArrayWriter, Unfinished, vocabulary_file
 from m4.data.cleaning.chunk import Chunk
 from m4.data.cleaning.ledger import Ledger
 from m4.data.directions import ROLES, SIDES, split_direction
@@ -30,14 +30,14 @@ def write(
     """Writes text, arrays and vocabularies of all pairs of languages.
 
     Returns:
-        The manifest's counts, the ledger, and what the manifest says of vocabularies and arrays.
+        The manifest's counts, the ledger, and what it says of vocabularies and arrays.
     """
     pairs = settings["language_pairs"]
     made = _write_vocabularies(folder, source)
     roles = [None, None] if "shared" in made else list(ROLES)
     longest = settings["source_length"], settings["target_length"]
     arrays = [
-        TokenArray(array_name(side, own), side, vocabulary_file(folder, own), most, role, own or "")
+        TokenArray(side, vocabulary_file(folder, own), most, role, own or "")
         for side, own, most, role in zip(SIDES, roles, longest, ROLES, strict=True)
     ]
     blocks = _Blocks(source, arrays)
@@ -123,9 +123,7 @@ class _Blocks:
             zip(*block.texts, strict=True),
             strict=True,
         ):
-            ends = np.cumsum(side.lengths)[:-1]
-            ids = [part.tolist() for part in np.split(side.ids, ends)]
-            bare = [row[:-1] if row[-1:] == [EOS_ID] else row for row in ids]
+            bare = [row[:-1] if row[-1:] == [EOS_ID] else row for row in side.rows()]
             texts = [plain(text) for text in given]
             again = vocabulary.encode(texts)
             decoded = vocabulary.decode(bare)

@@ -54,12 +54,7 @@ class Recorded:
             yield texts
 
     def keep(self, numbers: npt.NDArray[np.int64], path: Path) -> None:
-        """Writes the origins of the pairs that stay, until `compress_origins`.
-
-        Args:
-            numbers: Numbers of the pairs in the order of the source, from 1.
-            path: File of the origins.
-        """
+        """Writes the origins of the pairs that stay, by their numbers in the source, from 1."""
         if self.knows:
             with path.open("ab") as file:
                 np.frombuffer(self._places, np.int64)[numbers - 1].tofile(file)

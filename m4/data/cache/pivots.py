@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cache.corpus_text import BLOCK, put_numbers, take_numbers, text_file
-from m4.data.cleaning.keys import digests
+from m4.data.cleaning.chunk import digests
 from m4.data.directions import base_language, languages_of, pair_of, split_direction
 from m4.data.sources import SPLITS
 from m4.data.splits import normal

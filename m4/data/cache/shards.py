@@ -9,7 +9,7 @@ the first language and which one of the second.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -149,32 +149,28 @@ def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[list[
 class _Shards:
     """Files of one array, mapped into memory when they are first read."""
 
-    def __init__(self, files: Files, stems: Sequence[str], firsts: Any) -> None:
-        """Reads nothing.
+    def __init__(self, files: Files, stem: str, firsts: Any, what: str, more: int = 0) -> None:
+        """Reads nothing yet.
 
         Args:
-            files: Where the files are.
-            stems: The arrays of a shard.
             firsts: First entry of each shard, and the number of all.
+            what: Name of the entries.
+            more: Length of a shard's array beyond its entries.
         """
-        self._files, self._stems = files, stems
+        self._files, self._stem, self._what, self._more = files, stem, what, more
         self._firsts = np.array(firsts, np.int64)
-        self._open: dict[int, tuple[Array, ...]] = {}
+        self._open: dict[int, Array] = {}
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
     def names(self, entries: Ints) -> list[str]:
         """Returns the files that have these entries."""
-        return [file_name(stem, n) for n, _ in self.parts(entries) for stem in self._stems]
+        return [file_name(self._stem, number) for number, _ in self.parts(entries)]
 
     def release(self) -> None:
-        """Releases the files' pages that were read.
-
-        They stay in the system's cache, but no longer count as this process's memory, which would
-        grow to the size of the corpus.
-        """
-        maps = [array.base for arrays in self._open.values() for array in arrays]
+        """Releases the files' pages that were read, else memory would grow to the corpus's size."""
+        maps = [array.base for array in self._open.values()]
         maps = [of.base for of in maps if isinstance(of, np.memmap) and isinstance(of.base, mmap)]
         if sum(map(len, maps)) > _KEPT_BYTES:
             for one in maps:
@@ -183,9 +179,8 @@ class _Shards:
     def parts(self, entries: Ints) -> Iterator[tuple[int, Ints]]:
         """Yields the shards that have some of the entries, and which ones."""
         if len(entries) and entries.max() >= len(self):
-            raise InputError(
-                f"{self._files.folder}: damaged, {len(self)} entries of {self._stems[0]} where "
-                f"there should be {entries.max() + 1} (delete the folder, it is rebuilt)"
+            raise self._damaged(
+                f"{len(self)} entries of {self._stem} where there should be {entries.max() + 1}"
             )
         if len(self._firsts) == 2:
             yield 0, np.arange(len(entries))
@@ -195,58 +190,52 @@ class _Shards:
         numbers, starts = np.unique(shard[order], return_index=True)
         yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
 
-    def _shard(self, number: int) -> tuple[Array, ...]:
+    def shard(self, number: int) -> Array:
+        """Returns the array of a shard."""
         if number not in self._open:
-            names = [file_name(stem, number) for stem in self._stems]
+            name = file_name(self._stem, number)
             closed = functools.partial(self._open.pop, number, None)
-            arrays = tuple(_mapped(self._files.path(name, closed)) for name in names)
-            entries = int(self._firsts[number + 1] - self._firsts[number])
-            if (wrong := self._wrong(entries, *arrays)) is not None:
-                raise InputError(
-                    f"{self._files.folder}: {names[0]}: damaged, {wrong} "
-                    "(delete the folder, it is rebuilt)"
-                )
-            self._open[number] = arrays
+            array = _mapped(self._files.path(name, closed))
+            wanted = int(self._firsts[number + 1] - self._firsts[number])
+            if (found := len(array) - self._more) != wanted:
+                raise self._damaged(f"{found} {self._what} where {wanted} are expected: {name}")
+            self._open[number] = array
         return self._open[number]
 
-    def _wrong(self, entries: int, *arrays: Array) -> str | None:
-        raise NotImplementedError
+    def _damaged(self, said: str) -> InputError:
+        folder = self._files.folder
+        return InputError(f"{folder}: damaged, {said} (delete the folder, it is rebuilt)")
 
 
 class PairShards(_Shards):
     """The pairs of a split."""
 
     def __init__(self, files: Files, split: str, firsts: Any) -> None:
-        super().__init__(files, [f"{split}.pairs"], firsts[0])
+        super().__init__(files, f"{split}.pairs", firsts[0], "pairs")
 
     def take(self, rows: Ints) -> Array:
         """Returns [n, 2] numbers of the sentences of rows."""
         found = np.empty((len(rows), 2), np.uint32)
         for number, index in self.parts(rows):
-            (pairs,) = self._shard(number)
-            _pairs(rows, self._firsts[number], index, pairs, found)
+            _pairs(rows, self._firsts[number], index, self.shard(number), found)
         return found
-
-    def _wrong(self, entries: int, *arrays: Array) -> str | None:
-        shape = arrays[0].shape
-        return None if shape == (entries, 2) else f"{shape} numbers for {entries} pairs"
 
 
 class SentenceShards(_Shards):
     """The token ids of a split's sentences, by their numbers."""
 
     def __init__(self, files: Files, stem: str, firsts: Any) -> None:
-        super().__init__(files, [f"{stem}.offsets"], firsts[0])
+        super().__init__(files, f"{stem}.offsets", firsts[0], "sentences", more=1)
+        # Not all processes that need the ids' lengths need the ids.
+        self._ids = _Shards(files, f"{stem}.tokens", firsts[1], "ids")
         self._first_ids = np.array(firsts[1], np.int64)
-        self._ids = _Ids(files, [f"{stem}.tokens"], firsts[1])
 
     def places(self, entries: Ints, more: int = 0) -> tuple[Ints, Ints]:
         """Returns [n] starts of sentences among all ids, and [n] numbers of ids, plus `more`."""
         starts, lengths = np.empty(len(entries), np.int64), np.empty(len(entries), np.int64)
         for number, index in self.parts(entries):
-            (offsets,) = self._shard(number)
             first, first_id = self._firsts[number], self._first_ids[number]
-            _places(entries, first, first_id, index, offsets, more, starts, lengths)
+            _places(entries, first, first_id, index, self.shard(number), more, starts, lengths)
         return starts, lengths
 
     def flat(self, starts: Ints, lengths: Ints, more: int, chosen: Ints) -> tuple[Array, Ints]:
@@ -255,22 +244,19 @@ class SentenceShards(_Shards):
         Of one shard it is the shard's own array, of several a copy of these ids.
         """
         if len(self._firsts) == 2:
-            return self._ids.of(0), starts
+            return self._ids.shard(0), starts
         wanted = np.maximum(lengths[chosen] - more, 0)
         found, begins = np.zeros(len(starts), np.int64), starts[chosen]
         found[chosen] = np.cumsum(wanted) - wanted
         flat = np.empty(0, np.uint16)
         some = np.flatnonzero(wanted)
         for number, part in self._ids.parts(begins[some]):
-            ids, part = self._ids.of(number), some[part]
+            ids, part = self._ids.shard(number), some[part]
             if not len(flat):
                 flat = np.empty(int(wanted.sum()), ids.dtype)
             at = begins[part] - self._first_ids[number]
             if not _gather(ids, at, wanted[part], found[chosen[part]], flat):
-                raise InputError(
-                    f"{self._files.folder}: damaged, a sentence is longer than its shard "
-                    "(delete the folder, it is rebuilt)"
-                )
+                raise self._damaged("a sentence is longer than its shard")
         return _read_only(flat), found
 
     def names(self, entries: Ints) -> list[str]:
@@ -289,21 +275,6 @@ class SentenceShards(_Shards):
     def release(self) -> None:
         super().release()
         self._ids.release()
-
-    def _wrong(self, entries: int, *arrays: Array) -> str | None:
-        found = len(arrays[0]) - 1
-        return None if found == entries else f"{found} sentences where {entries} are expected"
-
-
-class _Ids(_Shards):
-    """The ids themselves, which not all processes that need their lengths need."""
-
-    def of(self, number: int) -> Array:
-        return self._shard(number)[0]
-
-    def _wrong(self, entries: int, *arrays: Array) -> str | None:
-        found = len(arrays[0])
-        return None if found == entries else f"{found} ids where {entries} are expected"
 
 
 @compiled

@@ -39,7 +39,14 @@ from m4.data.directions import (
 from m4.data.preprocess import EOS_IDS, TAG_IDS
 from m4.data.sources import SPLITS
 from m4.data.vocabulary.ragged import Ragged
-from m4.data.vocabulary.tokenizing import TokenArray, Tokenized, id_type, ranges_of, tokenized
+from m4.data.vocabulary.tokenizing import (
+    TokenArray,
+    Tokenized,
+    array_name,
+    id_type,
+    ranges_of,
+    tokenized,
+)
 from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
@@ -75,11 +82,6 @@ def pretrained_vocabulary(folder: Path) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def array_name(side: str, role: str | None) -> str:
-    """Returns the name of a split's array: 'first', or 'first.source' where roles differ."""
-    return f"{side}.{role}" if role else side
-
-
 def by_role(settings: Mapping[str, Any]) -> bool:
     """Returns whether a side has other ids as a source than as a target."""
     return settings["target_vocabulary_size"] is not None or settings["normalization"] != "nfc"
@@ -93,16 +95,11 @@ def arrays_of(folder: Path, settings: Mapping[str, Any]) -> list[TokenArray]:
         # Every side is source in one direction, with tag and eos, and target in the other, with
         # eos.
         path = vocabulary_file(folder, None)
-        return [TokenArray(array_name(s, None), s, path, min(longest.values())) for s in SIDES]
+        return [TokenArray(s, path, min(longest.values())) for s in SIDES]
     directions = directions_of(settings["mixture"], settings["language_pairs"])
     return [
         TokenArray(
-            array_name(side, role),
-            side,
-            vocabulary_file(folder, None if shared else role),
-            longest[role],
-            role,
-            role,
+            side, vocabulary_file(folder, None if shared else role), longest[role], role, role
         )
         for role in ROLES
         for side in sides_with(role, directions)
@@ -262,7 +259,7 @@ class ArrayWriter:
                 for code, of in unfinished.items()
                 for block in of.used(array.store, way, used[code])
             )
-            name, kind = stem(split, array.store), id_type(array.vocabulary)
+            name, kind = array_name(split, array.store), id_type(array.vocabulary)
             shards[array.store] = write_sentences(folder, name, sentences, kind)
         numbers_now = {code: _leave_out(folder, split, code, of) for code, of in used.items()}
         self._made["sentences"][split] = {code: int(of.sum()) for code, of in used.items()}
@@ -296,7 +293,7 @@ class ArrayWriter:
 
     def _store(self, split: str, store: str) -> SentenceShards:
         shards = self._made["shards"][split][store]
-        return SentenceShards(Folder(self._folder), stem(split, store), shards)
+        return SentenceShards(Folder(self._folder), array_name(split, store), shards)
 
     def _finish_pairs(
         self, split: str, kept: Mapping[str, Ints], numbers_now: Mapping[str, Ints]
@@ -397,11 +394,6 @@ class ArrayWriter:
 
     def _training_pairs(self) -> PairShards:
         return PairShards(Folder(self._folder), "train", self._made["shards"]["train"]["pairs"])
-
-
-def stem(split: str, store: str) -> str:
-    """Returns the first part of the names of a split's token arrays."""
-    return f"{split}.{store}" if store else split
 
 
 def bases(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -19,10 +19,11 @@ from m4.data.directions import (
     sides_of,
     split_direction,
 )
-from m4.data.normalization import Form, normalised
+from m4.data.preprocess import Form, normalised
 from m4.data.samplers.temperature import temperature
+from m4.data.stream import numba_loops
 from m4.data.vocabulary import vocabulary
-from m4.data.vocabulary.grow import grow
+from m4.data.vocabulary.pieces import grow
 from m4.data.vocabulary.vocabulary import Vocabulary
 
 
@@ -98,9 +99,8 @@ def sample(
     Args:
         text: Pair of languages -> its text, in blocks of both sides.
         sizes: Pair -> number of training pairs.
-        sides: Pair -> the sides that are taken: first, second or both.
+        sides: Pair -> the sides that are taken.
         sentences: Number of sentences in all.
-        temperature_: Temperature of the languages' shares.
     """
     totals: dict[str, int] = {}
     firsts: dict[tuple[str, str], int] = {}  # of a pair's side, among the sentences of its language
@@ -134,6 +134,6 @@ def sample(
 def _times(size: int, start: int, stop: int, name: str, wanted: int) -> npt.NDArray[np.int64]:
     """Returns how often each row from start to stop - 1 of `size` is in a sample of `wanted`."""
     rows = np.arange(start, stop, dtype=np.uint64)
-    keys = np.full_like(rows, permutation.key("vocabulary", name))
-    place = permutation.permute(rows, np.full_like(rows, size), keys).astype(np.int64)
+    key = np.uint64(permutation.key("vocabulary", name))
+    place = numba_loops.permute_each(rows, np.uint64(size), key).astype(np.int64)
     return wanted // size + (place < wanted % size)

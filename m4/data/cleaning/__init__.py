@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_check
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning.chunk import Chunk
-from m4.data.cleaning.keys import U64
+from m4.data.cleaning.chunk import U64, Chunk
 from m4.settings import Between
 
 Mask = npt.NDArray[np.bool_]

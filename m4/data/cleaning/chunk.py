@@ -2,27 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, islice
 
 import numpy as np
 import numpy.typing as npt
 
-from m4.data.cleaning.keys import code_points, digests
+from m4.data.permutation import GOLDEN, mix
 from m4.data.sources import Pair
 from m4.data.splits import normal
 from m4.settings import InputError, shown
+
+U64 = npt.NDArray[np.uint64]
+
+
+def digests(texts: Sequence[str]) -> U64:
+    """Returns [n] 64 bits of each text: the sum over its characters of mix(character, place).
+
+    Each term is its own random number (splitmix64), so that different texts have sums as different
+    as random numbers. They are equal on every machine.
+    """
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    points, ends = code_points("".join(texts)), np.cumsum(lengths)
+    starts = ends - lengths
+    # Places count from the start of the text.
+    places = np.arange(1, len(points) + 1, dtype=np.uint64)
+    places -= np.repeat(starts.astype(np.uint64), lengths)
+    sums = np.zeros(len(points) + 1, np.uint64)
+    # Modulo 2^64, so that differences are exact.
+    np.cumsum(mix(places * GOLDEN + points), out=sums[1:])
+    return mix(sums[ends] - sums[starts])
+
+
+def code_points(text: str) -> npt.NDArray[np.uint32]:
+    """Returns the [characters] of a text, halves of surrogate pairs too."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def both(first: U64, second: U64) -> U64:
+    """Returns [n] 64 bits of each pair, from those of its sides."""
+    return mix(first * np.uint64(3) + mix(second))
+
+
+class Digests:
+    """A growing set of 64-bit numbers, 8 bytes each: sorted runs, each at most half the one before.
+
+    Python's own sets need about 70 bytes a number.
+    """
+
+    def __init__(self, numbers: U64 | None = None) -> None:
+        """Starts with no numbers, or with sorted ones."""
+        self._runs: list[U64] = [] if numbers is None or not len(numbers) else [numbers]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def numbers(self) -> U64:
+        """Returns all that were added, sorted."""
+        if len(self._runs) > 1:
+            self._runs = [np.sort(np.concatenate(self._runs))]
+        return self._runs[0] if self._runs else np.zeros(0, np.uint64)
+
+    def contains(self, numbers: U64) -> npt.NDArray[np.bool_]:
+        """Returns [n]: whether each number was added before."""
+        found = np.zeros(len(numbers), bool)
+        for run in self._runs:
+            place = np.searchsorted(run, numbers)
+            found |= run[np.minimum(place, len(run) - 1)] == numbers
+        return found
+
+    def add(self, numbers: U64) -> npt.NDArray[np.bool_]:
+        """Adds numbers; returns [n]: whether each was new, only the first of equal ones."""
+        unique, first = np.unique(numbers, return_index=True)
+        fresh = ~self.contains(unique)
+        new = np.zeros(len(numbers), bool)
+        new[first[fresh]] = True
+        run = unique[fresh]
+        if len(run):
+            while self._runs and len(self._runs[-1]) <= 2 * len(run):
+                run = np.concatenate([self._runs.pop(), run])
+                run.sort(kind="stable")  # two sorted runs: merged in linear time
+            self._runs.append(run)
+        return new
+
+
+class Numbers:
+    """Numbers texts in the order in which they first come, 12 bytes each: as `Digests`."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[U64, npt.NDArray[np.uint32]]] = []
+        self.count = 0
+
+    def __call__(self, digests: U64) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns [n] the number of each text, and the places of those that are new."""
+        unique, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
+        found = np.full(len(unique), -1)
+        for keys, numbers in self._runs:
+            place = np.minimum(np.searchsorted(keys, unique), len(keys) - 1)
+            found = np.where(keys[place] == unique, numbers[place], found)
+        new = np.flatnonzero(found < 0)
+        places = np.sort(first[new])
+        found[new] = self.count + np.searchsorted(places, first[new])
+        self.count += len(new)
+        if len(new):
+            keys, numbers = unique[new], found[new].astype(np.uint32)
+            while self._runs and len(self._runs[-1][0]) <= 2 * len(keys):
+                more_keys, more_numbers = self._runs.pop()
+                keys = np.concatenate([more_keys, keys])
+                order = np.argsort(keys, kind="stable")
+                keys, numbers = keys[order], np.concatenate([more_numbers, numbers])[order]
+            self._runs.append((keys, numbers))
+        return found[inverse], places
+
 
 # Large enough for numpy, small enough for the arrays to stay in the processor's cache.
 PAIRS = 1024
 
 
 class Chunk:
-    """Columns of n pairs; never changed in place, because computed values are kept with the text.
-
-    Args:
-        numbers: [n] places in the order of the source, from 1.
-    """
+    """Columns of n pairs, and their [n] numbers in the source, from 1. Never changed in place."""
 
     def __init__(self, numbers: npt.NDArray[np.int64], first: list[str], second: list[str]) -> None:
         assert len(numbers) == len(first) == len(second)

@@ -27,8 +27,7 @@ from m4.data.cleaning import (
     Mask,
     NotChecked,
 )
-from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
-from m4.data.cleaning.keys import Digests
+from m4.data.cleaning.chunk import PAIRS, Chunk, Digests, chunks
 from m4.data.cleaning.language_id import LanguageId
 from m4.data.cleaning.ledger import ANY, Count, Example, Ledger
 from m4.data.cleaning.normalise import Normalise
@@ -36,7 +35,7 @@ from m4.data.cleaning.overlap import Overlap
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.stages import Duplicates, Empty, Identical, Length, LengthRatio
 from m4.data.directions import SIDES
-from m4.data.normalization import normalised
+from m4.data.preprocess import normalised
 from m4.data.sources import Pair, Source
 from m4.data.sources.reading.lines import Tally, plain
 from m4.settings import InputError, SettingError, checked, configurable
@@ -51,11 +50,9 @@ _EXAMPLES = 5  # kept for each reason
 @checked
 @dataclass(frozen=True)
 class Cleaning:
-    """Cleaning of a corpus before it is tokenized.
+    """Cleaning of a corpus before it is tokenized, by stages in their order.
 
-    Attributes:
-        stages: The stages in their order, each at most once. Defaults to those that leave a sound
-            corpus as it is; `thorough` has all of them.
+    By default they leave a sound corpus as it is; `thorough` has all of them.
     """
 
     stages: Sequence[CleaningStage] = (Normalise(), Empty(), Duplicates(), Overlap())
@@ -71,11 +68,7 @@ class Cleaning:
         return json.loads(json.dumps({"order": list(settings), **settings}))
 
     def normalise(self, text: str) -> str:
-        """Returns a text as training text is: read and normalised, never dropped.
-
-        The one way of all text that is not trained on: dev and test sets, and what users translate
-        and score.
-        """
+        """Returns a text as training text is, also what users translate and score."""
         text = plain(text)
         for stage in self.stages:
             if isinstance(stage, Normalise):
@@ -105,11 +98,9 @@ def english_overlap() -> Cleaning:
 
 @configurable
 def thorough(stages: Sequence[CleaningStage] = ()) -> Cleaning:
-    """Returns a cleaning of all stages.
+    """Returns a cleaning of all stages, with these in the place of those of their kind.
 
-    Args:
-        stages: Stages that take the place of those of their kind. The others have their defaults,
-            except that duplicates also disregard case, width and spacing.
+    The others have their defaults, except that duplicates also disregard case, width and spacing.
     """
     every: tuple[CleaningStage, ...] = (
         Normalise(),
@@ -187,8 +178,7 @@ class Cleaner:
     def finish(self) -> Ledger:
         """Returns the ledger, with the lines of the source that were no pair.
 
-        Lines of a file that several pairs of languages or splits are read from belong to none of
-        them alone: they are under `ANY`.
+        Those of a file that several pairs of languages or splits are read from are under `ANY`.
         """
         for name, (tally, read_for) in sorted(self._files.items()):
             self.tallies[name] = tally
@@ -236,11 +226,7 @@ class Cleaner:
 
 
 def alone(check: AnyCheck, chunks: Callable[[], Iterator[Chunk]]) -> Check:
-    """Returns a check as one process runs it, which sees all chunks in their order.
-
-    Args:
-        chunks: Gives all chunks in advance, for a `FittedCheck`.
-    """
+    """Returns a check as one process runs it; a `FittedCheck` looks at all `chunks` in advance."""
     if isinstance(check, FittedCheck):
         counts: Counter[Any] = Counter()
         for chunk in chunks():
@@ -259,11 +245,7 @@ def alone(check: AnyCheck, chunks: Callable[[], Iterator[Chunk]]) -> Check:
 
 
 class Part:
-    """Some pairs of two languages and a split on their way through the checks, with their counts.
-
-    Args:
-        on_drop: See `Cleaner`.
-    """
+    """Some pairs of two languages and a split on their way through the checks, counted."""
 
     def __init__(self, pair: str, split: str, count: Count, on_drop: OnDrop | None = None) -> None:
         self.pair, self.split, self.count, self._on_drop = pair, split, count, on_drop

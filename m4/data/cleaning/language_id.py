@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cleaning import Check, CleaningStage, Findings, NotChecked, Opened, Share
-from m4.data.cleaning.chunk import Chunk
 from m4.data.directions import SIDES, split_direction
 from m4.data.languages import describe
 from m4.settings import Between, checked
@@ -93,15 +92,12 @@ class LanguageId(CleaningStage):
             if not checked or [languages[SIDES.index(side)] for side in checked] == ["en"]:
                 return NotChecked("the identifier does not know the language")
 
-            def look(chunk: Chunk) -> Findings:
-                return Findings(
-                    {
-                        f"{side} side": self._wrong(chunk.side(side), codes[side], identifier)
-                        for side in checked
-                    }
-                )
-
-            return look
+            return lambda chunk: Findings(
+                {
+                    f"{side} side": self._wrong(chunk.side(side), codes[side], identifier)
+                    for side in checked
+                }
+            )
 
         return check
 
@@ -163,10 +159,7 @@ _OTHER_NAMES = {"nb": "no", "nn": "no", "fil": "tl", "yue": "zh", "ckb": "ku"}
 
 
 def identifiers_code(language: str, known: Collection[str]) -> str:
-    """Returns the name of an m4 language among the codes that an identifier knows.
-
-    The result is none of them where the identifier does not know the language.
-    """
+    """Returns the name of a language among the codes that an identifier knows, or another one."""
     described = describe(language)
     plain = described.code.split("_")[0]
     names = (plain, described.iso639_3, _OTHER_NAMES.get(plain, ""))

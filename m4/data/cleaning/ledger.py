@@ -145,22 +145,13 @@ class Ledger:
         for splits in self.counts.values():
             for name, count in splits.items():
                 if split in (None, name):
-                    sums.read += count.read
-                    sums.kept += count.kept
-                    for counter in _COUNTERS:
-                        getattr(sums, counter).update(getattr(count, counter))
+                    sums.add(count, 0)
         return sums
 
     def summary(self) -> list[str]:
-        """Returns a line for the log on what was left out of the training text, if anything was.
-
-        Lines of files that several splits are read from count with it.
-        """
-        count = Count()
-        for split in ("train", ANY):
-            part = self.total(split)
-            count.read += part.read
-            count.dropped.update(part.dropped)
+        """Returns a line for the log on what was left out of the training text, if anything was."""
+        count = self.total("train")
+        count.add(self.total(ANY), 0)
         if not (dropped := sum(count.dropped.values())):
             return []
         reasons = "; ".join(f"{reason}: {pairs:,}" for reason, pairs in count.dropped.most_common())

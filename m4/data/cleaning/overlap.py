@@ -9,8 +9,7 @@ import numpy as np
 from etils import epath
 
 from m4.data.cleaning import Check, CleaningStage, Findings, Opened
-from m4.data.cleaning.chunk import PAIRS, Chunk, chunks
-from m4.data.cleaning.keys import U64, Digests
+from m4.data.cleaning.chunk import PAIRS, U64, Chunk, Digests, chunks
 from m4.data.cleaning.normalise import Normalise
 from m4.data.directions import SIDES, base_language, split_direction
 from m4.data.sources import Source

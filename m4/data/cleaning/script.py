@@ -3,23 +3,15 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from m4.data.cleaning import AnyCheck, CleaningStage, Findings, NotChecked, Opened, Share
-from m4.data.cleaning.chunk import Chunk
-from m4.data.cleaning.keys import code_points
+from m4.data.cleaning.chunk import Chunk, code_points
 from m4.data.directions import SIDES, split_direction
-from m4.data.scripts import (
-    NUMBERS,
-    SCRIPTS,
-    WEIGHTS,
-    likely_scripts_of,
-    script_numbers,
-    scripts_of,
-)
+from m4.data.scripts import NUMBERS, SCRIPTS, WEIGHTS, likely_scripts_of, script_numbers, scripts_of
 from m4.settings import SettingError, checked
 
 # A side without a letter of its language's script is a name if it has at most so many words.
@@ -149,25 +141,22 @@ def _words(text: str, of: npt.NDArray[np.bool_]) -> list[tuple[str, slice]]:
     return [(text[run].casefold(), run) for run in runs]
 
 
-class _Likely:
+class _Likely(NamedTuple):
     """The check of a pair with a script that is only likely; `fit` finds if its text has it."""
 
-    def __init__(
-        self, settings: Script, scripts: Mapping[str, frozenset[str]], sides: Sequence[str]
-    ) -> None:
-        self._settings, self._scripts, self._sides = settings, scripts, sides
+    settings: Script
+    scripts: Mapping[str, frozenset[str]]
+    sides: Sequence[str]
 
     def measure(self, chunk: Chunk) -> Counter[str]:
-        wrong = {
-            s: int(self._settings.wrong(chunk, s, self._scripts[s]).sum()) for s in self._sides
-        }
+        wrong = {s: int(self.settings.wrong(chunk, s, self.scripts[s]).sum()) for s in self.sides}
         return Counter({"pairs": len(chunk), **wrong})
 
     def fit(self, counts: Counter[str]) -> bool:
-        return all(2 * counts[side] < counts["pairs"] for side in self._sides)
+        return all(2 * counts[side] < counts["pairs"] for side in self.sides)
 
     def judge(self, chunk: Chunk, fitted: bool) -> Findings:
         if fitted:
-            return self._settings._look(chunk, self._scripts)
+            return self.settings._look(chunk, self.scripts)
         why = "most of the text is not in the language's likely script"
         return Findings(not_checked={why: np.ones(len(chunk), bool)})

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.cleaning import CleaningStage, Findings, Mask, Opened
-from m4.data.cleaning.chunk import Chunk
-from m4.data.cleaning.keys import U64, both
+from m4.data.cleaning.chunk import U64, Chunk, both
 from m4.data.directions import SIDES
 from m4.settings import Between, OneOf, checked, configurable
 
@@ -99,28 +98,21 @@ class Duplicates(CleaningStage):
     normalised: bool = False
 
     def open(self, language_pairs: Sequence[str]) -> Opened:
-        """Starts with no pairs seen, for each pair of languages and split."""
-
-        return lambda pair, split: _Repeated(self)
-
-
-class _Repeated:
-    """The check of two languages and a split."""
-
-    def __init__(self, settings: Duplicates) -> None:
-        self._by, self._normalised = settings.by, settings.normalised
-        self._what = "pair" if settings.by == "pair" else f"{settings.by} side"
+        return lambda pair, split: self
 
     def keys(self, chunk: Chunk) -> list[U64]:
-        kinds = [chunk.digests, *([chunk.normal_digests] if self._normalised else [])]
-        if self._by == "pair":
+        """Returns the pairs' keys, exact and normalised."""
+        kinds = [chunk.digests, *([chunk.normal_digests] if self.normalised else [])]
+        if self.by == "pair":
             return [both(digests("first"), digests("second")) for digests in kinds]
-        return [digests(self._by) for digests in kinds]
+        return [digests(self.by) for digests in kinds]
 
     def judge(self, chunk: Chunk, repeated: Sequence[Mask]) -> Findings:
-        drop = {f"exact {self._what}": repeated[0]}
-        if self._normalised:
-            drop[f"normalised {self._what}"] = repeated[1] & ~repeated[0]
+        """Finds pairs that come again."""
+        what = "pair" if self.by == "pair" else f"{self.by} side"
+        drop = {f"exact {what}": repeated[0]}
+        if self.normalised:
+            drop[f"normalised {what}"] = repeated[1] & ~repeated[0]
         return Findings(drop)
 
 
@@ -152,27 +144,19 @@ class LengthRatio(CleaningStage):
     unit: Annotated[str, OneOf(("characters", "bytes"))] = "characters"
 
     def open(self, language_pairs: Sequence[str]) -> Opened:
-        """Starts with no median, for each pair of languages and split."""
-        return lambda pair, split: _Ratio(self)
-
-
-class _Ratio:
-    """The check of two languages: `fit` finds the median."""
-
-    def __init__(self, settings: LengthRatio) -> None:
-        self._settings = settings
+        return lambda pair, split: self
 
     def measure(self, chunk: Chunk) -> Counter[float]:
+        """Counts ratios of lengths."""
         first, second = self._lengths(chunk)
         there = (first > 0) & (second > 0)
-        ratios, counts = np.unique(
-            (second[there] / first[there]).astype(np.float32), return_counts=True
-        )
-        return Counter(dict(zip(ratios.tolist(), counts.tolist(), strict=True)))
+        ratios = (second[there] / first[there]).astype(np.float32)
+        return Counter(ratios.tolist())
 
     def fit(self, counts: Counter[float]) -> float | None:
+        """Returns the median ratio."""
         # Ratios of small numbers: far fewer than pairs.
-        if (pairs := counts.total()) < self._settings.fewest:
+        if (pairs := counts.total()) < self.fewest:
             return None
         ratios = np.array(sorted(counts), np.float32)
         ends = np.cumsum([counts[ratio] for ratio in ratios.tolist()])
@@ -180,20 +164,19 @@ class _Ratio:
         return float(np.median(ratios[middle]))
 
     def judge(self, chunk: Chunk, fitted: float | None) -> Findings:
+        """Finds second sides that are far from the median's length."""
         if fitted is None:
-            few = f"fewer than {self._settings.fewest} pairs"
+            few = f"fewer than {self.fewest} pairs"
             return Findings(not_checked={few: np.ones(len(chunk), bool)})
         first, second = self._lengths(chunk)
-        slack, bound = self._settings.slack, self._settings.bound
-        wanted = first + slack
-        got = second / fitted + slack
+        wanted, got = first + self.slack, second / fitted + self.slack
         return Findings(
-            {"second side too long": got > bound * wanted,
-             "second side too short": wanted > bound * got}
+            {"second side too long": got > self.bound * wanted,
+             "second side too short": wanted > self.bound * got}
         )  # fmt: skip
 
     def _lengths(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        if self._settings.unit == "characters":
+        if self.unit == "characters":
             return chunk.lengths("first"), chunk.lengths("second")
         return _bytes(chunk.first), _bytes(chunk.second)
 

@@ -52,7 +52,6 @@ def clean_corpus(
         folder: Where the tokenized corpus is, if it was built. Its counts of pairs that are too
             long in pieces are taken over; else these are "not checked".
         cleaning: Defaults to the corpus's own.
-        on_drop: Called with (reason, languages, split, number, pair) of each dropped training pair.
         progress: Called with (done, total, what is read).
     """
     cleaning = spec.cleaning if cleaning is None else cleaning
@@ -64,12 +63,7 @@ def clean_corpus(
     parts = [(split, pair) for split in reversed(SPLITS) for pair in names]
     with tempfile.TemporaryDirectory(prefix="m4-cleaning-") as spool:
         cleaner = Cleaner(
-            cleaning,
-            spec.opened_source,
-            names,
-            Path(spool),
-            on_drop=on_drop,
-            on_read=sides.add,
+            cleaning, spec.opened_source, names, Path(spool), on_drop=on_drop, on_read=sides.add
         )
         for done, (split, pair) in enumerate(parts):
             progress(done, len(parts), f"{split} {key_of(pair)}")

@@ -58,7 +58,7 @@ def drawn_of(cache: Cache, seen: Mapping[str, int]) -> dict[str, DrawnPair]:
             round(ids),
             ids / all_tokens,
             most / max(size, 1),
-            # Every pair comes once before any comes twice (`m4.data.stream.sampling_order`).
+            # Every pair comes once before any comes twice (`m4.data.stream.draws`).
             min(max(most - size, 0), size),
             math.ceil(most / max(size, 1)),
         )

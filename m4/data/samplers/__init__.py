@@ -1,7 +1,4 @@
-"""Samplers say how often each direction is drawn: one file each, a plain function.
-
-To add one: write one file whose function fits `Sampler`, and name it in gin.
-"""
+"""Samplers say how often each direction is drawn: one file each, a plain function."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -23,11 +23,7 @@ class Kept:
     share: float
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
-        """Returns the rates of all directions, which sum to 1; 0 of those that are not drawn.
-
-        Raises:
-            SettingError: See `kept_of`; no kept direction has text for the share.
-        """
+        """Returns the rates of all directions, which sum to 1. SettingError: none has text."""
         kept = kept_of(self.keep, [*sizes])
         new = {name: size for name, size in sizes.items() if name not in kept}
         old = {name: sizes[name] for name in kept if sizes[name]}

@@ -91,9 +91,8 @@ class Learned:
 
     Attributes:
         start: Rates at the beginning.
-        signal: Rewards from measured numbers.
-        step_size: Largest change of a weight's logarithm in one evaluation, above 0.
-        floor: In (0, 1]; no direction falls below floor * its start.
+        step_size: Largest change of a weight's logarithm in one evaluation.
+        floor: No direction falls below floor * its start.
     """
 
     start: Sampler = temperature

@@ -20,8 +20,6 @@ def unimax(
     in the short run, so that a small direction may be seen a little more often.
 
     Args:
-        sizes: Sizes of the directions.
-        max_epochs: Largest number of epochs.
         budget: Draws of the training, in the unit of the sizes. Defaults to `drawn`.
         drawn: Draws of the whole run, which m4 computes from the steps.
 

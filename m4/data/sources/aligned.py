@@ -11,7 +11,7 @@ from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import File
 from m4.data.sources.reading.lines import Tally, side_by_side, text_lines
 from m4.data.testsets import MOST_BYTES, Segment, segments_of_pairs
-from m4.settings import SettingError, checked
+from m4.settings import checked
 
 
 @checked
@@ -29,15 +29,10 @@ class Aligned(Folder):
     """
 
     one_language = True
+    files_rule = {"lang"}, {"pair", "side"}, "a pattern with {lang}, without {pair} and {side}"
 
     files: str = "{split}/{lang}"
     documents: str | None = None
-
-    def __post_init__(self) -> None:
-        if "{lang}" not in self.files or "{pair}" in self.files or "{side}" in self.files:
-            allowed = "a pattern with {lang}, without {pair} and {side}"
-            raise SettingError("Aligned.files", self.files, allowed)
-        super().__post_init__()
 
     def language_pairs(self) -> list[str]:
         """Returns the pairs that have training data: those of English, then others, sorted."""
@@ -50,11 +45,7 @@ class Aligned(Folder):
         return directions_of("direct", self._pairs_with("test", groups))
 
     def segments(self, direction: str) -> list[Segment]:
-        """Returns the lines of the test set.
-
-        Raises:
-            InputError: Two files have different numbers of lines.
-        """
+        """Returns the lines of the test set. InputError: two files are not of equal length."""
         if self._hashed:  # some of the training files' pairs
             return segments_of_pairs(self, direction)
         source, targets = (

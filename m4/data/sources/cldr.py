@@ -42,15 +42,8 @@ _WORDS = re.compile(r"[^\W\d_]{2,}")  # letters only, two or more: digits and "e
 Pairs = Annotated[int, Between(1, 10**7)]
 
 
-class _Train(NamedTuple):
-    """A language's training pairs, and all names and units in them."""
-
-    pairs: list[Pair]
-    atoms: set[Atom]
-
-
-class _Heldout(NamedTuple):
-    """A language's dev or test pairs, and the names and units of each."""
+class _Drawn(NamedTuple):
+    """A language's pairs of a split, and the names and units of each."""
 
     pairs: list[Pair]
     atoms: list[tuple[Atom, ...]]
@@ -72,9 +65,8 @@ class Cldr:
     default numbering system: fa, ps, bn, as, mr, ne, my, sd and ckb have their own.
 
     Attributes:
-        sizes: Language -> training pairs. Defaults to all 137 languages.
-        largest: Training pairs of the first of these.
-        smallest: Training pairs of the last of these.
+        sizes: Language -> training pairs. Defaults to all 137 languages, from `largest` to
+            `smallest`.
         test_pairs: Test pairs of each language.
         dev_pairs: Dev pairs of each language.
     """
@@ -99,8 +91,7 @@ class Cldr:
                 )
         self.sizes = self._sizes = dict(sizes)
         self.counts = {"test": self.test_pairs, "dev": self.dev_pairs}
-        self._train: dict[str, _Train] = {}
-        self._heldout: dict[tuple[str, str], _Heldout] = {}
+        self._drawn: dict[tuple[str, str], _Drawn] = {}
         self._common: Drawer | None = None
         self._candidates: dict[str, list[tuple[Spec, str]]] = {"dev": [], "test": []}
         self._candidate_texts: set[str] = set()
@@ -113,24 +104,14 @@ class Cldr:
         """Returns the pairs of English and a language: distinct English sides, as drawn.
 
         Dev and test take their sentences from one stream for all languages, in order, so most of a
-        test set is the same sentences everywhere.
-
-        Raises:
-            InputError: The language has fewer pairs.
+        test set is the same sentences everywhere. InputError: the language has fewer pairs.
         """
-        language = self._language(pair, split)
-        if split == "train":
-            return iter(self._training(language).pairs)
-        return iter(self._held_out(language, split).pairs)
+        return iter(self._of(pair, split).pairs)
 
     def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
         """Marks sentences all of whose names and units are in the training pairs as 'seen'."""
-        language = self._language(pair, split)
-        train = self._training(language)
-        if split == "train":
-            return {"seen": [True] * len(train.pairs)}
-        sentences = self._held_out(language, split).atoms
-        return {"seen": [train.atoms.issuperset(sentence) for sentence in sentences]}
+        trained = {atom for sentence in self._of(pair, "train").atoms for atom in sentence}
+        return {"seen": [trained.issuperset(atoms) for atoms in self._of(pair, split).atoms]}
 
     def identity(self) -> dict:
         """Returns all that decides the text, as JSON."""
@@ -143,38 +124,29 @@ class Cldr:
             **{f"{split}_pairs": count for split, count in self.counts.items()},
         }
 
-    def _language(self, pair: str, split: str) -> str:
-        """Returns the language that is paired with English; InputError where there is none."""
+    def _of(self, pair: str, split: str) -> _Drawn:
         if (language := key_of(pair)) not in self._sizes:
             listed = ", ".join(self._sizes)
             raise InputError(f"no pairs of {language!r}: Cldr.sizes has only {listed}")
         if split not in SPLITS:
             raise InputError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
-        return language
+        if (language, split) not in self._drawn:
+            made = self._draw(language) if split == "train" else self._take(language, split)
+            self._drawn[language, split] = made
+        return self._drawn[language, split]
 
-    def _training(self, language: str) -> _Train:
-        if language not in self._train:
-            self._train[language] = self._draw(language)
-        return self._train[language]
-
-    def _held_out(self, language: str, split: str) -> _Heldout:
-        if (language, split) not in self._heldout:
-            self._heldout[language, split] = self._take(language, split)
-        return self._heldout[language, split]
-
-    def _draw(self, language: str) -> _Train:
+    def _draw(self, language: str) -> _Drawn:
+        """Draws training pairs."""
         wanted = self._sizes[language]
         drawer = Drawer(text_hash(f"{self.seed} {language}"))
         source, target = english(), phrases(language)
-        train, taken = _Train([], set()), set()
-        fruitless = 0
-        while len(train.pairs) < wanted:
+        drawn, taken, fruitless = _Drawn([], []), set(), 0
+        while len(drawn.pairs) < wanted:
             fruitless += 1
             if fruitless > PATIENCE:
-                raise InputError(_too_few(language, "train", wanted, len(train.pairs)))
+                raise InputError(_too_few(language, "train", wanted, len(drawn.pairs)))
             spec = drawer.draw()
-            translation = target.render(spec)
-            if translation is None:
+            if (translation := target.render(spec)) is None:
                 continue
             text = source.render(spec)
             if text is None or text in taken or not accept(text, translation):
@@ -183,18 +155,16 @@ class Cldr:
             if split_of(text) != "train" or any(held(language, atom) for atom in names):
                 continue
             taken.add(text)
-            train.pairs.append(Pair(text, translation))
-            train.atoms.update(names)
+            drawn.pairs.append(Pair(text, translation))
+            drawn.atoms.append(names)
             fruitless = 0
-        return train
+        return drawn
 
-    def _take(self, language: str, split: str) -> _Heldout:
+    def _take(self, language: str, split: str) -> _Drawn:
         """Returns the first sentences of the common stream that this language can say."""
-        wanted = self.counts[split]
-        target = phrases(language)
-        drawn = _Heldout([], [])
-        last = 0  # the candidate that gave the last pair
-        candidate = 0
+        wanted, target = self.counts[split], phrases(language)
+        drawn = _Drawn([], [])
+        last = candidate = 0  # the candidate that gave the last pair, and the next one
         while len(drawn.pairs) < wanted:
             if candidate - last > PATIENCE // 50:  # one draw in 50 is a test sentence
                 raise InputError(_too_few(language, split, wanted, len(drawn.pairs)))
@@ -217,8 +187,7 @@ class Cldr:
             text = english().render(spec)
             if text is None or text in self._candidate_texts:
                 continue
-            part = split_of(text)
-            if part != "train":
+            if (part := split_of(text)) != "train":
                 self._candidate_texts.add(text)
                 self._candidates[part].append((spec, text))
         return candidates[index]
@@ -250,10 +219,7 @@ def split_of(english: str) -> str:
 
 
 def held(language: str, atom: Atom) -> bool:
-    """Returns whether `atom` is kept out of this language's training pairs (about 6 % are).
-
-    Other languages still see it, so that a right translation of it is transfer.
-    """
+    """Returns whether `atom` is kept out of this language's training pairs (about 6 % are)."""
     return text_hash(f"{language} {atom[0]} {atom[1]}") % HELD_ONE_IN == 0
 
 

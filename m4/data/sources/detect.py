@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -16,7 +16,7 @@ from m4.data.sources.aligned import Aligned
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
-from m4.data.sources.reading.files import COMPRESSED, folder_at, lines, unpacked
+from m4.data.sources.reading.files import COMPRESSED, folder_at, lines, names_below, unpacked
 from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import SPLIT_WORDS, File, FileLayout, said_splits
 from m4.data.sources.reading.lines import MAX_LINE_BYTES
@@ -84,7 +84,7 @@ _LANGUAGE_FIELDS = (
     "lang", "language", "target_lang", "target_language", "tgt_lang", "lang_code"
 )  # fmt: skip
 _SOURCE_LANGUAGE_FIELDS = ("source_lang", "source_language", "src_lang")
-_DEPTH, _MOST_FILES = 5, 200_000
+_DEPTH = 5
 # Ends of file names that look like the language code of a Moses file.
 _NO_SIDES = ("tsv", "jsonl", "json", "po", "mo", "txt", "md", "csv", "html", "zip")
 
@@ -154,7 +154,7 @@ def detect(folder: str) -> Detected:
         InputError: No layout fits, with what was expected and what is there.
     """
     root = folder_at(folder, "FOLDER")
-    names = dict(sorted(_names(root, "", _DEPTH)))
+    names = dict(sorted(names_below(root, _DEPTH)))
     if not names:
         raise InputError(f"{folder}: {EXPECTED}; saw no files")
     best: _Fit | None = None
@@ -171,22 +171,22 @@ def detect(folder: str) -> Detected:
         if held_out and not any("train" in said_splits(name) for name in names):
             more += f"; text whose name says {' or '.join(held_out)} is never trained on"
         raise InputError(f"{folder}: {EXPECTED}; saw {', '.join([*names][:3])}{more}")
-    source, pattern, english, fitting = best.source, best.pattern, best.english, best.files
+    source, pattern = best.source, best.pattern
     words = {split: best.words[split] for split in SPLIT_WORDS if split in best.used}
     _check_splits(folder, best, names)
-    _check_training_files(folder, fitting, words)
-    asked: dict[str, Any] = {"english": english}
+    _check_training_files(folder, best.files, words)
+    asked: dict[str, Any] = {"english": best.english}
     if source is Jsonl:
-        record, place = _first_record(root, fitting[0].name)
+        record, place = _first_record(root, best.files[0].name)
         if any(name in record for name in _LANGUAGE_FIELDS):
             pattern = pattern.replace("{lang}", "*")  # 'all.jsonl' names no language
-        asked |= _fields(record, place, pattern, english)
+        asked |= _fields(record, place, pattern, best.english)
     if not {"dev", "test"} & {*words}:
         pattern = pattern.replace("{split}", words.get("train", ""))
     named = words if "{split}" in pattern else {}
     by_hash = tuple(split for split in _EVERY if split not in named)
-    asked["files"] = pattern
     asked |= {f"{split}_every": _EVERY[split] if split in by_hash else 0 for split in _EVERY}
+    asked["files"] = pattern
     if named and named != {split: split for split in SPLIT_WORDS}:
         asked["splits"] = named
     defaults = {field.name: field.default for field in dataclasses.fields(source)}
@@ -213,17 +213,6 @@ class _Fit(NamedTuple):
     def used(self) -> set[str]:
         """Splits that the files are used as."""
         return {file.split for file in self.files if file.split is not None}
-
-
-def _names(folder: epath.Path, before: str, depth: int) -> Iterator[tuple[str, epath.Path]]:
-    """Yields the names below a folder and the paths of its files, without hidden ones."""
-    for number, path in enumerate(folder.iterdir()):
-        if number > _MOST_FILES or path.name.startswith("."):
-            continue
-        if not path.is_dir():
-            yield f"{before}{path.name}", path
-        elif depth > 1:
-            yield from _names(path, f"{before}{path.name}/", depth - 1)
 
 
 def _choices(names: Iterable[str]) -> list[dict[str, str]]:

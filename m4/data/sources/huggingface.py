@@ -12,10 +12,10 @@ from typing import IO, Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from m4.data.sources.jsonl import RecordFolder
 from m4.data.sources.reading.files import seekable
 from m4.data.sources.reading.layout import File
 from m4.data.sources.reading.lines import Reason, Tally
-from m4.data.sources.reading.records import RecordFolder
 from m4.settings import InputError, checked
 
 _BATCH_ROWS = 1000

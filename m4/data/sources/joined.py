@@ -17,7 +17,6 @@ class Joined:
     """The pairs of languages of a source, and of a corpus those that the source does not have.
 
     Attributes:
-        source: Of the new pairs.
         corpus: Folder of a tokenized corpus (MODEL_DIR/data/<fingerprint>), whose text is read.
     """
 

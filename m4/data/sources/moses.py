@@ -8,7 +8,7 @@ from m4.data.sources import Pair
 from m4.data.sources.reading.folder import Folder
 from m4.data.sources.reading.layout import File
 from m4.data.sources.reading.lines import Tally
-from m4.settings import InputError, SettingError, checked
+from m4.settings import InputError, checked
 
 
 @checked
@@ -22,14 +22,9 @@ class Moses(Folder):
     whatever on_bad_line says, because it is not known which of their lines belong together.
     """
 
-    files: str = "{split}.{pair}.{side}"
+    files_rule = {"side"}, set(), "a pattern with {side}, the code of a file's language"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if "side" not in self.layout.fields:
-            raise SettingError(
-                "Moses.files", self.files, "a pattern with {side}, the code of a file's language"
-            )
+    files: str = "{split}.{pair}.{side}"
 
     def _choose(self, files: list[File]) -> list[File]:
         self._first = {(f.pair, f.split, f.stars): f for f in files if f.side == SIDES[0]}

@@ -86,11 +86,7 @@ class SeqioTasks:
         return list(dict.fromkeys(map(pair_of, self._directions.values())))
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
-        """Yields the text of the tasks of a pair of languages, one after another.
-
-        Raises:
-            InputError: An example is bad and on_bad_line is "fail".
-        """
+        """Yields the text of the tasks of a pair of languages, one after another."""
         assert split in SPLITS, split
         for name in self._named(pair):
             forward = sides_of(self._directions[name])[0] == "first"
@@ -347,11 +343,8 @@ class SeqioTasks:
             _FEATURES, (block.inputs, block.targets), zip(*block.texts, strict=True), strict=True
         ):
             if not all(texts):
-                rows = np.split(side.ids, np.cumsum(side.lengths)[:-1])
-                vocabulary = features[name].vocabulary
-                texts = [
-                    t or vocabulary.decode(r.tolist()) for t, r in zip(texts, rows, strict=True)
-                ]
+                decode = features[name].vocabulary.decode
+                texts = [t or decode(row) for t, row in zip(texts, side.rows(), strict=True)]
             columns.append(texts)
         yield from zip(*columns, strict=True)
 

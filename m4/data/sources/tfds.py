@@ -14,10 +14,9 @@ from etils import epath
 from m4.data.directions import pair_of
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
-from m4.data.sources.reading.folder import Every
+from m4.data.sources.reading.folder import Every, Spool
 from m4.data.sources.reading.layout import Codes
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Reason
-from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError, checked
 from m4.storage.files import read_json
@@ -84,11 +83,7 @@ class Tfds:
         return sorted(found.union(self._spool.language_pairs()))
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
-        """Yields the pairs of a language with English, dataset by dataset, as in their files.
-
-        Raises:
-            InputError: There is no such pair; an example is bad and on_bad_line is "fail".
-        """
+        """Yields the pairs of a language with English, dataset by dataset, as in their files."""
         assert split in SPLITS, split
         if (pair := pair_of(pair)) not in (there := self.language_pairs()):
             raise InputError(

@@ -10,10 +10,10 @@ from xml.parsers import expat
 from m4.data.languages import base_of, describe
 from m4.data.sources import Pair
 from m4.data.sources.reading.files import chunks
-from m4.data.sources.reading.folder import Folder
+from m4.data.sources.reading.folder import LANGUAGE_OR_PAIR, Folder
 from m4.data.sources.reading.layout import File
 from m4.data.sources.reading.lines import Reason, Tally
-from m4.settings import InputError, SettingError, checked
+from m4.settings import InputError, checked
 
 _MARKUP = ("bpt", "ept", "it", "ph", "ut")  # elements with codes of a text processor, not text
 
@@ -27,23 +27,15 @@ class Tmx(Folder):
     language. A file that declares entities, or that is no XML, is an error.
     """
 
-    files: str = "{pair}.{split}.tmx"
+    files_rule = LANGUAGE_OR_PAIR
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if "side" in self.layout.fields or not {"lang", "pair"} & self.layout.fields:
-            allowed = "a pattern with {lang} or {pair}, without {side}"
-            raise SettingError("Tmx.files", self.files, allowed)
+    files: str = "{pair}.{split}.tmx"
 
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
         assert file.codes is not None
-        found = 0
         for number, unit in _units(file):
             if texts := tally.pair(number, *(_side(unit, code) for code in file.codes)):
-                found += 1
                 yield file.pair or "", texts
-        if file.split == "train" and not found:
-            raise InputError(f"{file.path}: {tally.nothing()}")
 
 
 @lru_cache

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from m4.data.sources import Pair
 from m4.data.sources.reading.files import lines
-from m4.data.sources.reading.folder import Folder
+from m4.data.sources.reading.folder import LANGUAGE_OR_PAIR, Folder
 from m4.data.sources.reading.layout import File
 from m4.data.sources.reading.lines import Reason, Tally
-from m4.settings import Between, InputError, SettingError, checked
+from m4.settings import Between, checked
 
 
 @checked
@@ -26,22 +26,16 @@ class Tsv(Folder):
         english_column: 2 where lines are translation<TAB>english.
     """
 
+    files_rule = LANGUAGE_OR_PAIR
+
     files: str = "{lang}.{split}.tsv"
     english_column: Annotated[int, Between(1, 2)] = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if "side" in self.layout.fields or not {"lang", "pair"} & self.layout.fields:
-            raise SettingError(
-                "Tsv.files", self.files, "a pattern with {lang} or {pair}, without {side}"
-            )
 
     def _settings(self) -> dict:
         return {"english_column": self.english_column}
 
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
         assert file.codes is not None
-        found = 0
         swapped = self.english_column == 2 if self.english in file.codes else file.swapped
         for number, line in enumerate(lines(file.path, self.reading.max_line_bytes), 1):
             text = tally.text(line, number)
@@ -49,10 +43,7 @@ class Tsv(Folder):
             if isinstance(sides, Reason):
                 tally.bad(number, sides)
             elif texts := tally.pair(number, *(sides[::-1] if swapped else sides)):
-                found += 1
                 yield file.pair or "", texts
-        if file.split == "train" and not found:
-            raise InputError(f"{file.path}: {tally.nothing()}")
 
 
 def _sides(text: str) -> tuple[str, str] | Reason:

@@ -184,8 +184,7 @@ def evaluation_batches(
 
     Args:
         directions: One direction, or several, in which `direction_ids` count.
-        source_length: Longest source. Defaults to the corpus's.
-        target_length: Longest target. Defaults to the corpus's.
+        source_length: Longest source, as target_length. Defaults to the corpus's.
         pack: Puts several pairs in a row; else a row has one pair.
         limit: Takes the first pairs of each direction only. Defaults to all.
 

@@ -28,11 +28,7 @@ def pair_tokens(cache: Cache, direction: str) -> float:
 
 
 def units(cache: Cache, sample_by: str, mixture: Mixture | None = None) -> dict[str, float]:
-    """Returns the size of a mean pair of each direction, in the sampler's unit.
-
-    Args:
-        mixture: Mixture of directions. Defaults to the corpus's own.
-    """
+    """Returns the size of a mean pair of each direction, in the sampler's unit."""
     check_value("make_stream.sample_by", sample_by, Unit)
     names = directions_of(mixture or cache.mixture, cache.language_pairs())
     if sample_by == "examples":
@@ -64,11 +60,7 @@ def phases(
 
 
 def takes(sampler: Sampler, name: str) -> bool:
-    """Returns whether a sampler takes an argument.
-
-    Such arguments are "drawn", what the whole run draws, and "rates", which the corpus's source
-    gives.
-    """
+    """Returns whether a sampler takes "drawn", of the whole run, or "rates", of the source."""
     return name in inspect.signature(sampler).parameters
 
 
@@ -113,10 +105,7 @@ def make_stream(
 
 
 def _check_they_begin(planned: Sequence[Phase], stream: Stream, total_steps: int) -> None:
-    """Raises InputError where training has a phase by which no group of steps is drawn.
-
-    Its first group is then after the training, or also the first group of the next phase.
-    """
+    """Raises InputError where training has a phase by which no group of steps is drawn."""
     group_steps = stream.group_steps
     starts = [-(-phase.first_step // group_steps) * group_steps for phase in planned]
     why = f"phases change at multiples of {group_steps} steps"

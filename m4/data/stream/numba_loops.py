@@ -19,7 +19,13 @@ mix = compiled(permutation.mix)  # takes one number here
 
 @compiled
 def permute(index, size, key):
-    """Returns `permutation.permute` of one number."""
+    """Permutes range(size) under `key`; all three are uint64.
+
+    A Feistel network of 4 rounds over the fewest bits that hold size - 1, walked until it lands in
+    the range (fewer than 2 walks on average).
+    Source: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5.
+    It never changes: corpora and batches depend on it.
+    """
     bits, last = np.uint64(0), size - np.uint64(1)
     while last > np.uint64(0):
         last = last >> np.uint64(1)
@@ -36,6 +42,15 @@ def permute(index, size, key):
             left_bits, right_bits = right_bits, left_bits
         if x < size:
             return x
+
+
+@compiled
+def permute_each(index, size, key):
+    """Returns `permute` of [K] numbers."""
+    result = np.empty_like(index)
+    for k in range(len(index)):
+        result[k] = permute(index[k], size, key)
+    return result
 
 
 @compiled
@@ -58,12 +73,7 @@ def permute_in_windows(index, size, window, key):
 
 @compiled
 def occurrences(directions, before):
-    """Counts, for each draw, the earlier draws of its own direction.
-
-    Args:
-        directions: [K] directions in the order of their draws.
-        before: [D] draws of each direction before these.
-    """
+    """Returns [K] earlier draws of each draw's direction, with those `before` these, [D]."""
     counts = before.copy()
     result = np.empty(len(directions), np.int64)
     for k in range(len(directions)):

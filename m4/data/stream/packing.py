@@ -24,10 +24,7 @@ class Shape(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """Consecutive steps over K pairs: the step and the row of each pair.
-
-    A pair that fits in no row has row -1.
-    """
+    """Step and row of each of K pairs; a pair that fits in no row has row -1."""
 
     step_of: Ints
     row_of: Ints
@@ -112,9 +109,6 @@ def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shap
 
 
 def _parts(rows: int) -> int:
-    """Returns the number of equal parts that a step's rows are cut into.
-
-    It is the fewest with at most _MOST_ROWS rows, or 1 where only many small parts are equal.
-    """
+    """Returns the fewest equal parts of at most _MOST_ROWS rows; 1 where only many are equal."""
     fewest = -(-rows // _MOST_ROWS)
     return next((parts for parts in range(fewest, 2 * fewest + 1) if rows % parts == 0), 1)

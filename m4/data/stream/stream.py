@@ -16,9 +16,8 @@ from m4.data.cache.cache import Cache
 from m4.data.samplers import Phase
 from m4.data.stream import packing
 from m4.data.stream.batches import Batch, Examples, SplitReader, lay_out
+from m4.data.stream.draws import WINDOW, Draws, Phases, Stretch, listed
 from m4.data.stream.packing import BatchPlan, Ints, Shape
-from m4.data.stream.phases import Phases, Stretch, listed
-from m4.data.stream.sampling_order import WINDOW, Draws
 from m4.settings import (
     Between,
     Count,
@@ -83,11 +82,8 @@ class Stream:
             directions: Defaults to those that a phase has rates for.
             phases: Rates by direction (shares of the pairs, which need not sum to 1), or phases of
                 them. Defaults to temperature(T=5).
-            seed: Decides the order of the pairs.
             batch_rows: Rows of a batch of full lengths.
-            source_length: Ids of a row. Defaults to the corpus's.
-            target_length: Ids of a row. Defaults to the corpus's.
-            layout: "packed" or "single".
+            source_length: Ids of a row, as target_length. Defaults to the corpus's.
             window: A direction with more pairs is read in stretches of so many (`Draws`).
 
         Raises:
@@ -124,13 +120,9 @@ class Stream:
         self._bounded = cache.bounded is not None
         self._thread = ThreadPoolExecutor(1)
         self._ahead: Future[None] | None = None
-        self._fingerprint = self._hash()
 
     def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Batch:
-        """Returns the batch of a step (`batches.lay_out`).
-
-        Args:
-            part: (i, n) gives the part of host i of n.
+        """Returns the batch of a step (`batches.lay_out`), or the part (i, n) of host i of n.
 
         Raises:
             InputError: The rows do not divide over the hosts.
@@ -153,9 +145,6 @@ class Stream:
 
         The batch of the next step may be loading already, so the phase starts at the first group
         after it: always at the same step, whatever the loading thread has done by now.
-
-        Args:
-            rates: Rates of directions of this stream.
 
         Raises:
             InputError: A direction that is not in this stream, or rates that cannot be.
@@ -212,9 +201,6 @@ class Stream:
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of all that decides the batches, but phases that began later."""
-        return self._fingerprint
-
-    def _hash(self) -> str:
         parts = [
             FORMAT,
             self._cache_fingerprint,
@@ -317,10 +303,7 @@ class StepPair(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Consecutive steps: their pairs in the order of the draws, and the places of these.
-
-    The pairs of step i of the group are by_step[edges[i] : edges[i + 1]].
-    """
+    """Consecutive steps: the pairs of step i are by_step[edges[i] : edges[i + 1]]."""
 
     examples: Examples
     plan: BatchPlan

@@ -25,6 +25,11 @@ class Ragged(NamedTuple):
         index = np.arange(lengths.sum()) + np.repeat(starts - ends + lengths, lengths)
         return Ragged(self.ids[index], lengths)
 
+    def rows(self) -> list[list[int]]:
+        """Returns the ids of each row."""
+        parts = np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
+        return [part.tolist() for part in parts]
+
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> Ragged:
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))

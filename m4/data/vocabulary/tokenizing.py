@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from m4.data.cleaning.keys import digests
+from m4.data.cleaning.chunk import digests
 from m4.data.splits import text_hash
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import Vocabulary
@@ -28,17 +28,25 @@ class TokenArray(NamedTuple):
     """The ids of one side of all pairs: its vocabulary, and its largest number of ids.
 
     Attributes:
-        name: What the manifest calls it: 'first', or 'first.source' where roles have their own ids.
         role: 'source' or 'target'. Defaults to both, whose ids are the same.
         store: The role where roles have their own ids, else ''.
     """
 
-    name: str
     side: str
     vocabulary: Path
     longest: int
     role: str | None = None
     store: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name in the manifest."""
+        return array_name(self.side, self.store)
+
+
+def array_name(first: str, store: str) -> str:
+    """Returns the name of a side or a split in a store: 'first', or 'first.source'."""
+    return f"{first}.{store}" if store else first
 
 
 class TextRange(NamedTuple):

@@ -6,7 +6,7 @@ grown since. A tag's piece is '▁<2gl>', with the space that SentencePiece puts
 that a tag costs one id and not two.
 
 m4's models have no normalisation of their own: text gets its normal form here
-(`m4.data.normalization`), whose name stands in the model, and comes back in it. T5's models, and
+(`m4.data.preprocess`), whose name stands in the model, and comes back in it. T5's models, and
 others that m4 did not train, normalise as they were made to.
 """
 
@@ -24,8 +24,7 @@ import sentencepiece
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from m4.data.directions import is_synthetic
-from m4.data.normalization import FORMS, Form, normalised
-from m4.data.preprocess import SYNTHETIC, tag_symbol
+from m4.data.preprocess import FORMS, SYNTHETIC, Form, normalised, tag_symbol
 from m4.settings import InputError, SettingError
 from m4.storage.files import whole
 
@@ -67,7 +66,7 @@ class Vocabulary:
     def old_ids(self) -> list[int]:
         """The file's id of each piece: 0, 1, 2, ... unless it has other ids than T5's.
 
-        A vocabulary without a pad, such as MADLAD-400's, has its <s>, which no text has, as pad.
+        A vocabulary without a pad, such as MADLAD-400's, has its <s> as pad.
         """
         of = SentencePieceProcessor()
         try:
@@ -175,10 +174,7 @@ class Vocabulary:
 
     @property
     def byte_ids(self) -> range:
-        """Ids of the bytes 0 ... 255, which spell characters without a piece.
-
-        T5's vocabularies have none.
-        """
+        """Ids of the bytes 0 ... 255, which spell characters without a piece; T5's has none."""
         first = self._processor.piece_to_id("<0x00>")
         return range(0) if first == UNK_ID else range(first, first + _BYTES)
 
@@ -238,19 +234,12 @@ class Vocabulary:
 
     @cached_property
     def languages(self) -> list[str]:
-        """Languages that have a tag, in the order of their ids.
-
-        Tags of a vocabulary that has grown (`m4.data.vocabulary.grow`) are behind its pieces.
-        """
+        """Languages that have a tag, in the order of their ids."""
         return [tag.removeprefix("<2").removesuffix(">") for tag in self._tags if tag != SYNTHETIC]
 
     @property
     def synthetic_id(self) -> int:
-        """The id in front of a source that a model wrote.
-
-        Raises:
-            InputError: The vocabulary was made without such text.
-        """
+        """The id in front of a source that a model wrote. InputError: there is none."""
         if SYNTHETIC not in self._tags:
             raise InputError(f"{self.path}: no piece {SYNTHETIC} for synthetic sources")
         return self._tags[SYNTHETIC]
@@ -317,10 +306,7 @@ def with_plain_tags(model: bytes) -> bytes:
 
 
 class SourceAndTarget:
-    """A vocabulary for sources, which has the tags, and another one for targets.
-
-    Where one vocabulary serves both, a `Vocabulary` has the same methods.
-    """
+    """A vocabulary for sources, which has the tags, and another one for targets: a `Vocabulary`."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
         self.source, self.target = source, target

@@ -11,10 +11,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from m4 import html
-from m4.data import families
 from m4.data.cldr import tags
 from m4.data.directions import key_of, languages_of, pair_of, split_direction
-from m4.data.languages import describe, title_of
+from m4.data.languages import describe, family_of, title_of
 from m4.eval.metrics import bootstrap
 from m4.eval.report import atlas, curves, heat_map, plot
 from m4.eval.report.figures import DARK, LIGHT, OF_PAGE, inline
@@ -406,7 +405,7 @@ def _data_table(
             "code": code,
             "name": name,
             "own_name": own_name,
-            "family": families.family_of(code),
+            "family": family_of(code),
             "search": f"{code} {name} {own_name}".lower(),
             "pairs": pairs,
             "share": pairs / total if total else 0.0,

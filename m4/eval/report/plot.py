@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from m4.data.directions import key_of, pair_of
-from m4.data.families import OTHER, shown
+from m4.data.languages import OTHER, shown_families
 from m4.eval.report.figures import FEW, LIGHT, SIZE, Sheet, blank, halfway, legend, style
 from m4.eval.scoring.delta import METRIC_NAMES, Delta, hollow_means, small_tests
 from m4.eval.scoring.forgetting import Forgotten
@@ -90,7 +90,7 @@ def figure(
 def family_colours(languages: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Returns the family of each language that is shown, 'other' for the rest, and its colour."""
     colours = LIGHT.families
-    families = shown(languages, len(colours) - 1)
+    families = shown_families(languages, len(colours) - 1)
     names = list(dict.fromkeys(families.values()))
     of = {name: colours[-1] if name == OTHER else colours[rank] for rank, name in enumerate(names)}
     return {language: (family, of[family]) for language, family in families.items()}

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from rich.table import Table
 from rich.text import Text
 
-from m4.data.cleaning.chunk import Chunk
-from m4.data.cleaning.keys import code_points
+from m4.data.cleaning.chunk import Chunk, code_points
 from m4.data.cleaning.language_id import NOT_INSTALLED, Py3langid, identifiers_code
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.stages import is_empty

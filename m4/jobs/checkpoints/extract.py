@@ -21,7 +21,7 @@ from m4.data.corpus import CorpusSpec
 from m4.data.directions import base_language, key_of, languages_of, pair_of, split_direction
 from m4.data.preprocess import tag
 from m4.data.sources import SPLITS
-from m4.data.vocabulary.trim import trimmed, used_ids
+from m4.data.vocabulary.pieces import trimmed, used_ids
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding.decode import translations
 from m4.eval.decoding.inference_checkpoint import placed, restore_params

@@ -14,7 +14,7 @@ from m4.data.cache.cache import Cache
 from m4.data.directions import base_language
 from m4.data.preprocess import tag_symbol
 from m4.data.sources.reading.lines import text_lines
-from m4.data.vocabulary.trim import trimmed, used_ids
+from m4.data.vocabulary.pieces import trimmed, used_ids
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.jobs.checkpoints.source_hf import CONFIG, SourceHf, is_hf
 from m4.model.transformer import Transformer

@@ -13,7 +13,7 @@ import numpy as np
 from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.cache.corpus_text import text_file
-from m4.data.cleaning.keys import digests
+from m4.data.cleaning.chunk import digests
 from m4.data.directions import split_direction
 from m4.data.preprocess import tag
 from m4.data.sources import SPLITS

@@ -126,10 +126,9 @@ def test_the_format_is_raised_with_every_change_of_what_a_source_reads(
     source = WRITERS[name](tmp_path, texts)
     read = repr([(key_of(code), split, [tuple(pair) for pair in source.pairs(code, split)])
                  for code in source.language_pairs() for split in SPLITS])  # fmt: skip
-    assert (FORMAT, hashlib.sha256(read.encode()).hexdigest()) == (
-        PINNED[0],
-        READ[name],
-    ), f"{name} reads other pairs out of the same files: raise FORMAT, pin again"
+    assert (FORMAT, hashlib.sha256(read.encode()).hexdigest()) == (PINNED[0], READ[name]), (
+        f"{name} reads other pairs out of the same files: raise FORMAT, pin again"
+    )
 
 
 @pytest.mark.parametrize("layout", stream.LAYOUTS)

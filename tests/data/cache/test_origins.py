@@ -71,11 +71,3 @@ def test_a_cache_knows_file_and_line_of_each_row_in_little_space(tmp_path: Path)
         assert lines(tmp_path / file)[line - 1] == f"{pair.first}  \t{pair.second}"
     assert pair_file(cache.folder, "train", "en-gl", "origin").stat().st_size < 400
     assert cache.origins("en-gl", "dev") == [("gl.dev.0.tsv", 1)]
-
-
-def test_a_source_without_files_has_no_lines(tmp_path: Path) -> None:
-    cache = CorpusSpec(
-        Made({"gl": 40}), vocabulary_size=400, lengths={"inputs": 96, "targets": 96}, workers=1
-    ).build(tmp_path / "data")
-    assert cache.origins("en-gl", "train") is None
-    assert not [*cache.folder.glob("text/*.origin")]

@@ -108,13 +108,6 @@ def test_batches_have_tag_then_mark_and_the_share_that_is_asked_for(cache: Cache
     assert drawn[names.index("gl~bt-en")] / drawn.sum() == pytest.approx(share, abs=0.02)
 
 
-def test_without_other_text_nothing_is_changed(folder: Path, tmp_path: Path) -> None:
-    spec = CorpusSpec(Tsv(folder), languages=["gl", "pt"], vocabulary_size=500)
-    cache = spec.build(tmp_path / "data")
-    assert not any("bt>" in piece for piece in cache.source_vocabulary.pieces)
-    assert cache.directions == ["en-gl", "en-pt", "gl-en", "pt-en"]
-
-
 @pytest.mark.parametrize("mixture", ["english_centric", "from_english", "direct"])
 def test_english_of_a_model_is_a_source(mixture: str, tmp_path: Path) -> None:
     made = Made({"gl": 60, "br": 60})

@@ -122,16 +122,6 @@ def test_they_are_trained_on_in_both_directions(made: Cache) -> None:
     assert made.ledger().count("fr-wo", "train").read == made.size("fr-wo", "train")
 
 
-def test_with_cleaning_and_two_vocabularies(folder: Path, tmp_path: Path) -> None:
-    source = Tsv(str(folder), files="{pair}.{split}.tsv")
-    built = CorpusSpec(source, mixture="any_to_any", vocabulary_size=400,
-                       target_vocabulary_size=350, workers=1).build(tmp_path)  # fmt: skip
-    Stream(built, batch_rows=8).batch(0)
-    small = bilingual(built, "fr-wo", vocabulary_size=350).build(tmp_path / "small")
-    assert [*small.pairs("fr-wo", "train")] == [*built.pairs("fr-wo", "train")]
-    assert small.directions == ["fr-wo", "wo-fr"]
-
-
 def test_a_bilingual_corpus_without_english_has_the_same_recipe(
     made: Cache, tmp_path: Path
 ) -> None:

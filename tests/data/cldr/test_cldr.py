@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from datetime import date
+from itertools import chain
 
 import pytest
 from babel import Locale, dates, localedata, numbers
@@ -59,10 +60,9 @@ def test_no_english_sentence_is_in_two_splits(corpus):
 
 
 def test_held_atoms_are_in_no_training_pair(big):
-    train = big._training("ru").atoms
-    test = {atom for sentence in big._held_out("ru", "test").atoms for atom in sentence}
-    assert not any(held("ru", atom) for atom in train)
-    assert any(held("ru", atom) for atom in test)
+    of_split = {split: {*chain(*big._of("en-ru", split).atoms)} for split in SPLITS}
+    assert not any(held("ru", atom) for atom in of_split["train"])
+    assert any(held("ru", atom) for atom in of_split["test"])
     # One in 16 of about 2,000: 125, with a standard deviation of 11.
     known = [atom for kind in inventory().values() for spec in kind for atom in atoms(spec)]
     share = sum(held("ru", atom) for atom in known) / len(known)
@@ -100,8 +100,8 @@ def test_seen_marks_the_sentences_whose_atoms_are_trained_on(corpus):
     assert all(corpus.subsets("en-gl", "train")["seen"])
     for language in SIZES:
         seen = corpus.subsets(language, "test")["seen"]
-        trained = corpus._training(language).atoms
-        sentences = corpus._held_out(language, "test").atoms
+        trained = {*chain(*corpus._of(language, "train").atoms)}
+        sentences = corpus._of(language, "test").atoms
         assert seen == [all(atom in trained for atom in sentence) for sentence in sentences]
         assert 0 < sum(seen) <= len(seen) == 40
     # More training pairs, more names seen.

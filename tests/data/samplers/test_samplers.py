@@ -42,9 +42,7 @@ BY_FILE: dict[str, list[Sampler]] = {
     ],
     "schedule": [Schedule([(0, temperature, None), (10, uniform, None)])],
     "learned": [Learned(), Learned(start=uniform)],
-    "mixing_rates": [
-        functools.partial(mixing_rates, rates={f"en-l{i}": 2.0 for i in range(30)}),
-    ],
+    "mixing_rates": [functools.partial(mixing_rates, rates={f"en-l{i}": 2.0 for i in range(30)})],
     "kept": [Kept(temperature, (), 0.0)],
     "shares": [Shares({"en-*": 0.5}), Shares({"x-*": 0.2})],
 }

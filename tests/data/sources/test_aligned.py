@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from m4 import config
 from m4.data.sources import Pair
 from m4.data.sources.aligned import Aligned
-from m4.data.testsets import Segment, directions_for, segments_for
+from m4.data.testsets import Segment, segments_for
 from m4.settings import InputError
-from tests.command_line import TINY
 from tests.data.corpora import write
 
 LANGUAGES = ("eng_Latn", "fra_Latn", "spa_Latn", "wol_Latn")
@@ -67,39 +64,3 @@ def test_files_without_split(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert len(source.segments("wo-fr")) == sizes[2]
     write(tmp_path / "web.wo", "another corpus\n")  # without French: no pair
     assert len([*Aligned(tmp_path, "*.{lang}").pairs("fr-wo", "test")]) == 200
-
-
-def test_files_of_unequal_length(tmp_path: Path) -> None:
-    write(made(tmp_path) / "train" / "wol_Latn", "un\n")
-    said = r"train/fra_Latn has 5 lines and \S*train/wol_Latn 1: they are not"
-    for on_bad_line in ("fail", "skip"):
-        with pytest.raises(InputError, match=said):
-            list(Aligned(tmp_path, on_bad_line=on_bad_line).pairs("fra_Latn-wol_Latn", "train"))
-
-
-def test_two_files_of_one_language(tmp_path: Path) -> None:
-    source = Aligned(made(tmp_path, ("en", "eng_Latn", "fra_Latn")), codes={"en": "eng_Latn"})
-    with pytest.raises(InputError, match=r"language code \S* next to \S* of .*both would be 'en'"):
-        source.language_pairs()
-
-
-def test_a_config_of_ten_lines(tmp_path: Path) -> None:
-    """A folder to train on and to test on."""
-    mine = tmp_path / "mine.gin"
-    text = """
-    from m4.data import corpus
-    from m4.data.sources import aligned
-    corpus.CorpusSpec.source = @aligned.Aligned
-    corpus.CorpusSpec.languages = ['fr-wo']
-    aligned.Aligned.folder = %FOLDER
-    aligned.Aligned.codes = {'fr': 'fra_Latn', 'wo': 'wol_Latn'}
-    experiment.Experiment.testsets = {'own': @aligned.Aligned()}
-    """
-    write(mine, f"FOLDER = {str(made(tmp_path / 'text'))!r}{textwrap.dedent(text)}")
-    experiment = config.load([TINY, mine], ["MODEL_DIR = 'x'"]).experiment()
-    spec = experiment.data.corpus
-    assert spec.language_pairs() == ["fr-wo"]
-    assert len([*spec.opened_source.pairs("fr-wo", "train")]) == 5
-    testset = experiment.testsets["own"]
-    assert directions_for("own", testset, ["wo-fr"]) == {"wo-fr": "wo-fr"}
-    assert len(segments_for("own", testset, "wo-fr")) == 3

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from m4.data.sources import Pair
+from m4.data.sources import SPLITS, Pair
 from m4.data.sources.detect import detect
 from m4.data.sources.reading.layout import m4_code
 from m4.settings import InputError
 from tests.data import folders
-from tests.data.corpora import write
+from tests.data.corpora import Texts, texts_of, write, write_files
 
+# What writes a folder, the source that reads it, and the pattern of its files.
 LAYOUTS: dict[str, tuple[Callable[[Path], Path], str, str, str]] = {
     "tsv": (folders.tsv, "tsv.Tsv", "{lang}.{split}.tsv", "fy gl pt"),
     "plain_tsv": (folders.plain_tsv, "tsv.Tsv", "{lang}.tsv", "fy gl pt"),
-    "train_only": (folders.train_only, "tsv.Tsv", "{lang}.train.tsv", "fy gl pt"),
+    "train_only": (
+        lambda folder: folders.whole(folder, "{lang}.train.tsv"),
+        "tsv.Tsv", "{lang}.train.tsv", "fy gl",
+    ),
     "moses": (folders.moses, "moses.Moses", "{split}.{pair}.{side}", "fy gl"),
-    "opus": (folders.opus, "moses.Moses", "{pair}/*.{side}", "fy gl"),
+    "opus": (
+        lambda folder: folders.whole(folder, "en-{lang}/Made.en-{lang}.{side}"),
+        "moses.Moses", "{pair}/*.{side}", "fy gl",
+    ),
     "tmx": (folders.tmx, "tmx.Tmx", "{pair}.tmx", "fy gl"),
-    "json": (folders.json_by_language, "jsonl.Jsonl", "{lang}.{split}.jsonl", "fy gl"),
+    "json": (
+        lambda folder: write_files(folder, "{lang}.{split}.jsonl", folders.texts("gl fy")),
+        "jsonl.Jsonl", "{lang}.{split}.jsonl", "fy gl",
+    ),
     "json_mixed": (folders.json_mixed, "jsonl.Jsonl", "*.jsonl", "fy gl"),
     "json_many": (folders.json_many, "jsonl.Jsonl", "{split}.jsonl", "fy gl"),
     "po": (folders.po, "gettext.Gettext", "{lang}.po", "fy gl"),
@@ -163,7 +174,7 @@ NAMES: dict[str, tuple[str, str, str, str]] = {
     "WMT, names": ("{split}/news-{lang}.{side}", "en", "de cs", "training dev test"),
     "FLORES-200": ("{split}/{side}.{split}", "eng_Latn", "glg_Latn fry_Latn", "train dev devtest"),
     "FLORES-101": ("{split}/{side}.{split}", "eng", "glg fry", "train dev devtest"),
-    "Tatoeba Challenge": ("eng-{lang}/{split}.{srctrg}.gz", "eng", "glg fry", "train dev test"),
+    "Tatoeba Challenge": ("eng-{lang}/{split}.{place}.gz", "eng", "glg fry", "train dev test"),
     "IWSLT": ("{lang}-en/{split}.{lang}-en.{side}", "en", "de fr", "train dev2010 tst2010"),
     "underscores": ("{lang}_{split}.tsv", "en", "gl fy pt_BR", "train dev test"),
     "in front": ("{split}_{lang}.tsv", "en", "gl fy", "train valid test"),
@@ -179,38 +190,19 @@ NAMES: dict[str, tuple[str, str, str, str]] = {
 }  # fmt: skip
 
 
-def named(folder: Path, name: str, english: str, code: str, word: str) -> list[Pair]:
-    """Writes a language's file or files of a split; returns their pairs."""
-    found = [Pair(f"the {word} sentence {n}", f"{code} {word} {n} oración") for n in range(20)]
-    places = {"lang": code, "split": word}
-    if name.endswith(".jsonl"):
-        rows = (json.dumps({"translation": {english: e, code: f}}) for e, f in found)
-        write(folder / name.format(**places), "".join(f"{row}\n" for row in rows))
-    elif ".tsv" in name:
-        write(folder / name.format(**places), "".join(f"{e}\t{f}\n" for e, f in found))
-    else:
-        for side, as_place, lines in zip(
-            (english, code), ("src", "trg"), zip(*found, strict=True), strict=True
-        ):
-            path = folder / name.format(**places, side=side, srctrg=as_place)
-            write(path, "".join(f"{line}\n" for line in lines))
-    return found
-
-
 @pytest.mark.parametrize("corpus", NAMES)
 def test_official_splits_are_found(tmp_path: Path, corpus: str) -> None:
     name, english, languages, words = NAMES[corpus]
-    wanted = {
-        (m4_code(code), split): named(tmp_path, name, english, code, word)
-        for code in languages.split()
-        for split, word in zip(("train", "dev", "test"), words.split(), strict=True)
-    }
+    texts: Texts = {code: {} for code in languages.split()}
+    for code, split in itertools.product(texts, SPLITS):
+        texts[code][split] = [Pair(f"the {split} {n}", f"{code} {split} {n} a") for n in range(20)]
+    write_files(tmp_path, name, texts, english, dict(zip(SPLITS, words.split(), strict=True)))
     if corpus == "Tatoeba Challenge":
         write(tmp_path / "eng-glg" / "train.id.gz", "1\n")
     found = detect(str(tmp_path))
     assert found.by_hash == ()
     opened = found.opened(str(tmp_path))
-    assert {(code, split): [*opened.pairs(code, split)] for code, split in wanted} == wanted
+    assert texts_of(opened) == {m4_code(code): of for code, of in texts.items()}
 
 
 REFUSED: dict[str, tuple[str, str]] = {
@@ -250,7 +242,6 @@ def test_a_split_that_is_not_used_as_such_is_one_line(tmp_path: Path, case: str)
 
 def test_training_text_alone_is_split_by_hash(tmp_path: Path) -> None:
     """Europarl's names."""
-    for code in ("es", "de"):
-        named(tmp_path, "europarl-v7.{lang}-en.{side}", "en", code, "any")
+    folders.whole(tmp_path, "europarl-v7.{lang}-en.{side}")
     found = detect(str(tmp_path))
     assert (found.files, found.by_hash) == ("*.{pair}.{side}", ("dev", "test"))

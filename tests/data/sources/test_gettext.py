@@ -8,8 +8,7 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po as babels_read_po
 
 from m4.data.sources import SPLITS, Pair
-from m4.data.sources.catalogues import CatalogueError, read_po
-from m4.data.sources.gettext import Gettext, placeholders, strip_mnemonics
+from m4.data.sources.gettext import CatalogueError, Gettext, placeholders, read_po, strip_mnemonics
 from tests.data.corpora import write
 
 HEADER = r"""# Galician translation.
@@ -140,12 +139,6 @@ def test_options(tmp_path: Path) -> None:
     dropped = pairs(catalogue(tmp_path, placeholders="drop"))
     assert not [pair for pair in dropped if "%s" in pair.first]
     assert Pair("100 % of the R&D", "O 100 % da I+D") in dropped
-    with pytest.raises(ValueError, match=r"Gettext\.placeholders = .*one of same, drop, keep"):
-        catalogue(tmp_path, placeholders="none")
-    with pytest.raises(
-        ValueError, match=r"Gettext\.files = 'x\.po': must be a pattern with \{lang\}"
-    ):
-        catalogue(tmp_path, files="x.po")
 
 
 def test_mo_has_the_same_pairs_as_po(tmp_path: Path) -> None:

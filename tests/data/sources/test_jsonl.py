@@ -64,12 +64,3 @@ def test_a_field_of_languages(tmp_path: Path) -> None:
         ("all.jsonl", "the language is English"): 1,
         ("all.jsonl", "no language code in the language's field"): 1,
     }
-
-
-def test_fields_must_tell_english_and_the_language(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"or Jsonl\.english_field must be set"):
-        Jsonl(tmp_path, translation_field="target")
-    with pytest.raises(ValueError, match=r"a pattern with \{lang\} or .*Jsonl\.language_field"):
-        Jsonl(tmp_path, files="{split}.jsonl", translation_field="target", english_field="source")
-    with pytest.raises(ValueError, match=r"in its last part"):
-        Jsonl(tmp_path, translation_field="{lang}.text")

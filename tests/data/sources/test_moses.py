@@ -9,15 +9,6 @@ from m4.data.sources.moses import Moses
 from tests.data.corpora import write
 
 
-def test_line_counts_must_agree(tmp_path: Path) -> None:
-    write(tmp_path / "train.en-gl.en", "one\ntwo\nthree\n")
-    write(tmp_path / "train.en-gl.gl", "un\ndous\n")
-    for on_bad_line in ("fail", "skip"):
-        with pytest.raises(ValueError, match=r"en has 3 lines and \S*train\.en-gl\.gl 2: ") as e:
-            list(Moses(tmp_path, on_bad_line=on_bad_line).pairs("en-gl", "train"))
-        assert "\n" not in str(e.value)
-
-
 def test_several_corpora_of_a_pair_in_either_order(tmp_path: Path) -> None:
     write(tmp_path / "B.en-gl.en.gz", "from B\n")
     write(tmp_path / "B.en-gl.gl", "de B\n")
@@ -70,22 +61,3 @@ def test_missing_sides_and_files_twice(tmp_path: Path) -> None:
     write(tmp_path / "train.en-gl.en.gz", "one\n")
     with pytest.raises(ValueError, match=r"train\.en-gl\.en(\.gz)? is there too"):
         Moses(tmp_path).language_pairs()
-
-
-def test_a_pattern_must_say_side_and_split(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Moses\.files = .*: must be a pattern with \{side\}"):
-        Moses(tmp_path, files="{split}.{pair}")
-    with pytest.raises(ValueError, match=r"must be a pattern with \{split\}, or dev_every"):
-        Moses(tmp_path, files="{pair}.{side}")
-    with pytest.raises(ValueError, match=r"a pattern without \{split\} where dev_every"):
-        Moses(tmp_path, test_every=9)
-    with pytest.raises(ValueError, match=r"a pattern of \{lang\}, .* not \{langs\}"):
-        Moses(tmp_path, files="{langs}.{split}.{side}")
-    with pytest.raises(ValueError, match=r"must be a path below Moses\.folder"):
-        Moses(tmp_path, files="../{pair}.{split}.{side}")
-    with pytest.raises(ValueError, match=r"of train .needed., dev and test"):
-        Moses(tmp_path, splits={"train": "train", "valid": "dev"})
-    with pytest.raises(ValueError, match=r"of train .needed., dev and test"):
-        Moses(tmp_path, splits={"dev": "dev"})
-    with pytest.raises(ValueError, match=r"a dictionary of different values"):
-        Moses(tmp_path, codes={"zh": "zh_CN", "yue": "zh_CN"})

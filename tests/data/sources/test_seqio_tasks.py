@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from m4.data.stream.batches import evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.data.vocabulary.vocabulary import train
 from m4.settings import InputError, SettingError
+from tests.data.arrays import Ids, pairs_of
 from tests.data.corpus import Made
 
 pytestmark = [
@@ -73,32 +75,15 @@ def of_seqio(seqio: Any, name: str, split: str, lengths: Any = None) -> list[Any
     ]
 
 
-def of_batches(batches: Any) -> list[Any]:
-    """(inputs, targets, direction) of every segment."""
-    found = []
-    for batch in batches:
-        for row in range(len(batch["encoder_segment_ids"])):
-            for segment in range(1, batch["encoder_segment_ids"][row].max() + 1):
-                inputs = batch["encoder_segment_ids"][row] == segment
-                targets = batch["decoder_segment_ids"][row] == segment
-                ids = batch["decoder_target_tokens"][row][targets]
-                before = batch["decoder_input_tokens"][row][targets]
-                assert before.tolist() == [0, *ids[:-1].tolist()]
-                found.append(
-                    (
-                        tuple(batch["encoder_input_tokens"][row][inputs].tolist()),
-                        tuple(ids.tolist()),
-                        int(batch["direction_ids"][row][targets][0]),
-                    )
-                )
-    return found
+def ids_in(batches: Iterable[Any]) -> list[Ids]:
+    return [(source, target) for batch in batches for _, source, target in pairs_of(batch)]
 
 
 @pytest.mark.parametrize("task", ["made_en_gl", "made_gl_en"])
 def test_ids_are_those_of_seqio(seqio: Any, cache: Cache, task: str) -> None:
     for split, theirs in (("dev", "validation"), ("test", "test")):
-        found = of_batches(evaluation_batches(cache, TASKS[task], split, 5))
-        assert [pair[:2] for pair in found] == of_seqio(seqio, task, theirs)
+        found = ids_in(evaluation_batches(cache, TASKS[task], split, 5))
+        assert found == of_seqio(seqio, task, theirs)
     assert cache.size("en-pt", "dev") == 0, "the task has no such split, its mixture has"
 
 
@@ -121,14 +106,14 @@ def test_shares_and_epochs_are_those_of_the_mixture(seqio: Any, cache: Cache, la
     assert rates == pytest.approx({"en-pt": 20 / 24, "en-gl": 3 / 24, "en-from_gl": 1 / 24})
     phases = mixing.phases(cache, mixing_rates)
     stream = Stream(cache, phases=phases, batch_rows=16, layout=layout)
-    drawn = of_batches(stream.batch(step) for step in range(128))
-    count = Counter(stream.directions[number] for *_, number in drawn)
+    drawn = [pair for step in range(128) for pair in pairs_of(stream.batch(step))]
+    count = Counter(stream.directions[number] for number, *_ in drawn)
     for direction, rate in rates.items():
         # 4 sigma of a binomial draw; m4's blocks are closer
         assert abs(count[direction] - rate * len(drawn)) < 4 * (len(drawn) * rate) ** 0.5
     for task, direction in TASKS.items():
         own = Counter(of_seqio(seqio, task, "train"))
-        seen = [tuple(pair[:2]) for pair in drawn if stream.directions[pair[2]] == direction]
+        seen = [(s, t) for of, s, t in drawn if stream.directions[of] == direction]
         assert set(seen) <= set(own)
         # All come once before any comes twice, after every step.
         assert len(seen) > own.total()
@@ -136,31 +121,11 @@ def test_shares_and_epochs_are_those_of_the_mixture(seqio: Any, cache: Cache, la
         assert max(times) - min(times) <= 1, direction
 
 
-@pytest.mark.parametrize("layout", ["packed", "single"])
-def test_a_later_step_and_other_hosts_have_the_same_batches(cache: Cache, layout: str) -> None:
-    """A stream that begins at step 7 continues the first one, on 1, 2 and 4 hosts."""
-
-    def stream() -> Stream:
-        phases = mixing.phases(cache, mixing_rates)
-        return Stream(cache, phases=phases, batch_rows=16, layout=layout)
-
-    first, later = stream(), stream()
-    whole = [first.batch(step) for step in range(10)]
-    for step in range(7, 10):
-        for hosts in (1, 2, 4):
-            parts = [later.batch(step, (host, hosts)) for host in range(hosts)]
-            for name, rows in whole[step].items():
-                joined = np.concatenate([part[name] for part in parts])
-                np.testing.assert_array_equal(joined, rows)
-    assert len({batch["encoder_input_tokens"].tobytes() for batch in whole}) == len(whole)
-
-
 def test_lengths_cut_as_in_seqio(seqio: Any, tmp_path: Path) -> None:
     lengths = {"inputs": 20, "targets": 12}  # shorter than nearly all
     made = spec(task_feature_lengths=lengths).build(tmp_path / "c")
-    found = of_batches(evaluation_batches(made, "en-gl", "train", 8))
     wanted = of_seqio(seqio, "made_en_gl", "train", lengths)
-    assert [pair[:2] for pair in found] == wanted
+    assert ids_in(evaluation_batches(made, "en-gl", "train", 8)) == wanted
     assert Counter(len(inputs) for inputs, _ in wanted)[20] > 30
 
 
@@ -174,8 +139,7 @@ def test_what_is_not_cut_and_too_long_is_dropped_and_counted(seqio: Any, tmp_pat
         for pair in of_seqio(seqio, "made_en_gl", "train")
         if len(pair[0]) <= 40 and len(pair[1]) <= 48
     ]
-    found = of_batches(evaluation_batches(short, "en-made_en_gl", "train", 8))
-    assert [pair[:2] for pair in found] == wanted
+    assert ids_in(evaluation_batches(short, "en-made_en_gl", "train", 8)) == wanted
     assert 0 < len(wanted) < 40
     count = short.ledger().count("en-made_en_gl", "train")
     assert count.dropped == {"pieces: too long": 40 - len(wanted)}
@@ -269,6 +233,9 @@ def test_an_identity_changes_with_what_decides_the_ids(
         path.write_text(text)
 
 
+OF_CORPUS = {"mixture", "segmentations", "target_vocabulary_size"}
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -284,27 +251,22 @@ def test_an_identity_changes_with_what_decides_the_ids(
         ({"splits": {"dev": "train"}}, r"SeqioTasks\.splits.*train \(needed\)"),
         ({"splits": {"train": "all"}}, r"has no split 'all', it has train"),
         ({"name": "made_uncounted"}, r"rate of the task made_bytes needs.*num_input_examples"),
-    ],
-)
-def test_mistakes_are_one_line(seqio: Any, settings: Any, said: str) -> None:
-    given = {"name": "made_all", "mixture_or_task_module": MODULE, **settings}
-    with pytest.raises(InputError, match=said) as raised:
-        CorpusSpec(SeqioTasks(given.pop("name"), **given), mixture="from_english").settings()
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
         ({"mixture": "english_centric"}, r"mixture = 'english_centric': must be 'from_english'"),
         ({"segmentations": 2}, r"segmentations = 2: must be 1"),
         ({"target_vocabulary_size": 400}, r"target_vocabulary_size = 400: must be None"),
     ],
 )
-def test_settings_that_ids_do_not_have(seqio: Any, settings: Any, said: str) -> None:
-    source = SeqioTasks("made_all", MODULE)
-    with pytest.raises(InputError, match=said):
-        CorpusSpec(source, **{"mixture": "from_english", **settings}).settings()
+def test_mistakes_are_one_line(seqio: Any, settings: Any, said: str) -> None:
+    given = {"name": "made_all", "mixture_or_task_module": MODULE, **settings}
+    of_corpus = {name: given.pop(name) for name in OF_CORPUS & given.keys()}
+
+    def settings_of() -> Any:
+        source = SeqioTasks(given.pop("name"), **given)
+        return CorpusSpec(source, **{"mixture": "from_english", **of_corpus}).settings()
+
+    with pytest.raises(InputError, match=said) as raised:
+        settings_of()
+    assert "\n" not in str(raised.value)
 
 
 def test_metrics_of_a_task_are_called(seqio: Any) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from m4 import config
 from m4.data.sources import Pair
 from m4.data.sources.tmx import Tmx
 from m4.settings import InputError
-from tests.command_line import TINY
 from tests.data.corpora import tmx_of, write
 
 
@@ -27,23 +24,6 @@ def test_a_file_a_pair_also_compressed(tmp_path: Path) -> None:
     # The third <tu> starts in line 6 + 2 * 5: a text has a line end, so a unit has five lines.
     assert source.reading.origin == ("fr-wo.tmx.gz", 16)
     assert [*source.pairs("en-pt", "train")] == [Pair("red", "vermelho")]
-
-
-def test_a_config_of_ten_lines(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.gin"
-    text = """
-    from m4.data import corpus
-    from m4.data.sources import tmx
-    corpus.CorpusSpec.source = @tmx.Tmx
-    tmx.Tmx.folder = %FOLDER
-    tmx.Tmx.files = '*.{pair}.tmx'
-    tmx.Tmx.dev_every = 100
-    tmx.Tmx.test_every = 100
-    """
-    write(mine, f"FOLDER = {str(tmp_path / 'text')!r}{textwrap.dedent(text)}")
-    write(tmp_path / "text" / "Europarl.fr-wo.tmx.gz", tmx_of("fr", "wo", [Pair("a", "b")]))
-    spec = config.load([TINY, mine], ["MODEL_DIR = 'x'"]).experiment().data.corpus
-    assert spec.language_pairs() == ["fr-wo"]
 
 
 def test_a_territory_matters_where_there_are_two(tmp_path: Path) -> None:
@@ -94,8 +74,3 @@ def test_a_doctype_alone_is_read(tmp_path: Path) -> None:
     text = ONE.replace("<tmx", '<!DOCTYPE tmx SYSTEM "x.dtd">\n<tmx', 1)
     write(tmp_path / "en-gl.train.tmx", text)
     assert [*Tmx(tmp_path).pairs("gl", "train")] == [Pair("a", "b")]
-
-
-def test_a_pattern_must_say_the_languages(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"Tmx\.files = .*: must be a pattern with \{lang\} or"):
-        Tmx(tmp_path, files="{split}.tmx")

@@ -81,22 +81,6 @@ def test_languages_and_missing_files(tmp_path: Path) -> None:
         list(Tsv(tmp_path).pairs("en-eo", "train"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"on_bad_line": "ignore"}, r"'ignore': must be one of fail, skip"),
-        (
-            {"files": "{split}.tsv"},
-            r"Tsv\.files = '\{split\}\.tsv': must be a pattern",
-        ),
-        ({"max_line_bytes": 0}, r"Tsv\.max_line_bytes = 0"),
-    ],
-)
-def test_bad_arguments(tmp_path: Path, arguments: dict, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Tsv(tmp_path, **arguments)
-
-
 def test_a_folder_called_like_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "gl.train.tsv").mkdir()
     for read in (Tsv.identity, lambda source: list(source.pairs("en-gl", "train"))):

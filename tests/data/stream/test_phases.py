@@ -11,7 +11,7 @@ from m4.data.cache.cache import Cache
 from m4.data.directions import pair_of
 from m4.data.samplers import Phase
 from m4.data.stream.stream import LAYOUTS, Stream
-from tests.data.stream.test_stream import pairs_of, same
+from tests.data.arrays import pairs_of, same
 
 FIRST = {"en-gl": 0.5, "en-pt": 0.5}
 SECOND = {"en-pt": 0.2, "sr_Latn-en": 0.8, "en-gl": 0.0}

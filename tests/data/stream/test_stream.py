@@ -10,50 +10,19 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
-from m4.data.directions import split_direction
-from m4.data.preprocess import EOS_ID, source_ids, target_ids
+from m4.data.preprocess import EOS_ID
 from m4.data.samplers import Phase
 from m4.data.samplers.temperature import temperature
 from m4.data.stream.stream import LAYOUTS, Stream
+from tests.data.arrays import Ids, of_text, pairs_of, same
 from tests.data.arrays import tokens as tokens_of
 from tests.data.corpus import Made
 
 
-def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
-
-
-def pairs_of(batch: dict[str, np.ndarray]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """(direction, source ids, target ids) of every segment."""
-    found = []
-    for row in range(len(batch["encoder_input_tokens"])):
-        source_segments = batch["encoder_segment_ids"][row]
-        target_segments = batch["decoder_segment_ids"][row]
-        assert source_segments.max() == target_segments.max()
-        for segment in range(1, source_segments.max() + 1):
-            inside = target_segments == segment
-            (direction,) = set(batch["direction_ids"][row][inside].tolist())
-            of_source = batch["encoder_direction_ids"][row][source_segments == segment]
-            assert set(of_source.tolist()) == {direction}
-            source = batch["encoder_input_tokens"][row][source_segments == segment]
-            target = batch["decoder_target_tokens"][row][inside]
-            found.append((direction, tuple(source.tolist()), tuple(target.tolist())))
-    return found
-
-
 @pytest.fixture(scope="module")
-def texts(made_cache: Cache) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """Direction -> (source ids, target ids) of its training pairs, made from the text."""
-    found = {}
-    for direction in made_cache.directions:
-        source, target = split_direction(direction)
-        code = target if source == "en" else source
-        english, translation = zip(*made_cache.pairs(code, "train"), strict=True)
-        sides = (english, translation) if source == "en" else (translation, english)
-        vocabulary = made_cache.vocabulary
-        ids = source_ids(vocabulary, sides[0], target, 96), target_ids(vocabulary, sides[1], 96)
-        found[direction] = [(tuple(s), tuple(t)) for s, t in zip(*ids, strict=True)]
-    return found
+def texts(made_cache: Cache) -> dict[str, list[Ids]]:
+    """Direction -> the ids of its training pairs."""
+    return {name: of_text(made_cache, name, "train") for name in made_cache.directions}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -190,29 +159,6 @@ def test_each_epoch_has_its_way_to_tokenize(made: Made, tmp_path: Path) -> None:
     assert found[0] == found[3]
 
 
-def test_a_mixture_with_separate_vocabularies(made: Made, tmp_path: Path) -> None:
-    """To English only: there are no English sources and no targets in other languages."""
-    spec = CorpusSpec(
-        made,
-        ["gl", "pt"],
-        "to_english",
-        {"inputs": 96, "targets": 96},
-        vocabulary_size=400,
-        target_vocabulary_size=300,
-        workers=1,
-    )
-    cache = spec.build(tmp_path / "cache")
-    stream = Stream(cache, batch_rows=8)
-    known = set()
-    for code in ("gl", "pt"):
-        english, translation = zip(*cache.pairs(code, "train"), strict=True)
-        sources = source_ids(cache.source_vocabulary, translation, "en", 96)
-        targets = target_ids(cache.target_vocabulary, english, 96)
-        known |= {(tuple(s), tuple(t)) for s, t in zip(sources, targets, strict=True)}
-    for step in range(5):
-        assert {(s, t) for _, s, t in pairs_of(stream.batch(step))} <= known
-
-
 def test_memory_that_is_let_go_is_read_again(
     made_cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,16 +207,10 @@ def test_a_damaged_cache_is_an_error(made_cache: Cache, tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"directions": ["en-gl", "en-eo"]}, "no rate for en-eo; there are rates for en-gl"),
-        (
-            {"directions": ["en-eo"], "phases": {"en-eo": 1.0}},
-            "no pair en-eo; it has en-gl, en-pt",
-        ),
+        ({"directions": ["en-eo"], "phases": {"en-eo": 1.0}}, "no pair en-eo; it has en-gl, en-pt"),
         ({"source_length": 10}, r"Stream\.source_length = 10: must be at least \d+, as a training"),
         ({"batch_rows": 0}, r"Stream\.batch_rows = 0"),
-        (
-            {"layout": "padded"},
-            r"Stream\.layout = 'padded': must be one of packed",
-        ),
+        ({"layout": "padded"}, r"Stream\.layout = 'padded': must be one of packed"),
     ],
 )
 def test_errors(made_cache: Cache, settings: dict[str, Any], said: str) -> None:

@@ -37,8 +37,7 @@ ANY = st.lists(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=12)
 
 @settings(deadline=None)
 @given(
-    texts=st.lists((ANY | FEW).map(lambda text: re.sub("[\t\n]", "", text))),
-    cut=st.integers(0, 20),
+    texts=st.lists((ANY | FEW).map(lambda text: re.sub("[\t\n]", "", text))), cut=st.integers(0, 20)
 )
 def test_a_range_is_its_lines(
     made_cache: Cache, tmp_path_factory: pytest.TempPathFactory, texts: list[str], cut: int
@@ -49,7 +48,7 @@ def test_a_range_is_its_lines(
     lines = [f"{text}\n".encode() for text in texts]
     path.write_bytes(b"".join(lines))
     cut = len(b"".join(lines[:cut]))
-    tokenizer = RangeTokenizer([TokenArray("first", "first", vocabulary.path, 9)], 1, None)
+    tokenizer = RangeTokenizer([TokenArray("first", vocabulary.path, 9)], 1, None)
     spans = (0, cut), (cut, path.stat().st_size)
     parts = [tokenizer(TextRange(path, start, stop, train=True))[""] for start, stop in spans]
     found = Ragged.joined([way for ways in parts for way in ways])

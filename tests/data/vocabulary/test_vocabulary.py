@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m4.data.cache.cache import Cache
-from m4.data.normalization import FORMS, Form, normalised
+from m4.data.preprocess import FORMS, Form, normalised
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
 from tests.data.corpus import Made
@@ -91,9 +91,7 @@ def test_text_of_all_scripts_comes_back(
         assert of.decode(of.encode_targets(texts)) == [normalised(text) for text in texts]
 
 
-def test_signs_that_sentencepiece_reserves_leave_no_text_out(
-    world: dict[str, Vocabulary],
-) -> None:
+def test_signs_that_sentencepiece_reserves_leave_no_text_out(world: dict[str, Vocabulary]) -> None:
     # The line with these signs has been trained on: its words have pieces, the signs bytes.
     assert {"░", "⁇"} <= {*"".join(world["nfc"].pieces)}
     assert not {"▅", "\ufdd0"} & {*"".join(world["nfc"].pieces)}

@@ -33,6 +33,7 @@ COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 # What holds files, and what is compressed in another way: no text, also where it can be decoded.
 _ARCHIVE = re.compile(r"\.(zip|7z|rar|tar|tgz|tbz2?|txz|Z|lz4?|br|lzma)(\.\w+)?$")
 _CHUNK_BYTES = 1 << 20
+_MOST_FILES = 200_000  # of a folder that is looked through
 # A piece of a .zst file is unpacked at once, to up to 32,768 times its size.
 _ZST_PIECE_BYTES = 1 << 13
 # A file may change twice within one tick of its clock; remote clocks tick in seconds.
@@ -60,6 +61,19 @@ def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
     if not there:
         raise SettingError(setting, os.fspath(folder), "a folder that exists")
     return path
+
+
+def names_below(
+    folder: epath.Path, depth: int, before: str = ""
+) -> Iterator[tuple[str, epath.Path]]:
+    """Yields the names of files below a folder, and their paths, without hidden ones."""
+    for path in sorted(folder.iterdir())[:_MOST_FILES]:
+        if path.name.startswith("."):
+            continue
+        if not path.is_dir():
+            yield f"{before}{path.name}", path
+        elif depth > 1:
+            yield from names_below(path, depth - 1, f"{before}{path.name}/")
 
 
 def unpacked(name: str) -> str:

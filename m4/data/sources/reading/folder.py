@@ -2,10 +2,14 @@
 
 import abc
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from etils import epath
@@ -15,10 +19,72 @@ from m4.data.sources import SPLITS, Pair, Shard
 from m4.data.sources.reading.files import digest, folder_at, lines
 from m4.data.sources.reading.layout import File, FileLayout, named, said_splits
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Tally, side_by_side
-from m4.data.sources.reading.spool import Spool
 from m4.data.splits import HashSplit
 from m4.settings import Between, InputError, OneOf, SettingError
 
+_KEPT_CHARACTERS = 1 << 24
+
+
+class Spool:
+    """One file for two languages and a split, in a temporary folder that goes with the object."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str, Pair]], reading: Reading) -> None:
+        """Reads all (languages, split, texts); the order within two languages stays.
+
+        `reading` is of these pairs: its `origin` and `tallies` follow `pairs` here, too.
+        """
+        self._reading, before = reading, {**reading.tallies}
+        self._folder = Path(tempfile.mkdtemp(prefix="m4-pairs-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._numbers: dict[tuple[str, str], int] = {}
+        kept: dict[tuple[str, str], list[str]] = {}
+        self._files: dict[str, int] = {}
+        characters = 0
+        for pair, split, texts in pairs:
+            name, number = reading.origin
+            file = self._files.setdefault(name, len(self._files))
+            line = f"{texts.first}\t{texts.second}\t{file}\t{number}\n"
+            kept.setdefault((pair, split), []).append(line)
+            characters += len(line)
+            if characters > _KEPT_CHARACTERS:
+                self._write(kept)
+                characters = 0
+        self._write(kept)
+        self._tallies = {n: t for n, t in reading.tallies.items() if before.get(n) is not t}
+
+    def _write(self, kept: dict[tuple[str, str], list[str]]) -> None:
+        # Opened again every time: hundreds of pairs are more files than may be open at once.
+        for key, found in kept.items():
+            self._numbers.setdefault(key, len(self._numbers))
+            with self._file(key).open("a", encoding="utf-8", newline="\n") as file:
+                file.writelines(found)
+        kept.clear()
+
+    def _file(self, key: tuple[str, str]) -> Path:
+        return self._folder / str(self._numbers[key])
+
+    def language_pairs(self) -> list[str]:
+        """Returns the pairs of languages with training text: English first, sorted."""
+        return sorted((p for p, split in self._numbers if split == "train"), key=in_order)
+
+    def pairs(self, pair: str, split: str) -> Iterator[Pair]:
+        """Yields the sentence pairs of two languages and a split."""
+        self._reading.tallies.update(self._tallies)
+        if (pair, split) not in self._numbers:
+            return
+        with self._file((pair, split)).open(encoding="utf-8", newline="\n") as file:
+            names = [*self._files]
+            for line in file:
+                first, second, name, number = line.removesuffix("\n").split("\t")
+                self._reading.origin = (names[int(name)], int(number))
+                yield Pair(first, second)
+
+
+# Fields of which a pattern must have one, those that it must not have, and both in words.
+FilesRule = tuple[set[str], set[str], str]
+LANGUAGE_OR_PAIR: FilesRule = (
+    {"lang", "pair"}, {"side"}, "a pattern with {lang} or {pair}, without {side}"
+)  # fmt: skip
 # One sentence in so many is dev, or test; 0 is none.
 Every = Annotated[int, Between(0, 10**9)]
 
@@ -48,6 +114,7 @@ class Folder(abc.ABC):
     names_say_splits: ClassVar[bool] = True  # words such as test in names of files are splits
     unit: ClassVar[str] = "line"  # what is numbered in a file
     one_language: ClassVar[bool] = False  # a file has one language; without splits it is test
+    files_rule: ClassVar[FilesRule] = (set(), set(), "")
 
     folder: str | os.PathLike[str]
     files: str
@@ -67,6 +134,10 @@ class Folder(abc.ABC):
         self.layout = FileLayout(
             owner, path, self.files, self.english, self.splits, self.codes, self.one_language
         )
+        needed, refused, allowed = self.files_rule
+        fields = self.layout.fields
+        if refused & fields or (needed and not needed & fields):
+            raise SettingError(f"{owner}.files", self.files, allowed)
         every = {"dev": self.dev_every, "test": self.test_every}
         self._hashed = {split for split, one in every.items() if one}
         named = {*self.layout.splits} if "split" in self.layout.fields else set()
@@ -89,8 +160,6 @@ class Folder(abc.ABC):
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         """Yields the sentence pairs of two languages in the order of files' names and lines.
 
-        Languages without files of a split have no such pairs.
-
         Raises:
             InputError: There is no such pair; a line is bad and on_bad_line is "fail".
         """
@@ -98,11 +167,7 @@ class Folder(abc.ABC):
             yield from shard.pairs()
 
     def shards(self, pair: str, split: str) -> list[Shard]:
-        """Returns a shard a file, or one where files have several pairs of languages.
-
-        Raises:
-            InputError: There is no such pair.
-        """
+        """Returns a shard a file, or one of all. InputError: there is no such pair."""
         assert split in SPLITS, split
         pair, by_name = pair_of(pair), self.layout.names_language
         files = self._files_of(pair) if by_name else []
@@ -149,8 +214,13 @@ class Folder(abc.ABC):
         return [file for file in self._files if file.pair == pair]
 
     def _pairs_of(self, file: File) -> Iterator[tuple[str, Pair]]:
+        found = False
         with self.reading.of(file.name, file.path, self.unit) as tally:
-            yield from self._read(file, tally)
+            for one in self._read(file, tally):
+                found = True
+                yield one
+            if file.split == "train" and file.codes and not found:
+                raise InputError(f"{file.path}: {tally.nothing()}")
 
     def _zipped(self, first: File, second: File, tally: Tally) -> Iterator[Pair]:
         """Yields the sentence pairs of two files, line by line."""

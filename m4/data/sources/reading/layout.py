@@ -162,11 +162,7 @@ class FileLayout:
             if len(inverse) < len(given):
                 raise SettingError(f"{owner}.{name}", given, "a dictionary of different values")
         if "train" not in self.splits or not set(self.splits) <= set(SPLITS):
-            raise SettingError(
-                f"{owner}.splits",
-                self.splits,
-                "of train (needed), dev and test",
-            )
+            raise SettingError(f"{owner}.splits", self.splits, "of train (needed), dev and test")
         fields = {field for field, star in _FIELD.findall(pattern) if not star}
         if wrong := sorted(fields.difference(_FIELDS)):
             known = ", ".join(f"{{{field}}}" for field in _FIELDS)
@@ -306,10 +302,7 @@ class FileLayout:
         )
 
     def _known(self, code: str) -> bool:
-        """Returns whether a code in a pair's name is a language; English may stand next to any.
-
-        A variant of English is none, but a model's English ("en~bt") is a text of its own.
-        """
+        """Returns whether a code is a language: no variant of English, but a model's ("en~bt")."""
         known = code in self.codes.values() or bool(describe(code).script)
         return known and ("~" in code or not is_english(code))
 

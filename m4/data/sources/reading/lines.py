@@ -56,10 +56,7 @@ _NO_SENTENCE = re.compile(f"[{_CONTROL}{_SURROGATE}]")
 
 
 def plain(text: str) -> str:
-    """Puts a text right that cannot be left out, as `Tally.pair` does.
-
-    Characters for which a pair is left out become blanks.
-    """
+    """Puts a text right as `Tally.pair` does; blanks stand for what a pair is left out for."""
     if not text.isprintable():
         for _, pattern, instead in _PUT_RIGHT:
             text = pattern.sub(instead, text)
@@ -103,11 +100,7 @@ def text_lines(path: epath.Path, most_bytes: int, shown: str = "") -> Iterator[s
 
 
 def side_by_side(files: Mapping[epath.Path, Iterable[Line]]) -> Iterator[tuple[Line, ...]]:
-    """Yields line n of every file together.
-
-    Raises:
-        InputError: The files have different numbers of lines; at their end, to name the numbers.
-    """
+    """Yields line n of every file together. InputError, at the end: they are of unequal length."""
     counts = [0] * len(files)
     for row in zip_longest(*files.values()):
         for place, line in enumerate(row):
@@ -154,11 +147,9 @@ class Reading:
 
     @contextmanager
     def of(self, name: str, path: object, unit: str = "line") -> Iterator[Tally]:
-        """Counts one reading of a file; at its end the counts replace earlier ones.
+        """Counts one reading of a file, called `name` in `tallies`, where `unit` is numbered.
 
-        Args:
-            name: The file in `tallies`.
-            unit: What is numbered in the file.
+        At its end the counts replace earlier ones.
         """
         tally = Tally(self, name + packing(path), path, unit)
         yield tally

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from m4.data.sources import Pair
+from m4.data.sources.aligned import Aligned
+from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
+from m4.data.sources.tmx import Tmx
 from m4.data.sources.tsv import Tsv
+from tests.data.corpora import write
 
 
 def test_two_codes_of_one_language_are_an_error_with_both_files(tmp_path: Path) -> None:
@@ -110,3 +116,49 @@ def test_links_that_lead_nowhere_are_one_line(tmp_path: Path, to: str) -> None:
     for read in (lambda: [*Tsv(tmp_path).pairs("en-gl", "train")], Tsv(tmp_path).identity):
         with pytest.raises(ValueError, match=r"gl\.train\.tsv: cannot be read: a broken link"):
             read()
+
+
+MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
+    (Moses, {"files": "{split}.{pair}"}, "must be a pattern with {side}, the code"),
+    (Moses, {"files": "{pair}.{side}"}, "must be a pattern with {split}, or dev_every"),
+    (Moses, {"test_every": 9}, "a pattern without {split} where dev_every"),
+    (Moses, {"files": "{langs}.{split}.{side}"}, "and *, not {langs}"),
+    (Moses, {"files": "../{pair}.{split}.{side}"}, "must be a path below Moses.folder"),
+    (Moses, {"splits": {"train": "train", "valid": "dev"}}, "of train (needed), dev and test"),
+    (Moses, {"splits": {"dev": "dev"}}, "of train (needed), dev and test"),
+    (Moses, {"codes": {"zh": "zh_CN", "yue": "zh_CN"}}, "a dictionary of different values"),
+    (Tmx, {"files": "{split}.tmx"}, "Tmx.files = '{split}.tmx': must be a pattern with {lang} or"),
+    (Tsv, {"files": "{split}.tsv"}, "Tsv.files = '{split}.tsv': must be a pattern with {lang} or"),
+    (Tsv, {"on_bad_line": "ignore"}, "'ignore': must be one of fail, skip"),
+    (Tsv, {"max_line_bytes": 0}, "Tsv.max_line_bytes = 0"),
+    (Gettext, {"files": "x.po"}, "Gettext.files = 'x.po': must be a pattern with {lang}"),
+    (Gettext, {"placeholders": "none"}, "must be one of same, drop, keep"),
+    (Jsonl, {"translation_field": "target"}, "or Jsonl.english_field must be set"),
+    (Jsonl, {"translation_field": "{lang}.text"}, "in its last part"),
+    (Jsonl, {"files": "{split}.jsonl", "translation_field": "target", "english_field": "source"},
+     "or set Jsonl.language_field"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "settings", "said"), MISTAKES)
+def test_a_wrong_setting_is_one_line(
+    tmp_path: Path, source: Any, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)) as error:
+        source(tmp_path, **settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("on_bad_line", ["fail", "skip"])
+@pytest.mark.parametrize(
+    ("source", "files"),
+    [(Moses, "train.en-gl.{}"), (Moses, "train.gl-en.{}"), (Aligned, "train/{}")],
+)
+def test_files_of_unequal_length(tmp_path: Path, source: Any, files: str, on_bad_line: str) -> None:
+    for side, text in (("en", "one\ntwo\nthree\n"), ("gl", "un\ndous\n")):
+        write(tmp_path / files.format(side), text)
+    names = (re.escape(files.format(side)) for side in ("en", "gl"))
+    said = r"{} has 3 lines and \S*{} 2: they are not translations".format(*names)
+    with pytest.raises(ValueError, match=said) as error:
+        list(source(tmp_path, on_bad_line=on_bad_line).pairs("en-gl", "train"))
+    assert "\n" not in str(error.value)

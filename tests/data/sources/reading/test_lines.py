@@ -41,11 +41,7 @@ KINDS: dict[str, Kind] = {
     "surrogate in UTF-8": (b"poison %d", b"ven\xed\xa0\x80eno %d", "not UTF-8"),
     "empty English": (b"  ", b"veneno %d", "an empty first side"),
     "empty translation": (b"poison %d", "\u00a0\u3000".encode(), "an empty second side"),
-    "RTL": (
-        b"clean %d",
-        f"{MARKS}שלום{MARKS} %d".encode(),
-        "+a mark of writing direction",
-    ),
+    "RTL": (b"clean %d", f"{MARKS}שלום{MARKS} %d".encode(), "+a mark of writing direction"),
     "BOM": ("\ufeffclean %d".encode(), b"limpo %d", "+a byte order mark"),
     "U+2028": ("clean\u2028%d".encode(), "limpo\u2029%d".encode(), "+a Unicode line end"),
     "CRLF": (b"clean %d", b"limpo %d\r", "+a CRLF line end"),
@@ -190,13 +186,3 @@ def test_the_short_way_is_the_long_one(english: str, translation: str) -> None:
         assert pair == tuple(long)
         assert {*reading.tallies["x"].normalised} == tally._notes
         assert not set(FORBIDDEN) & set("".join(pair or ()))
-
-
-def test_one_reading_takes_the_place_of_an_earlier_one() -> None:
-    reading = Reading("a.B", "skip", max_line_bytes=10)
-    for bad in (3, 2):
-        with reading.of("x", "x") as tally:
-            for number in range(bad):
-                tally.pair(number, "", "x")
-            tally.leave_out("fuzzy")
-    assert reading.skipped == {("x", "an empty first side"): 2, ("x", "fuzzy"): 1}

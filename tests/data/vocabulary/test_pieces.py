@@ -1,5 +1,6 @@
-"""A vocabulary that has grown: old ids stay, new tags and pieces come behind them."""
+"""A vocabulary that has grown, or is trimmed to the pieces of a text."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.bpe_dropout import Dropout
-from m4.data.vocabulary.grow import grow
+from m4.data.vocabulary.pieces import grow, trimmed, used_ids
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.settings import InputError
@@ -87,3 +88,25 @@ def test_a_corpus_grows_by_the_text_of_new_languages_alone(tmp_path: Path) -> No
     assert "vocabulary_text" not in alone.manifest["identity"]
     same = corpus({"gl": 90, "pt": 95}, vocabulary_from=old)  # none is new: all text
     assert "vocabulary_text" not in same.manifest["identity"]
+
+
+def test_the_text_keeps_its_merges(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcd", k=rng.randint(1, 9))) for _ in range(400)]
+    texts = [" ".join(rng.choices(words, k=5)) for _ in range(600)]
+    vocabulary.train(tmp_path / "old.model", texts, 700, ["en", "gl", "pt"])
+    old = Vocabulary(tmp_path / "old.model")
+    for seed in range(20):
+        # Other words, too: of pieces in an order that training has not seen.
+        part = [*random.Random(seed).sample(texts, 3), "".join(rng.choices("abcd", k=30))]
+        kept = used_ids(old, part, ["en", "gl"])
+        (tmp_path / "new.model").write_bytes(trimmed(old, kept))
+        new = Vocabulary(tmp_path / "new.model")
+        assert new.pieces == [old.pieces[i] for i in kept]
+        assert (new.languages, new.byte_ids) == (["en", "gl"], range(5, 261))
+        assert new.size < old.size - 100
+        for ids, other in zip(new.encode(part), old.encode(part), strict=True):
+            assert [kept[i] for i in ids] == other
+    alone = used_ids(old, [])
+    assert [old.pieces[i] for i in alone[:3]] == ["<pad>", "</s>", "<unk>"]
+    assert len(alone) == 3 + 3 + 256  # special pieces, tags and bytes

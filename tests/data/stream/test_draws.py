@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from m4.data.stream import numba_loops
-from m4.data.stream.sampling_order import Draws
+from m4.data.stream.draws import Draws
 from tests.data import stream_reference
 
 SIZES = [7, 100, 1000, 30_000]
@@ -108,9 +108,9 @@ def test_compiled_is_the_same() -> None:
     occurrence = stream_reference.occurrences(directions, before)
     assert np.array_equal(numba_loops.occurrences(directions, before), occurrence)
     sizes, keys = np.array(SIZES, np.uint64), rng.integers(0, 2**64, 4, np.uint64)
-    for window in (np.uint64(1 << 16), np.uint64(64), np.uint64(99)):
+    for window in (1 << 16, 64, 99):
         for found, wanted in zip(
-            numba_loops.examples(directions, occurrence, sizes, keys, window),
+            numba_loops.examples(directions, occurrence, sizes, keys, np.uint64(window)),
             stream_reference.examples(directions, occurrence, sizes, keys, window),
             strict=True,
         ):

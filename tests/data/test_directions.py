@@ -35,6 +35,20 @@ def test_a_pair_has_one_name(name: str, pair: str, key: str) -> None:
     assert (pair_of(name), key_of(pair), pair_of(key)) == (pair, key, pair)
 
 
+@pytest.mark.parametrize("code", ["gl", "zh_Hant", "gl~bt", "gl~lexicon"])
+def test_codes(code: str) -> None:
+    assert directions.is_code(code)
+    assert directions.base_language(code) == code.split("~")[0]
+    assert not any(map(directions.is_code, (f"{code}~", f"~{code}", f"{code}~B-")))
+    assert directions.split_direction(f"en-{code}") == ("en", code)
+
+
+@pytest.mark.parametrize("wrong", ["gl", "en-en", "en-", "en-gl-pt", "", "en-../x"])
+def test_what_is_no_direction(wrong: str) -> None:
+    with pytest.raises(ValueError, match="must be two languages as 'en-xx'"):
+        directions.split_direction(wrong)
+
+
 def test_sides_and_labels_of_directions() -> None:
     for direction, sides, side, label in (
         ("en-gl", ("first", "second"), "en->xx", "gl"),

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import split_direction
 from m4.data.preprocess import source_ids, target_ids, trim
 
 
@@ -12,15 +11,6 @@ def test_trim_always_ends_in_eos() -> None:
     assert trim([5, 6, 7], 4) == [5, 6, 7, 1]
     assert trim([5, 6, 7], 3) == [5, 6, 1]
     assert trim([], 3) == [1]
-
-
-def test_directions() -> None:
-    assert split_direction("en-zh_Hant") == ("en", "zh_Hant")
-    assert split_direction("gl-en") == ("gl", "en")
-    assert split_direction("wo-fr") == ("wo", "fr")
-    for wrong in ("gl", "en-en", "en-", "en-gl-pt", "", "en-../x"):
-        with pytest.raises(ValueError, match="must be two languages as 'en-xx'"):
-            split_direction(wrong)
 
 
 def test_a_tag_is_one_id_in_front_of_the_untagged_ids(made_cache: Cache) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
-from m4.data.directions import MIXTURES, base_language, directions_of, is_code, split_direction
+from m4.data.directions import MIXTURES, base_language, directions_of, split_direction
 from m4.data.samplers.shares import Shares
 from m4.data.samplers.uniform import uniform
 from m4.data.sources.tsv import Tsv
@@ -43,13 +43,6 @@ def write(path: Path, pairs: list) -> None:
 def cache(folder: Path, request: pytest.FixtureRequest, tmp_path_factory) -> Cache:
     spec = CorpusSpec(Tsv(folder), vocabulary_size=500, segmentations=request.param)
     return spec.build(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.mark.parametrize("code", ["gl", "zh_Hant", "gl~bt", "gl~lexicon"])
-def test_codes(code: str) -> None:
-    assert is_code(code)
-    assert base_language(code) == code.split("~")[0]
-    assert not any(map(is_code, (f"{code}~", f"~{code}", f"{code}~B-")))
 
 
 @pytest.mark.parametrize("name", MIXTURES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
 from m4.data.sources.tmx import Tmx
 from m4.data.sources.tsv import Tsv
-from tests.data.corpora import write
+from tests.data.corpora import json_lines, write
 
 
 def test_two_codes_of_one_language_are_an_error_with_both_files(tmp_path: Path) -> None:
@@ -34,27 +33,28 @@ def test_two_codes_of_one_language_are_an_error_with_both_files(tmp_path: Path) 
     assert list(source.pairs("pt_BR_2", "train")) == [Pair("night", "noite")]
 
 
-def test_a_given_name_that_is_another_files_own(tmp_path: Path) -> None:
-    for name in ("gl.train.tsv", "glg.train.tsv"):
-        (tmp_path / name).write_text("day\tdía\n")
-    with pytest.raises(ValueError, match=r"'glg' next to 'gl' of .*gl\.train\.tsv: both .* 'gl'"):
-        Tsv(tmp_path, codes={"gl": "glg"}).language_pairs()
-
-
-def test_pairs_of_moses(tmp_path: Path) -> None:
-    for name in ("train.en-sr@latin", "train.en-sr_latin"):
-        for side in ("en", name.removeprefix("train.en-")):
-            (tmp_path / f"{name}.{side}").write_text("day\n")
-    with pytest.raises(ValueError, match=r"'sr_latin' next to 'sr@latin' of .*Moses\.codes"):
-        Moses(tmp_path).language_pairs()
-
-
-def test_records_of_one_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "files", "settings", "said"),
+    [
+        (Tsv, ["gl.train.tsv", "glg.train.tsv"], {"codes": {"gl": "glg"}},
+         r"'glg' next to 'gl' of .*gl\.train\.tsv: both .* 'gl'"),
+        (Moses, [f"train.en-{c}.{s}" for c in ("sr@latin", "sr_latin") for s in ("en", c)], {},
+         r"'sr_latin' next to 'sr@latin' of .*Moses\.codes"),
+        (Aligned, [f"train/{code}" for code in ("en", "eng_Latn")], {"codes": {"en": "eng_Latn"}},
+         r"language code \S* next to \S* of .*both would be 'en'"),
+        (Jsonl, ["train.jsonl"], {"files": "{split}.jsonl"},
+         r"'pt_BR' next to 'pt-BR': both .* Jsonl\.codes"),
+    ],
+)  # fmt: skip
+def test_two_codes_of_one_language(
+    tmp_path: Path, source: Any, files: list[str], settings: dict[str, Any], said: str
+) -> None:
     records = [{"en": "day", "pt-BR": "dia"}, {"en": "night", "pt_BR": "noite"}]
-    text = "".join(json.dumps({"translation": record}) + "\n" for record in records)
-    (tmp_path / "train.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=r"'pt_BR' next to 'pt-BR': both .* Jsonl\.codes"):
-        Jsonl(tmp_path, files="{split}.jsonl").language_pairs()
+    text = json_lines({"translation": record} for record in records)
+    for name in files:
+        write(tmp_path / name, text if source is Jsonl else "day\tdía\n")
+    with pytest.raises(ValueError, match=said):
+        source(tmp_path, **settings).language_pairs()
 
 
 def test_files_that_are_not_read_are_named(

@@ -20,15 +20,15 @@ from m4.data.vocabulary.vocabulary import UNK_ID, Vocabulary
 
 # Share of bytes among the pieces above which a language stands out.
 MANY_BYTES = 0.01
-# Column -> its title and the format of its numbers.
+# Titles and formats of a row's numbers.
 COLUMNS = {
-    "sentences": ("sentences", "{:,}"),
-    "pieces_per_sentence": ("pieces a sentence", "{:.2f}"),
-    "pieces_per_word": ("a word", "{:.2f}"),
-    "pieces_per_character": ("a character", "{:.2f}"),
-    "byte_share": ("bytes", "{:.2%}"),
-    "unknown_share": ("unknown", "{:.2%}"),
-    "coverage": ("characters with a piece", "{:.2%}"),
+    "sentences": "{:,}",
+    "pieces a sentence": "{:.2f}",
+    "a word": "{:.2f}",
+    "a character": "{:.2f}",
+    "bytes": "{:.2%}",
+    "unknown": "{:.2%}",
+    "characters with a piece": "{:.2%}",
 }
 
 
@@ -46,10 +46,6 @@ class Row(NamedTuple):
     byte_share: float  # share of the pieces that are bytes
     unknown_share: float  # share of the pieces that are the unknown piece
     coverage: float  # share of the characters that are not spelled in bytes
-
-    def cells(self) -> list[str]:
-        """Returns the numbers as `COLUMNS` formats them."""
-        return [form.format(getattr(self, name)) for name, (_, form) in COLUMNS.items()]
 
 
 def measure(cache: Cache, sentences: int = 2000) -> list[Row]:
@@ -112,10 +108,11 @@ def measure_texts(vocabulary: Vocabulary, name: str, language: str, texts: Seque
 def table(rows: Iterable[Row]) -> Table:
     """Returns the rows as a table for the terminal."""
     made = Table("language", "vocabulary", title="What the vocabulary makes of each language")
-    for title, _ in COLUMNS.values():
+    for title in COLUMNS:
         made.add_column(title, justify="right")
     for row in rows:
         name = f"{row.language} {describe(row.language).name}"
         style = "yellow" if row.byte_share > MANY_BYTES else None
-        made.add_row(name, row.vocabulary, *row.cells(), style=style)
+        cells = (form.format(one) for form, one in zip(COLUMNS.values(), row[2:], strict=True))
+        made.add_row(name, row.vocabulary, *cells, style=style)
     return made

@@ -144,7 +144,7 @@ def _seconds(facts: Mapping[str, Any]) -> list[str]:
     found = [f"{facts['flops']['step']['traced'] / 1e12:.1f}"]
     found += [f"{n:.3f}" for n in (seconds["compute"], exchange, seconds["total"])]
     if compare and compare.steps_per_second:
-        paper = float(compare.steps_per_second)
+        paper = compare.steps_per_second
         found += [f"{1 / paper:.3f}", f"{seconds['total'] * paper:.2f}"]
     else:
         found += ["", ""]

@@ -23,7 +23,7 @@ from m4.data.sources.reading import files
 from m4.data.sources.reading.lines import text_lines
 from m4.parallel import distributed
 from m4.settings import InputError, counted
-from m4.storage.files import parsed, whole
+from m4.storage.files import parsed, undamaged, whole
 from m4.storage.records import count, named, record, text
 
 _LINE = record({"line": text, "counts": named(count)})
@@ -39,15 +39,11 @@ _MOST_LINE_BYTES = 1 << 26
 
 
 class Text(NamedTuple):
-    """A file of lines: UTF-8, plain or packed as .gz, .zst, .xz or .bz2.
-
-    Attributes:
-        inside: The folders between the folder that was asked for and the file.
-    """
+    """A file of lines: UTF-8, plain or packed as .gz, .zst, .xz or .bz2."""
 
     path: epath.Path
     shown: str
-    inside: str = ""
+    inside: str = ""  # the folders between the folder that was asked for and the file
 
     @property
     def stem(self) -> str:
@@ -55,11 +51,7 @@ class Text(NamedTuple):
         return files.unpacked(self.path.name).removesuffix(".txt")
 
     def lines(self) -> Iterator[str]:
-        """Yields the lines without their ends.
-
-        Raises:
-            InputError: A line is not UTF-8, longer than 64 MiB, or has a carriage return inside.
-        """
+        """Yields the lines without their ends. InputError: a line is no text, or over 64 MiB."""
         yield from text_lines(self.path, _MOST_LINE_BYTES, self.shown)
 
     def checked(self) -> tuple[int, str]:
@@ -144,22 +136,15 @@ class Output:
     Until all lines are there they are in PATH.partial, a line of JSON each, behind a first line
     that says what decides them. Whatever kills the process, the next one counts these lines and
     goes on; a last line that was cut is dropped. With several processes the primary one writes.
-
-    Attributes:
-        path: The file in the end, or None for standard output.
-        lines: Number of lines that are there.
-        whole: Number of lines that the text has.
-        counts: Sums of what was counted of the lines.
-        done: Whether the file is there in the end.
     """
 
     text: Text
     to: str
-    path: Path | None
-    lines: int = 0
-    whole: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    done: bool = False
+    path: Path | None  # the file in the end, or None for standard output
+    lines: int = 0  # number of lines that are there
+    whole: int = 0  # number of lines that the text has
+    counts: Counter[str] = field(default_factory=Counter)  # sums of what was counted of the lines
+    done: bool = False  # whether the file is there in the end
     _head: bytes = b""
     _bytes: int = 0
 
@@ -173,7 +158,6 @@ class Output:
 
         Args:
             made_by: JSON, all that decides the lines.
-            whole: Number of lines of the text.
             overwrite: Replace a file that is there, and lines that something else decided.
 
         Raises:
@@ -195,33 +179,30 @@ class Output:
 
     def _count(self, file: IO[bytes], overwrite: bool) -> None:
         """Counts what is to be continued, and cuts off a line that was not finished."""
-        head = file.readline()
         try:
-            before = parsed(head) if head.endswith(b"\n") else None
-            now = json.loads(self._head)
-            if before is not None:
-                # A setting that is the default is in neither.
-                names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
-                if names and not overwrite:
-                    raise InputError(
-                        f"{self._partial}: was begun with another {names[0]} "
-                        f"({before.get(names[0])}, now {now.get(names[0])}); --overwrite begins "
-                        "again"
-                    )
-                if not names:
-                    self._bytes = len(head)
-                    for line in itertools.takewhile(lambda line: line.endswith(b"\n"), file):
-                        self.counts.update(parsed(line, _LINE)["counts"])
-                        self.lines, self._bytes = self.lines + 1, self._bytes + len(line)
+            with undamaged(self._partial, "--overwrite begins again"):
+                self._read(file)
         except InputError:
-            raise
-        except (ValueError, TypeError) as error:
             if not overwrite:
-                raise InputError(
-                    f"{self._partial}: damaged ({error}); --overwrite begins again"
-                ) from error
+                raise
             self.lines, self._bytes, self.counts = 0, 0, Counter()
         file.truncate(self._bytes)
+
+    def _read(self, file: IO[bytes]) -> None:
+        head = file.readline()
+        if not head.endswith(b"\n"):
+            return
+        before, now = parsed(head), json.loads(self._head)
+        for name in {**now, **before}:
+            if before.get(name) != now.get(name):  # a setting that is the default is in neither
+                raise InputError(
+                    f"{self._partial}: was begun with another {name} ({before.get(name)}, now "
+                    f"{now.get(name)}); --overwrite begins again"
+                )
+        self._bytes = len(head)
+        for line in itertools.takewhile(lambda line: line.endswith(b"\n"), file):
+            self.counts.update(parsed(line, _LINE)["counts"])
+            self.lines, self._bytes = self.lines + 1, self._bytes + len(line)
 
     def _locked(self, mode: str) -> IO[bytes]:
         file = self._partial.open(mode)
@@ -236,11 +217,7 @@ class Output:
         return InputError(f"{self.path}: another m4 decode is at work on it")
 
     def append(self, lines: Sequence[str], counts: Sequence[Mapping[str, int]]) -> None:
-        """Writes the next lines, and what was counted of each.
-
-        Raises:
-            InputError: Another process writes the file, too.
-        """
+        """Writes the next lines, and what was counted of each. InputError: so does another job."""
         self.lines += len(lines)
         self.counts += sum(map(Counter, counts), Counter[str]())
         if not distributed.is_primary():

@@ -138,10 +138,7 @@ def _feed_forward(
 
 
 def model_flops(forward: Mapping[str, int]) -> int:
-    """Returns the model FLOPs of a training step, forward and backward.
-
-    They have no empty slots, no one-hot products and no rematerialization.
-    """
+    """Returns the model FLOPs of a training step, forward and backward, nothing repeated."""
     return (1 + BACKWARD) * forward_model_flops(forward)
 
 

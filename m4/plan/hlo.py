@@ -411,10 +411,9 @@ _SLICE = 100_000
 
 
 def read_groups(line: str, devices: int) -> Groups:
-    """Reads the replica groups in an instruction's text, in any of HLO's four notations.
+    """Reads the replica groups of an instruction, in any of HLO's four notations.
 
-    Args:
-        devices: Devices of the whole program, for `replica_groups={}`.
+    `replica_groups={}` are all devices of the program.
     """
     found = _GROUPS.search(line)
     if found is None:
@@ -512,7 +511,7 @@ def _lists(text: str) -> Groups:
 
 
 def _tuples(array: np.ndarray) -> Groups:
-    return tuple(tuple(row) for row in array.tolist())
+    return tuple(map(tuple, array.tolist()))
 
 
 # ------------------------------------------------------------------------------- types

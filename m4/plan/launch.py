@@ -82,10 +82,7 @@ def versions(platform: str = "tpu") -> dict[str, str]:
 
 
 def one_at_a_time() -> AbstractContextManager[None]:
-    """Waits until no other plan of this user compiles on this machine.
-
-    Two at once would take twice the memory and as long as one after the other.
-    """
+    """Waits until no other plan of this user compiles here, which would take as much memory."""
     path = Path(tempfile.gettempdir()) / f"m4-plan.{os.getuid()}.lock"
     return local_lock(path, "m4 plan", seconds=-1)
 
@@ -97,7 +94,6 @@ def compiled(
 
     Args:
         arguments: Words of the command line, from which the subprocess reads the config.
-        machine: Name of the machine, such as "v3:8x8".
     """
     platform = topology(machine).platform
     check_compiler(platform)

@@ -64,8 +64,7 @@ def _kind(names: list[str]) -> str:
 def given(model: Transformer, params: Any, optimizer: Any) -> dict[str, int]:
     """Returns bytes a device of weights and optimizer state, by their shardings, unpadded.
 
-    "replicated weights" are all but the experts', also where `Training.fsdp_axes` or the mesh axis
-    fsdp shards them.
+    "replicated weights" are all but the experts', also where fsdp shards them.
     """
     axes = unfreeze(partitioning.get_axis_names(abstract_variables(model)["params_axes"]))
     leaves = jax.tree.leaves(params)
@@ -91,7 +90,7 @@ def kept(program: PlannedProgram) -> int:
     """Returns the bytes a device that training keeps from step to step apart from the state.
 
     They are one sum of the counts by direction and expert, and the other metrics of all steps since
-    the last log row. The compiler counts those of one step, among the temporaries.
+    the last log row.
     """
     if program.optimizer is None:
         return 0
@@ -105,15 +104,10 @@ def kept(program: PlannedProgram) -> int:
 
 
 def by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, int]:
-    """Returns `KINDS` -> bytes a device.
+    """Returns `KINDS` -> bytes a device, from `given`, `memory_analysis()` and `kept`.
 
     The result of a training step replaces its arguments; results that do not are temporaries here.
     "batch" includes the padding of all arguments.
-
-    Args:
-        given: Bytes from `given`.
-        stats: The compiled program's `memory_analysis()`.
-        kept: Bytes from `kept`.
     """
     added = stats.output_size_in_bytes - stats.alias_size_in_bytes
     return {
@@ -128,12 +122,7 @@ def by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, int]:
 def out_of_memory(message: str, helps: list[str]) -> dict[str, Any] | None:
     """Reads a compiler's message; returns None where it is another error.
 
-    Args:
-        helps: Changes of the config, from `training_advice` or `decoding_advice`.
-
-    Returns:
-        message (one line), needed_bytes and available_bytes (None where the message has none), and
-        advice (`helps`).
+    needed_bytes and available_bytes are None where the message has none.
     """
     if "RESOURCE_EXHAUSTED" not in message and "Ran out of memory" not in message:
         return None
@@ -164,11 +153,7 @@ def too_much(by_kind: Mapping[str, int], available: int, helps: list[str]) -> di
 
 
 def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
-    """Returns changes of a config that reduce a training step's memory, the most useful first.
-
-    Args:
-        given: Bytes from `given`.
-    """
+    """Returns changes of a config that reduce a training step's memory, the most useful first."""
     # Replicated weights have gradients of the same size.
     found = {
         "recompute activations in the backward pass: transformer.Transformer.remat = 'full'": (
@@ -189,11 +174,7 @@ def training_advice(model: Transformer, given: Mapping[str, int]) -> list[str]:
 def decoding_advice(
     model: Transformer, given: Mapping[str, int], rows: int, beams: int
 ) -> list[str]:
-    """Returns changes of a config that reduce a beam search's memory, the most useful first.
-
-    Args:
-        given: Bytes from `given`.
-    """
+    """Returns changes of a config that reduce a beam search's memory, the most useful first."""
     found = _sharding_advice(given["replicated weights"], "weights")
     if model.encoder_experts and model.encoder_experts.eval_capacity_factor is None:
         found.append(

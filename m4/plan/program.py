@@ -55,11 +55,7 @@ def planned(experiment: Experiment, languages: int, devices: Sequence[Any] | Non
 
 
 def train_program(experiment: Experiment, devices: Sequence[Any], languages: int) -> PlannedProgram:
-    """Returns the step of `m4 train`: the function that training compiles, with its shardings.
-
-    Args:
-        devices: Devices of the mesh, which need not be present.
-    """
+    """Returns the step of `m4 train`: the function that training compiles, with its shardings."""
     parts, lengths = planned(experiment, languages, devices), experiment.data.corpus.lengths
     sizes = experiment.training.batch_size, lengths["inputs"], lengths["targets"]
     with parts.program.axis_rules():
@@ -74,9 +70,7 @@ def decode_program(
 ) -> PlannedProgram:
     """Returns the beam search of `m4 decode` for a batch of the longest sources.
 
-    It is the function that decoding compiles over the config's mesh, with its shardings. A batch
-    has `Decoding.batch_rows` sentences, rounded up to a multiple of the mesh's shards of rows.
-    Arguments and errors are those of `train_program`.
+    A batch has `Decoding.batch_rows` sentences, rounded up to a multiple of the mesh's shards.
     """
     parts = planned(experiment, languages, devices)
     model, layout = parts.model, parts.layout()

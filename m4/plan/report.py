@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,15 +112,15 @@ def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
         return {"batch_seconds": whole, "sentences_per_second": rate, "chip_hours": hours}
     step = seconds["step"]
     source, target = (batch["rows"] * batch[f"{side}_length"] for side in ("source", "target"))
-    days = table3.days(table3.TOKENS, source, 1 / Fraction(step))
+    days = table3.days(source, step)
     peak = machine.chip.device_flops(facts["model"]["dtype"])
     return {
         "source_tokens_per_second": source / step,
         "target_tokens_per_second": target / step,
         "tokens_per_second": (source + target) / step,
-        "days": float(days),
-        "device_years": float(table3.core_years(days, facts["devices"])),
-        "chip_hours": float(days) * 24 * machine.chips,
+        "days": days,
+        "device_years": table3.core_years(days, facts["devices"]),
+        "chip_hours": days * 24 * machine.chips,
         "utilisation": facts["flops"]["step"]["model"] / step / peak,
     }
 
@@ -237,7 +236,7 @@ def _time(facts: Mapping[str, Any]) -> Iterator[Row]:
         yield name, f"{machine.chip.device_name}-years", f"{cost['device_years']:.1f}"
         yield name, "model FLOPs / peak", f"{cost['utilisation']:.0%}"
         if (row := paper_step(facts)) and row.steps_per_second:
-            paper = 1 / float(row.steps_per_second)
+            paper = 1 / row.steps_per_second
             yield name, "the paper's step (table 3), s", f"{paper:.3f}"
             yield name, "model / paper", f"{step['total'] / paper:.2f}"
     yield name, f"{chip}-hours for {aim}", f"{cost['chip_hours']:,.0f}"

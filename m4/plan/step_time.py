@@ -47,11 +47,7 @@ def step_time(
     *,
     kernels: float = 0.0,
 ) -> StepTime:
-    """Returns the model's time of one step.
-
-    Args:
-        kernels: Operations in custom kernels, whose cycles have no estimate.
-    """
+    """Returns the model's time of one step; `kernels` are operations without estimated cycles."""
     by_kind: dict[str, float] = {}
     for each in found:
         seconds = each.times * seconds_of(each, machine)

@@ -11,7 +11,6 @@ that is done is searched further, but its finished set cannot change: rows do no
 other.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -143,111 +142,6 @@ def _continuations(
     return logp_B2K, token_B2K, parent_B2K
 
 
-def _beginning(batch: int, beams: int, length: int, cache: Any) -> _Search:
-    """Returns a search with one live beam a row, of the start token 0; none is finished."""
-    zeros_BKT = jnp.zeros((batch, beams, length + 1), jnp.int32)
-    first_K = jnp.where(jnp.arange(beams) == 0, 0.0, NEG_INF).astype(jnp.float32)
-    return _Search(
-        step=jnp.zeros((), jnp.int32),
-        live_logp_BK=jnp.broadcast_to(first_K, (batch, beams)),
-        live_BKT=zeros_BKT,
-        finished_score_BK=jnp.full((batch, beams), NEG_INF, jnp.float32),
-        finished_BKT=zeros_BKT,
-        is_finished_BK=jnp.zeros((batch, beams), bool),
-        cache=cache,
-    )
-
-
-def _best_finished(
-    search: _Search, seq_B2KT: Array, score_B2K: Array, ends_B2K: Array
-) -> tuple[Array, Array, Array]:
-    """Returns the K best of the finished and of the candidates that end."""
-    score_B2K = score_B2K + jnp.where(ends_B2K, 0.0, NEG_INF)
-    score_B3K = jnp.concatenate([search.finished_score_BK, score_B2K], axis=1)
-    finished_BKT, score_BK, is_finished_BK = _pick(
-        _best(score_B3K, search.live_logp_BK.shape[1]),
-        jnp.concatenate([search.finished_BKT, seq_B2KT], axis=1),
-        score_B3K,
-        jnp.concatenate([search.is_finished_BK, ends_B2K], axis=1),
-    )
-    return finished_BKT, score_BK, is_finished_BK
-
-
-class _Rules(NamedTuple):
-    """Constants of a search: the arguments of `beam_search`, and what follows from them."""
-
-    tokens_to_logits: TokensToLogits
-    eos_id: int
-    alpha: float
-    length: int
-    forced_BT: Array  # column t is the token of position t that is forced; 0: none
-    constrain: Constrain | None
-
-
-def _continues(rules: _Rules, search: _Search) -> Array:
-    # T5X counts the start token here, so the bound on a live score is the penalty of length + 1.
-    largest_penalty = length_penalty(rules.alpha, rules.length + 1)
-    best_live_B = search.live_logp_BK[:, -1] / largest_penalty
-    worst_B = jnp.min(search.finished_score_BK, axis=1)
-    full_B = jnp.all(search.is_finished_BK, axis=1)
-    done = jnp.all(jnp.where(full_B, worst_B, NEG_INF) > best_live_B)
-    return ~(done | (search.step >= rules.length))
-
-
-def _advance(rules: _Rules, search: _Search) -> _Search:
-    step, (batch, beams) = search.step, search.live_logp_BK.shape
-    token_BK = lax.dynamic_index_in_dim(search.live_BKT, step, axis=2, keepdims=False)
-    logits, new_cache = rules.tokens_to_logits(
-        DecodingState(
-            cur_index=step,
-            sequences=search.live_BKT.reshape(batch * beams, -1),
-            cur_token=token_BK.reshape(batch * beams, 1),
-            cache=search.cache,
-        )
-    )
-    forced_B1 = lax.dynamic_slice_in_dim(rules.forced_BT, step + 1, 1, axis=1)
-    logp_B2K, token_B2K, parent_B2K = _continuations(logits, search, forced_B1, rules.constrain)
-    (seq_B2KT,) = _pick(parent_B2K, search.live_BKT)
-    seq_B2KT = lax.dynamic_update_slice_in_dim(seq_B2KT, token_B2K[:, :, None], step + 1, 2)
-    ends_B2K = token_B2K == rules.eos_id
-    if rules.constrain is not None:  # an end that is not allowed is none
-        ends_B2K &= logp_B2K > NEG_INF / 2
-
-    live_logp_B2K = logp_B2K + jnp.where(ends_B2K, NEG_INF, 0.0)
-    best_BK = _best(live_logp_B2K, beams)
-    live_BKT, live_logp_BK, beam_BK = _pick(best_BK, seq_B2KT, live_logp_B2K, parent_B2K)
-
-    penalty_B = length_penalty(rules.alpha, jnp.full((batch,), step + 1))
-    score_B2K = logp_B2K / penalty_B[:, None]
-    finished_BKT, finished_score_BK, is_finished_BK = _best_finished(
-        search, seq_B2KT, score_B2K, ends_B2K
-    )
-    return _Search(
-        step=step + 1,
-        live_logp_BK=live_logp_BK,
-        live_BKT=live_BKT,
-        finished_score_BK=finished_score_BK,
-        finished_BKT=finished_BKT,
-        is_finished_BK=is_finished_BK,
-        cache=reorder_cache(new_cache, beam_BK),
-    )
-
-
-def _searched(rules: _Rules, search: _Search, stages: Sequence[int]) -> _Search:
-    """Runs a loop for each stage, whose arrays have one shape; without stages one loop."""
-    advance = functools.partial(_advance, rules)
-    if not stages:
-        return lax.while_loop(functools.partial(_continues, rules), advance, search)
-    for length in stages:
-
-        def within(search: _Search, length: int = length) -> Array:
-            return (search.step < length) & _continues(rules, search)
-
-        search = search._replace(cache=grow_cache(search.cache, length))
-        search = lax.while_loop(within, advance, search)
-    return search
-
-
 def beam_search(
     inputs: ArrayLike,
     cache: Mapping[str, Any],
@@ -265,8 +159,7 @@ def beam_search(
       inputs: int [B, T]; nonzero tokens from column 1 on are a prefix that is forced (score 0).
         Column 0 is the start token, 0.
       cache: nested mapping of arrays with B rows, expanded to B*K by leaf name (`expand_cache`).
-      tokens_to_logits: DecodingState -> (logits [B*K, V], new cache).
-      num_decodes: K. 1 is greedy search. alpha: exponent of the length penalty, >= 0.
+      num_decodes: K. 1 is greedy search.
       constrain: what may not come next (`m4.eval.decoding.methods.constraints`).
       stages: lengths of the cache, ascending, up to T: it grows with the sequences. (): it has its
         length. Attention and reordering read no more than there is.
@@ -279,21 +172,79 @@ def beam_search(
     """
     assert alpha >= 0, f"{alpha}: the stopping rule needs a penalty that grows with length"
     inputs_BT = jnp.asarray(inputs, jnp.int32)
-    batch, length = inputs_BT.shape
-    rules = _Rules(
-        tokens_to_logits,
-        eos_id,
-        alpha,
-        length,
-        forced_BT=jnp.pad(inputs_BT, ((0, 0), (0, 1))),
-        constrain=constrain,
+    (batch, length), beams = inputs_BT.shape, num_decodes
+    # Column t is the token of position t that is forced; 0: none.
+    forced_BT = jnp.pad(inputs_BT, ((0, 0), (0, 1)))
+    # T5X counts the start token here, so the bound on a live score is the penalty of length + 1.
+    largest_penalty = length_penalty(alpha, length + 1)
+
+    def continues(search: _Search) -> Array:
+        best_live_B = search.live_logp_BK[:, -1] / largest_penalty
+        worst_B = jnp.min(search.finished_score_BK, axis=1)
+        full_B = jnp.all(search.is_finished_BK, axis=1)
+        done = jnp.all(jnp.where(full_B, worst_B, NEG_INF) > best_live_B)
+        return ~(done | (search.step >= length))
+
+    def advance(search: _Search) -> _Search:
+        step = search.step
+        token_BK = lax.dynamic_index_in_dim(search.live_BKT, step, axis=2, keepdims=False)
+        logits, new_cache = tokens_to_logits(
+            DecodingState(
+                cur_index=step,
+                sequences=search.live_BKT.reshape(batch * beams, -1),
+                cur_token=token_BK.reshape(batch * beams, 1),
+                cache=search.cache,
+            )
+        )
+        forced_B1 = lax.dynamic_slice_in_dim(forced_BT, step + 1, 1, axis=1)
+        logp_B2K, token_B2K, parent_B2K = _continuations(logits, search, forced_B1, constrain)
+        (seq_B2KT,) = _pick(parent_B2K, search.live_BKT)
+        seq_B2KT = lax.dynamic_update_slice_in_dim(seq_B2KT, token_B2K[:, :, None], step + 1, 2)
+        ends_B2K = token_B2K == eos_id
+        if constrain is not None:  # an end that is not allowed is none
+            ends_B2K &= logp_B2K > NEG_INF / 2
+
+        live_logp_B2K = logp_B2K + jnp.where(ends_B2K, NEG_INF, 0.0)
+        best_BK = _best(live_logp_B2K, beams)
+        live_BKT, live_logp_BK, beam_BK = _pick(best_BK, seq_B2KT, live_logp_B2K, parent_B2K)
+
+        # The K best of the finished and of the candidates that end.
+        penalty_B = length_penalty(alpha, jnp.full((batch,), step + 1))
+        score_B2K = logp_B2K / penalty_B[:, None] + jnp.where(ends_B2K, 0.0, NEG_INF)
+        score_B3K = jnp.concatenate([search.finished_score_BK, score_B2K], axis=1)
+        finished_BKT, finished_score_BK, is_finished_BK = _pick(
+            _best(score_B3K, beams),
+            jnp.concatenate([search.finished_BKT, seq_B2KT], axis=1),
+            score_B3K,
+            jnp.concatenate([search.is_finished_BK, ends_B2K], axis=1),
+        )
+        cache = reorder_cache(new_cache, beam_BK)
+        return _Search(
+            step + 1, live_logp_BK, live_BKT, finished_score_BK, finished_BKT, is_finished_BK, cache
+        )
+
+    # One live beam a row, of the start token 0; none is finished.
+    zeros_BKT = jnp.zeros((batch, beams, length + 1), jnp.int32)
+    first_K = jnp.where(jnp.arange(beams) == 0, 0.0, NEG_INF).astype(jnp.float32)
+    search = _Search(
+        step=jnp.zeros((), jnp.int32),
+        live_logp_BK=jnp.broadcast_to(first_K, (batch, beams)),
+        live_BKT=zeros_BKT,
+        finished_score_BK=jnp.full((batch, beams), NEG_INF, jnp.float32),
+        finished_BKT=zeros_BKT,
+        is_finished_BK=jnp.zeros((batch, beams), bool),
+        cache=expand_cache(cache, beams),
     )
-    begin = _beginning(batch, num_decodes, length, expand_cache(cache, num_decodes))
-    return _result(_searched(rules, begin, stages))
+    for stage in stages:  # a loop for each, whose arrays have one shape
 
+        def within(search: _Search, stage: int = stage) -> Array:
+            return (search.step < stage) & continues(search)
 
-def _result(end: _Search) -> tuple[Array, Array]:
-    """Returns finished hypotheses and their scores; of a row without any the live ones."""
-    any_B1 = jnp.any(end.is_finished_BK, axis=1, keepdims=True)
-    score_BK = jnp.where(any_B1, end.finished_score_BK, end.live_logp_BK)
-    return jnp.where(any_B1[:, :, None], end.finished_BKT, end.live_BKT)[:, :, 1:], score_BK
+        search = search._replace(cache=grow_cache(search.cache, stage))
+        search = lax.while_loop(within, advance, search)
+    if not stages:
+        search = lax.while_loop(continues, advance, search)
+    any_B1 = jnp.any(search.is_finished_BK, axis=1, keepdims=True)
+    score_BK = jnp.where(any_B1, search.finished_score_BK, search.live_logp_BK)
+    found_BKT = jnp.where(any_B1[:, :, None], search.finished_BKT, search.live_BKT)
+    return found_BKT[:, :, 1:], score_BK

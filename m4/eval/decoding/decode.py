@@ -70,20 +70,16 @@ OnBatch = Callable[[Batch, np.ndarray], None]
 class TrainedModel:
     """A trained model and how it translates.
 
-    Attributes:
-        model: A module with T5X's contract (`m4.model.transformer`).
-        vocabulary: Turns text into ids and back, without EOS.
-        layout: Mesh over which the parameters are sharded. Defaults to one device. Several
-            processes all translate the same sources, and all get the result.
-        factors: Target language -> its factor of the limit of tokens, where it is more than 2
-            (`Cache.length_factors`).
+    Several processes all translate the same sources, and all get the result.
     """
 
-    model: nn.Module
+    model: nn.Module  # with T5X's contract (`m4.model.transformer`)
     params: Any
     vocabulary: Pieces
     decoding: Decoding = DEFAULTS
-    layout: Layout | None = None
+    layout: Layout | None = None  # mesh of the parameters; defaults to one device
+    # Target language -> its factor of the limit of tokens, where it is more than 2
+    # (`Cache.length_factors`).
     factors: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -196,11 +192,16 @@ def batches(
     for (bucket, factor), rows in by_bucket.items():
         for start in range(0, len(rows), batch_rows):
             chosen = rows[start : start + batch_rows]
-            tokens_BL = np.zeros((batch_rows, bucket), np.int32)
-            for b in range(batch_rows):
-                ids = sources[chosen[min(b, len(chosen) - 1)]]
-                tokens_BL[b, : len(ids)] = ids
-            yield Batch(chosen, tokens_BL, factor)
+            yield Batch(chosen, padded(sources, chosen, batch_rows, bucket), factor)
+
+
+def padded(ids: Sequence[Sequence[int]], chosen: Sequence[int], rows: int, width: int) -> Any:
+    """Returns the chosen ids as int32 [rows, width], filled up with the last of them."""
+    found = np.zeros((rows, width), np.int32)
+    for b in range(rows):
+        one = ids[chosen[min(b, len(chosen) - 1)]]
+        found[b, : len(one)] = one
+    return found
 
 
 def batches_at_once(layout: Layout | None = None) -> int:
@@ -219,11 +220,9 @@ def searched(
 ) -> Generator[tuple[_Part, _Result], None, None]:
     """Yields each batch and what was found for it, in order.
 
-    `at_once` threads search; with 1 the caller's does.
-
-    A batch's operations are too small for several cores, and JAX runs one thread's programs one
-    after the other. At most `at_once + 1` batches wait; after an error, or when this is closed,
-    those that have not begun are not searched.
+    `at_once` threads search, since JAX runs one thread's programs one after the other; with 1 the
+    caller's does. At most `at_once + 1` batches wait; after an error, or when this is closed, those
+    that have not begun are not searched.
     """
     if at_once == 1:
         for batch in coming:
@@ -324,10 +323,9 @@ def utilities(
 ) -> np.ndarray:
     """Returns each candidate's mean metric with every candidate as reference, percent: [K].
 
-    It is negative where lower is better. `source` may have a tag.
-
-    Minimum Bayes risk: Kumar and Byrne 2004; Eikema and Aziz 2020. Equal candidates count as often
-    as they come: of samples this is the expectation under the model.
+    It is negative where lower is better. Minimum Bayes risk: Kumar and Byrne 2004; Eikema and Aziz
+    2020. Equal candidates count as often as they come: of samples this is the expectation under the
+    model.
     """
     count = len(candidates)
     hypotheses = [each for each in candidates for _ in candidates]

@@ -28,22 +28,15 @@ class Explanation(NamedTuple):
 
     In the decoder, token t is the one that writes piece t of the translation: it reads the piece
     before.
-
-    Attributes:
-        text: The translation.
-        source: N pieces of the source, with tag and EOS.
-        target: T pieces of the translation, with EOS.
-        experts: MoE layer ("encoder_1") -> the experts of each token, {expert: weight}, the first
-            choice first.
-        attention: Attention layer -> weights [heads, queries, keys]: "encoder_0/attention"
-            [heads, N, N], "decoder_0/self_attention" [heads, T, T],
-            "decoder_0/encoder_decoder_attention" [heads, T, N].
     """
 
-    text: str
-    source: list[str]
-    target: list[str]
+    text: str  # the translation
+    source: list[str]  # N pieces of the source, with tag and EOS
+    target: list[str]  # T pieces of the translation, with EOS
+    # MoE layer ("encoder_1") -> experts of each token, {expert: weight}, the first choice first.
     experts: dict[str, list[dict[int, float]]]
+    # Attention layer -> weights [heads, queries, keys]: "encoder_0/attention" [heads, N, N],
+    # "decoder_0/self_attention" [heads, T, T], "decoder_0/encoder_decoder_attention" [heads, T, N].
     attention: dict[str, np.ndarray]
 
     def __str__(self) -> str:

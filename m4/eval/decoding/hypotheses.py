@@ -50,8 +50,6 @@ def decode_to_files(
     written, is left as it is. Several processes all call this; the primary one reads and writes.
 
     Args:
-        translate: Takes tagged sources and the direction of each; returns what a line says of
-            each, {"hypothesis": ...} or more.
         settings: JSON, all that decides the result: checkpoint step, beams, alpha, lengths,
             fingerprint of the vocabulary.
         sentences_at_once: Directions are decoded together up to this many sentences (fuller
@@ -86,10 +84,7 @@ def decode_to_files(
 
 
 def missing(folder: Path, split: str, pairs: Pairs, settings: Mapping[str, Any]) -> list[str]:
-    """Returns the directions that are not translated yet, in all processes.
-
-    The arguments are those of `decode_to_files`.
-    """
+    """Returns the directions that `decode_to_files` would translate, in all processes."""
 
     def is_done(direction: str) -> bool:
         path = hypotheses_path(folder, split, direction)
@@ -146,14 +141,8 @@ def _digest_of(path: Path) -> str:
 def other_search(
     folder: Path, split: str, directions: Iterable[str], search: Mapping[str, Any]
 ) -> str | None:
-    """Returns how translations were searched otherwise than by `search`, or None if they were not.
-
-    Args:
-        search: `Decoding.search` of what they are compared with. Rows of a batch do not count.
-    """
-    wanted = {
-        name: v for name, v in json.loads(json.dumps(search)).items() if name not in _NO_SEARCH
-    }
+    """Returns how translations were searched otherwise than by this `Decoding.search`, or None."""
+    wanted = _searched(json.loads(json.dumps(search)))
     for direction in directions:
         path = hypotheses_path(folder, split, direction)
         if (found := search_of(path)) is None:
@@ -167,8 +156,11 @@ def other_search(
 
 def search_of(path: Path) -> dict[str, Any] | None:
     """Returns the `Decoding.search` of a file of hypotheses, or None where no note says it."""
-    note = _read_note(path)
-    return {name: value for name, value in note.items() if name not in _NO_SEARCH} or None
+    return _searched(_read_note(path)) or None
+
+
+def _searched(note: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in note.items() if name not in _NO_SEARCH}
 
 
 def check_hypotheses(
@@ -178,14 +170,11 @@ def check_hypotheses(
     remedy: str,
     search: Mapping[str, Any] | None = None,
 ) -> None:
-    """Checks that translations of all directions are there and as they were written.
+    """Raises InputError unless translations of all directions are there and as they were written.
 
     Args:
         remedy: The command that makes the translations, for the message.
         search: `Decoding.search` that must have made them. Defaults to any.
-
-    Raises:
-        InputError: They are not.
     """
     paths = {direction: hypotheses_path(folder, split, direction) for direction in directions}
     absent = [direction for direction, path in paths.items() if not path.is_file()]

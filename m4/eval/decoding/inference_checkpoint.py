@@ -27,14 +27,12 @@ def restore_params(
     """Returns the parameters to use of a step, the step, and its note.
 
     They are the best ones where training had early stopping, else their average where the optimizer
-    made one, else those of the step.
+    made one, else those of the step. Each device reads its shards only, and several processes all
+    call this.
 
     Args:
-        model: The module that was trained; decides the shapes.
-        checkpoints: A folder of `m4.storage.checkpoints.Checkpoints`.
         vocabulary: The one that the model must have been trained with.
-        layout: Sharding of the parameters. Defaults to the first device. Each device reads its
-            shards only, and several processes all call this.
+        layout: Sharding of the parameters. Defaults to the first device.
         item: "params" for those of the step in any case.
 
     Raises:

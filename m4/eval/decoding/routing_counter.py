@@ -59,10 +59,7 @@ class RoutingCounter:
         self.current.add({layer: x_DE[here] for layer, x_DE in jax.device_get(found).items()})
 
     def save(self) -> None:
-        """Writes the file.
-
-        This comes before the translations are written: those that are there are not counted again.
-        """
+        """Writes the file, before the translations: those that are there are not counted again."""
         self._counts.replace(self.current)
         if self._counts.layers:
             routing_counts.write(self._path, self._counts, self._about)

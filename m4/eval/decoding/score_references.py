@@ -16,6 +16,7 @@ from m4.eval.decoding.decode import (
     direction_B,
     directions_for,
     encoded_sources,
+    padded,
     warn_of_cut,
 )
 from m4.eval.decoding.search import direction_ids, run_model, unstacked
@@ -70,9 +71,8 @@ def score_references(
     """Scores each target, given its tagged source ("<2en> ola mundo"), in their order.
 
     Sources are cut as for a translation; a target has any length. A text is scored as the
-    vocabulary splits it: a search may have spelt the same text with other pieces.
-
-    The other arguments are those of `decode.translations`.
+    vocabulary splits it: a search may have spelt the same text with other pieces. The other
+    arguments are those of `decode.translations`.
     """
     layout, settings, model = trained.layout, trained.decoding, trained.model
     directions = directions_for(model, directions)
@@ -99,10 +99,7 @@ def batches(
     targets: Sequence[str],
     on_cut: OnCut = warn_of_cut,
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Yields batches of pairs of one padded length each, filled up with the last pair.
-
-    The arguments are those of `score_references`; with a batch come the numbers of its pairs.
-    """
+    """Yields the numbers of some pairs, and their batch, of one padded length on each side."""
     layout, longest = trained.layout, trained.decoding.max_source_length
     rows = trained.decoding.batch_rows
     rows = rows if layout is None else layout.rows(rows)
@@ -115,11 +112,8 @@ def batches(
     for widths, members in sorted(groups.items(), reverse=True):
         for start in range(0, len(members), rows):
             chosen = members[start : start + rows]
-            arrays = [np.zeros((rows, width), np.int32) for width in widths]
-            for b in range(rows):
-                row = chosen[min(b, len(chosen) - 1)]
-                for array_BL, ids in zip(arrays, (source_ids[row], target_ids[row]), strict=True):
-                    array_BL[b, : len(ids)] = ids
+            each = zip((source_ids, target_ids), widths, strict=True)
+            arrays = [padded(ids, chosen, rows, width) for ids, width in each]
             yield chosen, dict(zip(TOKENS, arrays, strict=True))
 
 

@@ -143,10 +143,7 @@ def _step(
 
 
 def stages(target_length: int) -> list[int]:
-    """Returns the lengths of a growing cache: halves of T while a loop of the program is worth it.
-
-    Most translations end in the first half of what they are allowed.
-    """
+    """Returns the lengths of a growing cache: most translations end in the first half of T."""
     lengths = [target_length]
     while lengths[0] >= 2 * SHORTEST_STAGE:
         lengths.insert(0, -(-lengths[0] // 2))
@@ -226,9 +223,9 @@ def run_over(
     params: Any,
     batch: Mapping[str, np.ndarray],
 ) -> Any:
-    """Runs the jitted function `make(layout, *arguments)`; all processes have the same batch.
+    """Runs the jitted function `make(layout, *arguments)`, made once for equal arguments.
 
-    Its program is made once for equal arguments, and called `what` where processes wait for it.
+    All processes have the same batch; where they wait for each other it is called `what`.
     """
     program = _program(layout, what, make, arguments)
     with layout.axis_rules():
@@ -263,11 +260,8 @@ def _by_rows(cache: Any) -> Any:
 
     Left to the partitioner, what starts as zeros could be replicated on every device.
     """
-
-    def place(x: jax.Array) -> jax.Array:
-        return constrain(x, ("batch", "heads", None, "kv")) if x.ndim == 4 else x
-
-    return jax.tree.map(place, cache)
+    axes = ("batch", "heads", None, "kv")
+    return jax.tree.map(lambda x: constrain(x, axes) if x.ndim == 4 else x, cache)
 
 
 def _with_cross(cache: Mapping[str, Any], stepped: Mapping[str, Any]) -> dict[str, Any]:

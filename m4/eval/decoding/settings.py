@@ -101,13 +101,8 @@ class Decoding:
             given["sampling"] = asdict(self.sampling)
         if self.mbr:
             given["mbr"] = _name_of(self.mbr_metric)
-        return given | {
-            "beams": self.beams,
-            "alpha": self.alpha,
-            "max_source_length": self.max_source_length,
-            "max_target_length": self.max_target_length,
-            "batch_rows": self.batch_rows,
-        }
+        always = ("beams", "alpha", "max_source_length", "max_target_length", "batch_rows")
+        return given | {name: getattr(self, name) for name in always}
 
     def translated(self) -> dict[str, Any]:
         """Returns all that decides the translations of a test set, as JSON."""
@@ -115,10 +110,7 @@ class Decoding:
         return json.loads(json.dumps(made))  # as it will be read: tuples become lists
 
     def differing(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings of `translated` that are not those of `own`, another's `translated`.
-
-        An empty `own` is of nobody: nothing differs.
-        """
+        """Returns the settings that differ from `own`, another's `translated`; {} of nobody's."""
         mine = self.translated()
         names = [name for name in {**mine, **own} if mine.get(name) != own.get(name)]
         return {name: getattr(self, name) for name in names} if own else {}

@@ -201,19 +201,15 @@ def waiting_lines(source: int) -> Iterator[list[bytes]]:
     for a full buffer. A last line may lack its line end.
     """
     rest = b""
-    while chunk := _read(source):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
-
-
-def _read(source: int) -> bytes:
     try:
-        return os.read(source, _PIPE_BYTES)
+        while chunk := os.read(source, _PIPE_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if lines:
+                yield lines
     except OSError as error:  # a folder, a file that is open for writing alone
         raise InputError(f"standard input cannot be read: {error.strerror}") from error
+    if rest:
+        yield [rest]
 
 
 def _decode_lines(raw: Sequence[bytes]) -> tuple[list[str], Reason | None]:

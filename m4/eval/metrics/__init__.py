@@ -22,10 +22,7 @@ References = Sequence[str | Sequence[str]]
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus score in percent, with its signature, 95% bootstrap interval and sentences.
-
-    The signature is sacreBLEU's: how the score was computed.
-    """
+    """A corpus score in percent, with sacreBLEU's signature and its 95% bootstrap interval."""
 
     value: float
     signature: str
@@ -91,11 +88,7 @@ def counted(
     language: str,
     sources: Sequence[str],
 ) -> Statistics:
-    """Returns a metric's statistics.
-
-    Raises:
-        SettingError: They are none, which a metric of the user's own may return.
-    """
+    """Returns a metric's statistics. SettingError: a metric of the user's own returns others."""
     found: Any = metric(hypotheses, references, language, sources)
     count = len(hypotheses)
     right = (

@@ -28,10 +28,9 @@ _OF_LANGUAGE = {
 
 
 def tokenizer(language: str) -> str:
-    """Returns sacreBLEU's name of the tokenizer for a target language.
+    """Returns sacreBLEU's name of the tokenizer for a target language, such as 'zh_Hant' or 'yue'.
 
-    The language is a CLDR id or ISO 639-3, possibly with a script or a territory ('zh', 'zh_Hant',
-    'zh_TW', 'cmn_Hans', 'yue'). A script in the code decides, nothing else behind the language.
+    A script in the code decides, nothing else behind the language.
     """
     base, script = split_code(language)
     if script:
@@ -44,11 +43,7 @@ def tokenizer(language: str) -> str:
 def bleu(
     hypotheses: Sequence[str], references: References, language: str, sources: Sequence[str] = ()
 ) -> Statistics:
-    """Returns statistics of corpus BLEU.
-
-    Raises:
-        InputError: The tokenizer of the language needs a package that is not installed.
-    """
+    """Returns statistics of corpus BLEU. InputError: its tokenizer needs a package."""
     del sources
     name = tokenizer(language)
     try:

@@ -23,24 +23,18 @@ _BLOCK = 1 << 22  # indices drawn at a time: bounds the memory for large test se
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of a system from the baseline in percent, with its 95% interval.
-
-    p_value is that of sacreBLEU's paired bootstrap test; replicates has the difference in every
-    resample.
-    """
+    """Difference of a system from the baseline in percent, with its 95% interval."""
 
     delta: float
     low: float
     high: float
-    p_value: float
+    p_value: float  # of sacreBLEU's paired bootstrap test
+    # The difference in every resample.
     replicates: np.ndarray = field(repr=False, compare=False)
 
 
 def interval(samples: np.ndarray) -> tuple[float, float]:
-    """Returns the 95% interval of resampled scores: sacreBLEU's order statistics.
-
-    It prints half of their distance; the two ends say more where the distribution is skewed.
-    """
+    """Returns the 95% interval of resampled scores: sacreBLEU's order statistics."""
     ordered = np.sort(samples)
     lower = len(ordered) // 40
     return float(ordered[lower]), float(ordered[len(ordered) - lower - 1])
@@ -56,10 +50,7 @@ def resample(statistics: Statistics) -> np.ndarray:
 
 
 def _draws(sentences: int) -> Iterator[np.ndarray]:
-    """Yields how often each sentence is in each resample: uint16 [resamples, sentences] in blocks.
-
-    Of larger test sets they are uint32.
-    """
+    """Yields how often each sentence is in each resample, [resamples, sentences] in blocks."""
     kind = np.uint16 if sentences < 1 << 16 else np.uint32
     rng = np.random.default_rng(SEED)
     step = max(1, _BLOCK // sentences)
@@ -81,22 +72,17 @@ def _kept_draws(sentences: int) -> tuple[np.ndarray, ...]:
 
 
 def score(statistics: Statistics) -> Score:
-    """Returns the score of all sentences with its 95% interval.
-
-    The interval is of percentiles; on a handful of sentences it need not contain the score.
-    """
+    """Returns the score of all sentences with its 95% interval, which need not contain it."""
     low, high = interval(resample(statistics))
     signature = _signature(statistics.signature)
     return Score(statistics.value(), signature, low, high, statistics.sentences)
 
 
 def paired_difference(system: Statistics, baseline: Statistics) -> Difference:
-    """Returns how far a system is above the baseline on the same sentences.
+    """Returns how far a system is above the baseline, both scored on the same resamples.
 
-    It is sacreBLEU's paired bootstrap: both are scored on the same resamples.
-
-    One departure: where no resample distinguishes the two, p_value is 1 (sacreBLEU's formula gives
-    its smallest value, 1 / (RESAMPLES + 1), for two equal systems).
+    It is sacreBLEU's paired bootstrap, with one departure: where no resample distinguishes the two,
+    p_value is 1 (its formula gives its smallest value, 1 / (RESAMPLES + 1), for equal systems).
     """
     assert system.metric == baseline.metric
     assert system.signature == baseline.signature

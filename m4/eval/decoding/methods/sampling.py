@@ -123,25 +123,19 @@ def sample(
     end = lax.while_loop(
         lambda drawn: (drawn.step < length) & ~jnp.all(drawn.ended_BK),
         advance,
-        _nothing_drawn(batch, samples, length, expand_cache(cache, samples)),
+        _Drawn(
+            jnp.zeros((), jnp.int32),
+            jnp.zeros((batch, samples, length + 1), jnp.int32),
+            jnp.zeros((batch, samples), jnp.float32),
+            jnp.zeros((batch, samples), bool),
+            expand_cache(cache, samples),
+        ),
     )
     tokens_BKT = end.sequences_BKT[:, :, 1:]
-    return tokens_BKT, end.logp_BK / length_penalty(alpha, _counts(tokens_BKT == eos_id))
-
-
-def _counts(ends_BKT: Array) -> Array:
-    """Returns how many tokens a sequence has with its EOS; all T where it has none."""
-    return jnp.where(ends_BKT.any(axis=2), ends_BKT.argmax(axis=2) + 1, ends_BKT.shape[2])
-
-
-def _nothing_drawn(batch: int, samples: int, length: int, cache: Any) -> _Drawn:
-    return _Drawn(
-        jnp.zeros((), jnp.int32),
-        jnp.zeros((batch, samples, length + 1), jnp.int32),
-        jnp.zeros((batch, samples), jnp.float32),
-        jnp.zeros((batch, samples), bool),
-        cache,
-    )
+    ends_BKT = tokens_BKT == eos_id
+    # Tokens of each with its EOS; all T where it has none.
+    count_BK = jnp.where(ends_BKT.any(axis=2), ends_BKT.argmax(axis=2) + 1, length)
+    return tokens_BKT, end.logp_BK / length_penalty(alpha, count_BK)
 
 
 def _keys(seed: int, name_B: Array, samples: int) -> Array:

@@ -538,15 +538,13 @@ def _elements(text: str) -> list[str]:
     """Elements of a tuple's type; of any other type, itself."""
     if not text.startswith("("):
         return [text]
-    depth, start, parts = 0, 1, []
-    for place, letter in enumerate(text):
-        if letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        if (letter == "," and depth == 1) or depth == 0:
-            parts.append(text[start:place].strip())
-            start = place + 1
-        if depth == 0:
+    depth, parts = 0, [""]
+    for letter in text[1:]:
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth < 0:
             break
-    return parts
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]

@@ -240,15 +240,11 @@ def topology(name: str) -> Machine:
         )
     slices = 1 if found[1] is None else int(found[1])
     sizes = tuple(int(size) for size in found[3].split("x"))
-    machine = _cluster if found[2] in GPUS else _slices
-    return machine(f"--topology={name}", found[2], sizes, slices)
-
-
-def _cluster(argument: str, name: str, sizes: tuple[int, ...], slices: int) -> Cluster:
-    gpu = GPUS[name]
+    if (gpu := GPUS.get(found[2])) is None:
+        return _slices(f"--topology={name}", found[2], sizes, slices)
     if slices != 1 or len(sizes) != 2 or 0 in sizes or sizes[1] > gpu.node:
         raise InputError(
-            f"{argument}: nodes and GPUs a node, two sizes; of {gpu.name} a node has 1 to "
+            f"--topology={name}: nodes and GPUs a node, two sizes; of {gpu.name} a node has 1 to "
             f"{gpu.node}; GPUs have no slices"
         )
     return Cluster(gpu, *sizes)
@@ -262,9 +258,8 @@ def _slices(argument: str, name: str, sizes: tuple[int, ...], slices: int) -> To
             "at least one slice"
         )
     if math.prod(sizes) > chip.most:
-        several = (
-            f"; more chips are several slices, 2*{name}:..." if chip.host_network_bytes else ""
-        )
+        joined = f"; more chips are several slices, 2*{name}:..."
+        several = joined if chip.host_network_bytes else ""
         raise InputError(f"{argument}: a slice of {name} has at most {chip.most:,} chips{several}")
     shapes = _SHAPES[name].split()
     multiples = len(sizes) == 3 and all(n % 4 == 0 for n in sizes) and list(sizes) == sorted(sizes)

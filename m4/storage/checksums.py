@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from m4.settings import InputError
 from m4.storage.files import read_json, write_json
-from m4.storage.objects import Object
+from m4.storage.objects import Object, Objects
 from m4.storage.records import count, entry, listed, named, record, text
 
 # Name -> (size in bytes, SHA-256), and their kind in a manifest.
@@ -32,15 +32,6 @@ _TICK_SECONDS = 2.0
 _SMALL_BYTES = 1 << 16
 # Below this size, hashing again is cheap.
 _WORTH_BYTES = 1 << 24
-
-
-class Folder(Protocol):
-    """The files of a folder, by their names relative to it: a `Disk`, or `objects.Objects`."""
-
-    address: str
-
-    def list(self) -> dict[str, Object]: ...
-    def sha256(self, name: str) -> tuple[int, str]: ...
 
 
 class Disk:
@@ -70,6 +61,10 @@ class Disk:
         with Path(self.address, name).open("rb", buffering=0) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return file.tell(), digest
+
+
+# The files of a folder, by their names relative to it.
+Folder = Disk | Objects
 
 
 class _Choice:

@@ -14,7 +14,7 @@ import sys
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 
@@ -49,14 +49,14 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
     """Gives a folder to fill that becomes `folder` at the end, or is removed if the filling fails.
 
     What a killed process left half filled is removed by the next one that writes the same folder: a
-    lock in it, held until the process ends, however it does, tells the two apart.
-
-    Args:
-        replace: Whether it replaces a folder of that name, which otherwise stays.
+    lock in it, held until the process ends, tells the two apart. Without `replace` a folder of that
+    name stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*/{_LOCK}"):
-        _remove_abandoned(path)
+        with open_lock(path) as lock, suppress(BlockingIOError):  # another process is filling it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(path.parent)
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     unfinished.mkdir()
     try:
@@ -84,15 +84,6 @@ def open_lock(path: Path) -> IO[str]:
     """Opens or makes the file of a lock; OSError for a link, which may lead out of the folder."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "r+")
-
-
-def _remove_abandoned(lock: Path) -> None:
-    with open_lock(lock) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return  # another process is filling it
-        remove(lock.parent)
 
 
 def remove(path: Path) -> None:

@@ -68,15 +68,13 @@ _KIND_OF = (
 # In a folder with nothing else no work is lost: another config may take it over.
 CONFIG_FILES = ("run.json", "config.gin", "operative_config.gin")
 _OWN = {*CONFIG_FILES, "compilation_cache", "data", VOCABULARY}
-_OWN |= {f"{name}.{ending}" for name in ("data_preview", "data_report")
-         for ending in ("json", "html", "png", "pdf")}  # fmt: skip
-
+_OWN |= {"data_preview.json", "data_report.json", "data_report.html"}
 
 # Everything that jobs write at the top of the folder (docs/run_folder.md). A user's files stay.
 _WRITTEN = re.compile(
     r"run\.json|(operative_)?config\.gin|heartbeat\.json|metrics\.jsonl|report\.html"
     r"|dropped\.jsonl\.gz|(data_preview|data_report|delta_bleu)\.\w+"
-    r"|(scores|deltas|rates|scores_by_step|forgotten)(\.\w+)?\.(jsonl|png|pdf)|atlas(\.\w+)?\.(json|png)"
+    r"|(scores|deltas|rates|scores_by_step|forgotten)(\.\w+)?\.(jsonl|png|svg)|atlas(\.\w+)?\.(json|png)"
     r"|vocabulary|checkpoints|tensorboard|stalls|profile|logs|decodes|baselines"
     r"|zero_shot|compilation_cache"
 )
@@ -160,7 +158,7 @@ def start_over(folder: Path) -> Callable[[str], bool]:
     Corpora (data/) stay: they are right whatever the config is. Of a link only the link goes.
 
     Returns:
-        Whether a file went, by its name in the folder.
+        A function of a file's name in the folder: whether it went.
     """
     if not (there := _names(folder)) or not _checked(folder):
         return lambda name: False
@@ -195,7 +193,7 @@ def note(folder: Path, **more: Any) -> None:
 
 
 def check(folder: Path, config: Mapping[str, str], mutable: Collection[str]) -> None:
-    """ValueError: the folder belongs to another config: a setting differs that is not mutable."""
+    """Raises InputError if a setting that is not mutable differs: the folder is another config's."""
     changes = changed(read(folder), config, mutable)
     if not changes:
         return
@@ -248,7 +246,6 @@ def read(folder: Path) -> dict:
     path = Path(folder) / "run.json"
     if not path.is_file():
         raise InputError(f"{folder}: not a run's folder (no run.json); train first")
-
     return {"mutable": [], "versions": {}, "decoding": {}, **read_json(path, _RUN)}
 
 

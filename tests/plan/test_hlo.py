@@ -114,7 +114,8 @@ def test_no_collectives() -> None:
 
 
 # As the TPU compiler writes it: no trip counts at the loops, constants of the counter in
-# the loop's condition, copied starts, tiles in layouts, fusions of all-reduce and slice.
+# the loop's condition, copied starts, tiles in layouts, fusions of all-reduce and slice, the
+# largest number where it has no estimate of cycles.
 TPU = """\
 HloModule jit_step, is_scheduled=true, num_partitions=16
 
@@ -144,8 +145,9 @@ parameter(0)
   %get-tuple-element.77 = s32[]{:T(256)} get-tuple-element(%wide.param.5), index=2
   %all-gather = f32[32,1024]{1,0:T(8,128)S(1)} all-gather(%get-tuple-element.73), channel_id=2, \
 replica_groups=mesh['axis_0'=4,'axis_1'=4] {'axis_1'}, dimensions={1}
-  %fusion.28 = f32[32,256]{1,0:T(8,128)} fusion(%all-gather), kind=kCustom, \
-calls=%all-reduce-scatter.clone.1
+  %custom-call.1 = f32[32,1024] custom-call(%all-gather), custom_call_target="tpu_custom_call"
+  %fusion.28 = f32[32,256]{1,0:T(8,128)} fusion(%custom-call.1), kind=kCustom, \
+calls=%all-reduce-scatter.clone.1, backend_config={"estimated_cycles":"100"}
   ROOT %tuple.34 = (s32[]{:T(256)}, f32[32,256]{1,0:T(8,128)}, /*index=2*/s32[]{:T(256)}) \
 tuple(%add.13, %fusion.28, /*index=2*/%get-tuple-element.77)
 }
@@ -166,7 +168,8 @@ ENTRY %main.11_spmd (param.7: f32[32,256]) -> f32[32,256] {
 u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%param.7), channel_id=1, \
 source_target_pairs={{0,8},{8,0}}, metadata={op_name="jit(g)/ppermute" stack_frame_id=18}
   %collective-permute-done = f32[32,256]{1,0:T(8,128)S(1)} \
-collective-permute-done(%collective-permute-start)
+collective-permute-done(%collective-permute-start), backend_config={"estimated_cycles":"7"}
+  %copy.11 = f32[8] copy(%a), backend_config={"estimated_cycles":"9223372036854775807"}
   %tuple.35 = (s32[]{:T(256)}, f32[32,256]{1,0:T(8,128)}, /*index=2*/s32[]{:T(256)}) \
 tuple(%copy.10, %collective-permute-done, /*index=2*/%constant.19)
   %while.32 = (s32[]{:T(256)}, f32[32,256]{1,0:T(8,128)}, /*index=2*/s32[]{:T(256)}) \
@@ -373,54 +376,14 @@ def test_unknown_transfer_between_slices_is_refused() -> None:
         collectives(TWO_SLICES.replace("%s", line))
 
 
-# As the TPU compiler writes it: no trip count at the loop, the largest number where it has no
-# estimate. The loop counts from 0 to 7 by 2: four iterations.
-CYCLES = """\
-HloModule step, is_scheduled=true, num_partitions=4
-
-%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
-  %p = (s32[], f32[8]) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %x = f32[8] get-tuple-element(%p), index=1
-  %two = s32[] constant(2)
-  %next = s32[] add(%i, %two)
-  %y = f32[8] fusion(%x), kind=kLoop, calls=%f, backend_config={"estimated_cycles":"100"}
-  %z = f32[8] custom-call(%y), custom_call_target="tpu_custom_call"
-  ROOT %t = (s32[], f32[8]) tuple(%next, %z)
-}
-
-%condition (p: (s32[], f32[8])) -> pred[] {
-  %p = (s32[], f32[8]) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %n = s32[] constant(7)
-  ROOT %c = pred[] compare(%i, %n), direction=LT
-}
-
-ENTRY %main (x: f32[8]) -> f32[8] {
-  %x = f32[8] parameter(0)
-  %zero = s32[] constant(0)
-  %a = f32[8] fusion(%x), kind=kLoop, calls=%g, backend_config={"estimated_cycles":"7"}
-  %b = f32[8] copy(%a), backend_config={"estimated_cycles":"9223372036854775807"}
-  %t = (s32[], f32[8]) tuple(%zero, %b)
-  %w = (s32[], f32[8]) while(%t), condition=%condition, body=%body
-  ROOT %r = f32[8] get-tuple-element(%w), index=1
-}
-"""
-
-
 def test_cycles_are_multiplied_by_the_iterations_of_their_loop() -> None:
-    found = read(CYCLES)
+    found = read(tpu(limit=4))
     assert found.whole.cycles == 7 + 4 * 100
     # The copy, and four custom kernels.
-    assert (found.whole.uncosted, found.whole.kernels) == (1 + 4, 4)
-    assert found.loops == 0
-    assert found.whole.collectives == []
+    assert (found.whole.uncosted, found.whole.kernels, found.loops) == (1 + 4, 4, 0)
     assert (found.iteration.cycles, found.once) == (0, found.whole)
-
-
-def test_cycles_of_a_loop_of_unknown_length_count_once() -> None:
-    found = read(CYCLES.replace("constant(7)", "parameter(1)"))
-    assert (found.whole.cycles, found.whole.uncosted, found.loops) == (107, 2, 1)
+    unknown = read(tpu(limit="%other"))
+    assert (unknown.whole.cycles, unknown.whole.uncosted, unknown.loops) == (107, 2, 1)
 
 
 def test_work_outside_and_inside_of_a_loop_is_separate() -> None:

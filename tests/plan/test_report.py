@@ -105,6 +105,7 @@ def test_costs_follow_from_the_time_of_a_step() -> None:
 
 def test_time_model_is_compared_with_the_same_model_of_the_paper_only() -> None:
     assert report.verdict(FACTS) == "fits: 9.00 of 16 GiB a device at most"
+    assert "counts once" in notes({**FACTS, "unknown_loops": 1})
     rows = cells(FACTS)
     # 1 / 0.72 steps a second; 1.0 s / 1.389 s = 0.72.
     assert (rows["the paper's step (table 3), s"], rows["model / paper"]) == ("1.389", "0.72")
@@ -160,10 +161,6 @@ def test_parameters_are_compared_with_the_same_model_of_the_paper_only() -> None
     for experts, shown in ((535e9, True), (500e9, False)):
         parameters = {**FACTS["parameters"], "experts": int(experts)}
         assert ("the paper (table 1)" in cells({**FACTS, "parameters": parameters})) == shown
-
-
-def test_a_loop_of_unknown_length_has_a_note() -> None:
-    assert "counts once" in notes({**FACTS, "unknown_loops": 1})
 
 
 def test_program_that_does_not_fit_has_advice() -> None:

@@ -1,4 +1,4 @@
-"""A corpus that is larger than this machine's room for it, in a bucket."""
+"""A corpus in a bucket: larger than this machine's room for it, and prepared there in shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from m4.jobs import corpus
 from m4.settings import InputError
 from m4.storage.local_copy import BoundedCopy
 from m4.storage.objects import Objects
+from tests.bucket import Emulator
 from tests.data.corpus import Made
+from tests.data.test_beam import Shuffled, files_of, spec
+from tests.data.test_beam import corpus as text_of
 
 Machine = Callable[[], Path]
 LANGUAGES = ("gl", "pt")
@@ -120,3 +123,18 @@ def test_mistakes_are_one_line(address: str, built: Cache) -> None:
     objects.put(name, content[:-1] + b"x")
     with pytest.raises(InputError, match=rf"{name}: damaged: its content is not what was written"):
         Stream(opened(address, built, 1.0), **OPTIONS).batch(0)
+
+
+def test_shards_in_a_bucket(tmp_path: Path, address: str, emulator: Emulator) -> None:
+    source = text_of(tmp_path / "text", 100)
+    work = Shuffled("direct", [], 1)
+    work.open(address)
+    many = spec(source).build(tmp_path / "many", engine=work)
+    assert files_of(many.folder) == files_of(spec(source).build(tmp_path / "one").folder)
+    folder = address.split("/", 3)[3]
+    assert emulator.names(folder)
+    work.work.remove()
+    assert not emulator.names(folder)
+    emulator.rights.remove("storage.objects.create")
+    with pytest.raises(InputError, match=r" lacks storage\.objects\.create: grant it"):
+        work.open(address)

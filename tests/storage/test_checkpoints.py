@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.parallel.mesh import make_mesh
+from m4.storage import checkpoints as module
+from m4.storage import manifest
 from m4.storage.checkpoints import SCORES_BY_STEP, Checkpoints, shapes
 from m4.storage.steps import complete_steps, latest_step
 
@@ -143,3 +147,19 @@ def test_reader_creates_no_folder(tmp_path: Path) -> None:
     assert store.latest is None
     store.close()
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_large_checkpoint_is_several_files_and_restored_bit_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FILE_BYTES", 1 << 16)
+    kernel = np.random.default_rng(0).normal(size=(300, 200)).astype(np.float32)
+    tree = {"a": {"kernel": jnp.asarray(kernel)}, "b": jnp.asarray(kernel, jnp.bfloat16)}
+    with contextlib.closing(Checkpoints(tmp_path)) as store:
+        store.save(1, {"params": tree}, {})
+        store.wait()
+        found = store.restore(1, {"params": shapes(tree)})["params"]
+    written = manifest.files_of(epath.Path(tmp_path / "1")) or {}
+    assert len([size for size, _ in written.values() if size > 1 << 14]) >= 3
+    np.testing.assert_array_equal(found["a"]["kernel"], kernel)
+    np.testing.assert_array_equal(found["b"], tree["b"])

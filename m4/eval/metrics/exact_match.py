@@ -22,9 +22,8 @@ def exact_match(
     counts = np.array(rows, np.int64).reshape(len(rows), 2)
     count = reference_count(several)
     signature = f"nrefs:{'var' if count < 0 else count}|case:mixed|space:stripped"
-    return Statistics("exact_match", counts, mean_percent, signature)
+    return Statistics("exact_match", counts, _formula, signature)
 
 
-def mean_percent(sums: np.ndarray) -> np.ndarray:
-    """Returns the mean of [..., (sum, sentences)] in percent."""
+def _formula(sums: np.ndarray) -> np.ndarray:
     return 100.0 * sums[..., 0] / np.maximum(sums[..., 1], 1)

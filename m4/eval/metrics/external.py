@@ -36,13 +36,20 @@ class External:
     """A metric that a command computes; the score is the mean of its numbers, as they are.
 
     What was scored is kept: a text is scored once, and a scorer that ended goes on where it was.
+
+    Attributes:
+        command: its words. Of a saved config they are data, and not run.
+        name: of the metric in scores and file names.
+        version: of the scorer, for the signature.
+        lower_is_better: whether its numbers count errors.
+        folder: where scores are kept for other runs, too.
     """
 
-    command: Sequence[str]  # its words; of a saved config they are data, and not run
-    name: str  # of the metric in scores and file names
-    version: str | None = None  # of the scorer, for the signature
-    lower_is_better: bool = False  # whether its numbers count errors
-    folder: str = "~/.cache/m4/scores"  # where scores are kept for other runs, too
+    command: Sequence[str]
+    name: str
+    version: str | None = None
+    lower_is_better: bool = False
+    folder: str = "~/.cache/m4/scores"
 
     def __post_init__(self) -> None:
         if not re.fullmatch(NAME, self.name):

@@ -3,7 +3,6 @@
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from m4.eval.scoring.delta import (
 from m4.eval.scoring.levels import LEVELS, SIDES, ResourceLevels
 from m4.eval.scoring.score import COPY, Decode, Measured, Subsets, untagged, with_complements
 from m4.eval.scoring.winners import Cost, Winner
+from m4.parallel.platform.hardware import package_version
 from m4.storage.checkpoints import SCORES_BY_STEP
 from m4.storage.steps import complete_steps
 
@@ -162,7 +162,8 @@ def page(
         seed=bootstrap.SEED,
         split=measured.split,
         configs={name: path.read_text("utf-8") for name, path in background.configs.items()},
-        versions=_versions(),
+        versions={"Python": platform.python_version()}
+        | {name: version for name in PACKAGES if (version := package_version(name, ""))},
     )  # fmt: skip
 
 
@@ -415,9 +416,3 @@ def _data_table(
         }
         rows.append({**row, "about": _about(row, by_language.get(code, []))})
     return rows
-
-
-def _versions() -> dict[str, str]:
-    installed = {dist.name.lower(): dist.version for dist in metadata.distributions() if dist.name}
-    found = {name: installed[name] for name in PACKAGES if name in installed}
-    return {"Python": platform.python_version(), **found}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from jax import lax
 from scipy.special import log_softmax
 
 from m4.eval.decoding import beam
@@ -41,9 +42,6 @@ def at_once(inputs, cache, model, beams, alpha=0.6, **options):
     """The search as one program, which compiles quicker than its operations; arrays of numpy."""
     run = jax.jit(lambda x, kept: beam.beam_search(x, kept, model, EOS, beams, alpha, **options))
     return jax.device_get(run(inputs, cache))
-
-
-# --- Tables: the subjects of T5X's seven beam tests, with other numbers ---------------------
 
 
 def markov(state):
@@ -89,63 +87,14 @@ def test_markov_chain(beams, alpha, sequences, scores):
     np.testing.assert_allclose(got_scores, [scores] * 2, atol=1e-5)
 
 
-# Two rows over (pad, EOS, A, B, ...) in which EOS is impossible, so that the live beams come back,
-# with scores not normalised. Row 0 prefers A: .6, .65, .7, .75, .8 at steps 0 to 4, else B; row 1
-# prefers B likewise. The least certain choice comes first, so of all sequences with one improbable
-# token the one that has it at its first free step is the second best, and there are no ties.
-SURE = [0.6, 0.65, 0.7, 0.75, 0.8]
-NEVER_ENDING = [
-    [[0, 0, p, 1 - p] + [0] * 4 for p in SURE],
-    [[0, 0, 1 - p, p] + [0] * 4 for p in SURE],
-]
-
-
-def two_best(start, stop):
-    """Log-probabilities of steps start..stop-1: one improbable token at `start`; none."""
-    rest = math.prod(SURE[start + 1 : stop])
-    return [math.log((1 - SURE[start]) * rest), math.log(SURE[start] * rest)]
-
-
-@pytest.mark.parametrize(
-    ("prefix", "options", "sequences", "scores"),
-    [
-        # Forced tokens 7 | 4 5 score 0; row 0 is free from step 1 on, row 1 from step 2.
-        (
-            [[0, 7, 0, 0, 0], [0, 4, 5, 0, 0]],
-            {"alpha": 0.0},
-            [[[7, B, A, A, A], [7, A, A, A, A]], [[4, 5, A, B, B], [4, 5, B, B, B]]],
-            [two_best(1, 5), two_best(2, 5)],
-        ),
-        # alpha does not matter, as nothing finishes.
-        (
-            [[0] * 5] * 2,
-            {"alpha": 0.6},
-            [[[B, A, A, A, A], [A] * 5], [[A, B, B, B, B], [B] * 5]],
-            [two_best(0, 5)] * 2,
-        ),
-        # The same with a cache that grows: the last stage goes to the end.
-        (
-            [[0] * 5] * 2,
-            {"stages": (2, 5)},
-            [[[B, A, A, A, A], [A] * 5], [[A, B, B, B, B], [B] * 5]],
-            [two_best(0, 5)] * 2,
-        ),
-    ],
-    ids=["prefix", "no prefix", "stages"],
-)
-def test_unfinished_rows(prefix, options, sequences, scores):
-    got, got_scores = at_once(np.asarray(prefix), {}, static(NEVER_ENDING), 2, **options)
-    np.testing.assert_array_equal(got, sequences)
-    np.testing.assert_allclose(got_scores, scores, atol=1e-5)
-
-
 def test_rows_with_and_without_a_finished_hypothesis():
     # Row 0 ends at step 0 with probability 1, and no other hypothesis can end: its second slot
-    # stays empty (zeros, -1e7). Row 1 never ends: live, not normalised, two steps.
-    table = [[[0, 1] + [0] * 6, [0, 0, 1] + [0] * 5], NEVER_ENDING[1][:2]]
+    # stays empty (zeros, -1e7). Row 1 never ends: live, not normalised, two steps of B .6 and .65.
+    table = [[[0, 1, 0, 0], [0, 0, 1, 0]], [[0, 0, 0.4, 0.6], [0, 0, 0.35, 0.65]]]
     got, scores = at_once(zeros(2, 2), {}, static(table), 2, alpha=0.6)
     np.testing.assert_array_equal(got, [[[0, 0], [EOS, 0]], [[A, B], [B, B]]])
-    np.testing.assert_allclose(scores, [[-1e7, 0], two_best(0, 2)], atol=1e-5)
+    live = [math.log(0.4 * 0.65), math.log(0.6 * 0.65)]
+    np.testing.assert_allclose(scores, [[-1e7, 0], live], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +169,7 @@ def search(table, inputs, beams, alpha):
     seed=st.integers(0, 2**31),
     shape=st.sampled_from([(1, 9, 6), (2, 8, 7), (4, 9, 5)]),  # K, V >= 2K, T
     alpha=st.sampled_from([0.0, 0.6]),
-    likely_end=st.sampled_from([-2.0, 0.0, 2.0]),
+    likely_end=st.sampled_from([-30.0, -2.0, 0.0, 2.0]),  # the first: no row ends
     prefixes=st.tuples(st.integers(0, 3), st.integers(0, 3)),
 )
 def test_equals_search_over_lists(seed, shape, alpha, likely_end, prefixes):
@@ -251,3 +200,33 @@ def test_equals_search_over_lists(seed, shape, alpha, likely_end, prefixes):
         )
         np.testing.assert_array_equal(alone[0], sequences[row])
         np.testing.assert_allclose(alone_scores[0], scores[row], atol=1e-6)
+
+
+SHAPES = [
+    (3, 8192, 2),
+    (2, 4 * 3072, 8),
+    (2, 400, 8),  # chunks of 16
+    (2, 997, 8),  # a prime: in one stage
+    (2, 64, 64),
+]
+
+
+@pytest.mark.parametrize("few", [None, 3, 1], ids=["different", "many ties", "all equal"])
+@pytest.mark.parametrize(("rows", "numbers", "k"), SHAPES)
+def test_the_k_largest_are_those_of_lax(rows, numbers, k, few):
+    rng = np.random.default_rng(numbers)
+    x_BN = rng.normal(size=(rows, numbers))
+    if few is not None:
+        x_BN = rng.integers(few, size=(rows, numbers))
+    # Ended and dead hypotheses.
+    x_BN = np.where(rng.random((rows, numbers)) < 0.1, -np.inf, x_BN).astype(np.float32)
+    x_BN[0, : numbers // 2] = -1e7
+    for got, expected in zip(
+        jax.jit(beam.top_k, static_argnums=1)(x_BN, k), lax.top_k(x_BN, k), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_cpus_sort_no_whole_row():
+    text = jax.jit(lambda x_BN: beam.top_k(x_BN, 4)).lower(jnp.zeros((2, 1024))).as_text()
+    assert "tensor<2x8x128xf32>" in text

@@ -17,7 +17,6 @@ from m4.eval.decoding.decode import BatchCounts, batches, cut_said, default_buck
 from m4.eval.decoding.settings import Decoding
 from m4.eval.metrics.bleu import bleu
 from m4.model.gates.by_direction import by_direction
-from m4.model.transformer import abstract_variables
 from m4.parallel.layout import Layout
 from m4.parallel.mesh import axis_rules_context, make_mesh
 from m4.settings import InputError, SettingError
@@ -53,6 +52,12 @@ def test_batches_have_one_shape_a_bucket_and_every_source_once():
         for b in range(len(batch.rows), 3):
             assert batch.tokens_BL[b].tolist() == batch.tokens_BL[len(batch.rows) - 1].tolist()
 
+    # A batch has one factor of the limit.
+    got = list(batches([[5] * n for n in (3, 20, 7, 16, 1)], [16, 32], 2, [2, 2, 4, 2, 4]))
+    assert [(batch.rows, batch.tokens_BL.shape[1], batch.factor) for batch in got] == [
+        ([1], 32, 2), ([3, 0], 16, 2), ([2, 4], 16, 4),
+    ]  # fmt: skip
+
 
 def test_buckets_and_limits():
     assert default_buckets(100) == [16, 32, 64, 100]
@@ -61,14 +66,6 @@ def test_buckets_and_limits():
     assert target_limit(16, 256) == 48
     assert target_limit(128, 256) == 256
     assert target_limit(16, 256, 0, 5) == 5 * 16 + 16
-
-
-def test_a_batch_has_one_factor_of_the_limit():
-    sources = [[5] * n for n in (3, 20, 7, 16, 1)]
-    got = list(batches(sources, [16, 32], 2, [2, 2, 4, 2, 4]))
-    assert [(batch.rows, batch.tokens_BL.shape[1], batch.factor) for batch in got] == [
-        ([1], 32, 2), ([3, 0], 16, 2), ([2, 4], 16, 4),
-    ]  # fmt: skip
 
 
 def test_limits_of_translations_are_those_of_their_language(monkeypatch):
@@ -303,18 +300,6 @@ def test_a_gate_by_task_translates_each_source_by_its_direction(beams):
     assert len(ended) > 1
     found = [together[row].scores[0] for row in ended]
     np.testing.assert_allclose([each.score for each in given], found, rtol=1e-4)
-
-
-@pytest.mark.thorough
-def test_a_gate_by_task_translates_over_a_mesh_as_on_one_device():
-    model, params = tiny(moe=BY_TASK, directions=3)
-    texts, numbers = sentences(9, seed=4), [row % 3 for row in range(9)]
-    expected = decode(model, params, Words(), texts, SETTINGS, directions=numbers)
-    layout = Layout(make_mesh(data=2, expert=4))
-    axes = abstract_variables(model)["params_axes"]
-    there = jax.device_put(params, layout.shardings(axes, params))
-    found = decode(model, there, Words(), texts, SETTINGS, directions=numbers, layout=layout)
-    assert found == expected
 
 
 def test_a_gate_by_task_needs_directions():

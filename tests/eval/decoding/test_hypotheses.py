@@ -1,7 +1,6 @@
 """Files of hypotheses: written once, whole, and by what they were made."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ class Upper:
         self.calls = []
 
     def __call__(self, sources, directions):
-        self.calls.append(sources)
+        self.calls.append((sources, directions))
         return [{"hypothesis": source.upper()} for source in sources]
 
 
@@ -37,8 +36,8 @@ def test_files_are_written_and_reused(tmp_path):
     assert done == list(PAIRS)
     # Three sentences make a call full: gl-en and en-gl; then the rest.
     assert upper.calls == [
-        ["<2en> ola", "<2en> adeus", "<2gl> hello"],
-        ["<2sr_Latn> yes", "<2sr_Latn> no"],
+        (["<2en> ola", "<2en> adeus", "<2gl> hello"], ["gl-en", "gl-en", "en-gl"]),
+        (["<2sr_Latn> yes", "<2sr_Latn> no"], ["en-sr_Latn", "en-sr_Latn"]),
     ]
     assert lines(folder / "test.gl-en.jsonl") == [
         {"source": "ola", "reference": "hello", "hypothesis": "<2EN> OLA"},
@@ -79,17 +78,6 @@ def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
         decode_to_files(FailsSecond(), tmp_path, "dev", PAIRS, {}, sentences_at_once=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.gl-en.json", "dev.gl-en.jsonl"]
     assert decode_to_files(Upper(), tmp_path, "dev", PAIRS, {}) == ["en-gl", "en-sr_Latn"]
-
-
-def test_translate_gets_the_direction_of_each_source(tmp_path):
-    called: list[Any] = []
-
-    def translate(sources, directions):
-        called.append((len(sources), directions))
-        return [{"hypothesis": source} for source in sources]
-
-    decode_to_files(translate, tmp_path, "test", PAIRS, {}, sentences_at_once=3)
-    assert called == [(3, ["gl-en", "gl-en", "en-gl"]), (2, ["en-sr_Latn", "en-sr_Latn"])]
 
 
 DAMAGE = {

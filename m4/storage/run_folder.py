@@ -193,7 +193,7 @@ def note(folder: Path, **more: Any) -> None:
 
 
 def check(folder: Path, config: Mapping[str, str], mutable: Collection[str]) -> None:
-    """Raises InputError if a setting that is not mutable differs: the folder is another config's."""
+    """Raises InputError if a setting differs that is not mutable: it is another config's folder."""
     changes = changed(read(folder), config, mutable)
     if not changes:
         return

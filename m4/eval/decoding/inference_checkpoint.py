@@ -56,7 +56,6 @@ def restore_params(
                         f"{vocabulary.fingerprint[:12]} here)"
                     )
                 of = store.used(found) if item is None else item
-                store.check_shapes(found, of, variables["params"])
                 params = store.restore(found, {of: placed(variables, layout)})[of]
                 check_weights(store.folder / str(found), by_path(params))
                 return params, found, note

@@ -1,6 +1,5 @@
 """The dev and test sentences of a corpus by direction, and their translation with progress."""
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -41,8 +40,8 @@ def split_pairs(
 def n_way_pairs(cache: Cache, direction: str, split: str) -> list[tuple[str, str]]:
     """Returns (source, reference) of each test sentence of a direction, also one without pairs.
 
-    Sentences of a pair without test sentences are translations of the same sentence of a third
-    language: of English, or else of the first one that has any.
+    Those are translations of the same sentence of a third language: of English, or else of the
+    first one that has any.
     """
     source, target = split_direction(direction)
 
@@ -79,10 +78,8 @@ class Portion(NamedTuple):
     def pairs(self, cache: Cache) -> dict[str, list[tuple[str, str]]]:
         """Returns direction -> (source, reference) of the chosen sentences.
 
-        Directions without training pairs are there where they are asked for.
-
-        Raises:
-            InputError: The corpus has no such languages.
+        Directions without training pairs are there where they are asked for. InputError: the
+        corpus has no such languages.
         """
         trained = cache.directions
         if unknown := {*self.directions} - {*trained, *zero_shot_directions(trained)}:
@@ -128,12 +125,9 @@ def pair_sizes(known: Mapping[str, int], directions: Iterable[str]) -> dict[str,
 
 
 def check_held_out(cache: Cache) -> None:
-    """Checks that each pair of languages can have a fair baseline.
+    """Raises InputError for a pair of languages without dev or test sentences.
 
-    Dev sentences choose its parameters, test sentences are what it is compared on.
-
-    Raises:
-        InputError: A pair has no dev or no test sentences.
+    Dev sentences choose a baseline's parameters, test sentences are what it is compared on.
     """
     for split in ("dev", "test"):
         if lacking := [
@@ -146,13 +140,9 @@ def check_held_out(cache: Cache) -> None:
 
 
 class ProgressDecoder:
-    """`decode` for `decode_to_files`: shows progress over all calls and counts batches.
+    """`translate` of `decode_to_files`: shows progress over all calls and counts batches.
 
     Several processes all call it; the primary one writes the counts and warns.
-
-    Attributes:
-        cut: Number of sources that were too long.
-        batches: Counts of what is in the batches.
     """
 
     def __init__(
@@ -162,44 +152,40 @@ class ProgressDecoder:
         counter: RoutingCounter | None = None,
         directions: Sequence[str] = (),
     ) -> None:
-        """Begins to count.
-
-        Args:
-            directions: Those of training. Others have no number, which gates by task ask for.
-        """
-        self.cut, self.batches = 0, BatchCounts()
+        """Begins to count. Directions that are not training's have no number for gates by task."""
+        self.cut, self.batches = 0, BatchCounts()  # number of sources that were too long
         self._numbers = {name: number for number, name in enumerate(directions)}
         self._bar, self._counter, self._trained = bar, counter, trained
-        self._start, self._sentences = time.monotonic(), 0
 
     def __call__(self, sources: Sequence[str], directions: list[str]) -> list[dict[str, Any]]:
         """Returns what a file of hypotheses says of each source: "hypothesis".
 
         With Decoding.n_best it says its direction, and all translations with their scores, too.
         """
+        before, counter = self.batches.sentences, self._counter
 
         def progress(done: int, *_: int) -> None:
-            rate = self.batches.tokens / (time.monotonic() - self._start)
-            self._bar.update(self._sentences + done, f"{rate:,.0f} tokens/s")
+            rate = self.batches.tokens / self.batches.seconds
+            self._bar.update(before + done, f"{rate:,.0f} tokens/s")
 
         def on_cut(*_: int) -> None:
             self.cut += 1
 
-        if self._counter is not None:
-            self._counter.starting(directions)
+        def on_batch(batch: Batch, best_BT: np.ndarray) -> None:
+            self.batches(batch, best_BT)
+            if counter is not None:
+                counter(batch, best_BT)
+
+        if counter is not None:
+            counter.starting(directions)
+        known = self._numbers.keys() >= {*directions}
         found = translations(
-            self._trained,
-            sources,
-            directions=[self._numbers[name] for name in directions]
-            if self._numbers.keys() >= {*directions}
-            else None,
-            progress=progress,
-            on_cut=on_cut,
-            on_batch=self._count,
-        )
-        if self._counter is not None and distributed.is_primary():
-            self._counter.save()
-        self._sentences += len(sources)
+            self._trained, sources,
+            directions=[self._numbers[name] for name in directions] if known else None,
+            progress=progress, on_cut=on_cut, on_batch=on_batch,
+        )  # fmt: skip
+        if counter is not None and distributed.is_primary():
+            counter.save()
         rows = [{"hypothesis": each.texts[0]} for each in found]
         if self._trained.decoding.n_best == 1:
             return rows
@@ -207,11 +193,6 @@ class ProgressDecoder:
             {**row, "direction": direction, **as_json(each)}
             for row, direction, each in zip(rows, directions, found, strict=True)
         ]
-
-    def _count(self, batch: Batch, best_BT: np.ndarray) -> None:
-        self.batches(batch, best_BT)
-        if self._counter is not None:
-            self._counter(batch, best_BT)
 
     def warn_of_cut(self, name: str) -> None:
         """Prints a line of translations that were cut, and one on stderr of cut sources."""

@@ -27,33 +27,19 @@ from m4.settings import InputError
 from m4.storage.files import whole
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours: of series Okabe and Ito's, which colour-blind readers can tell apart.
+class LIGHT:
+    """Colours on light paper; on dark paper a page inverts its figures.
 
-    Those of families are Tol's muted ones, the last for the rest; lighter ones on dark paper.
+    Those of series are from Okabe and Ito's palette, which colour-blind readers can tell apart,
+    those of families Tol's muted ones, the last for the rest.
     """
 
-    paper: str
-    ink: str
-    faint: str
-    bar: str
-    series: tuple[str, ...]
-    families: tuple[str, ...]
-
-
-LIGHT = Theme(
-    "#ffffff", "#222222", "#d8d8d8", "#9a9a9a",
-    ("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
-    ("#332288", "#CC6677", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#999933",
-     "#AA4499", "#9a9a9a"),
-)  # fmt: skip
-DARK = Theme(
-    "#16181c", "#e4e4e4", "#3a3d44", "#85888f",
-    ("#56B4E9", "#E69F00", "#2fc79a", "#e39ac3"),
-    ("#8f7fe8", "#e08a99", "#DDCC77", "#3fae66", "#88CCEE", "#c8588f", "#44AA99", "#b5b54a",
-     "#cc77bb", "#85888f"),
-)  # fmt: skip
+    paper, ink, faint, bar = "#ffffff", "#222222", "#d8d8d8", "#9a9a9a"
+    series = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+    families = (
+        *("#332288", "#CC6677", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#999933"),
+        *("#AA4499", "#9a9a9a"),
+    )
 
 
 # From the paper to the ink through one hue, evenly in lightness: no colours to confuse.
@@ -76,18 +62,6 @@ _SMALLEST = 4.0  # points; smaller labels of languages are left out
 def halfway(colour: str) -> str:
     """The colour halfway between `colour` and the paper."""
     return to_hex(tuple((np.array(to_rgb(colour)) + np.array(to_rgb(LIGHT.paper))) / 2))
-
-
-# Colour of a figure -> the page's, which follows the reader's choice of light or dark.
-OF_PAGE = {
-    LIGHT.paper: "var(--paper)",
-    LIGHT.ink: "var(--ink)",
-    LIGHT.faint: "var(--line)",
-    **{colour.lower(): f"var(--series-{i}, {colour})" for i, colour in enumerate(LIGHT.series)},
-    **{colour.lower(): f"var(--family-{i}, {colour})" for i, colour in enumerate(LIGHT.families)},
-    **{halfway(colour): f"color-mix(in srgb, var(--series-{i}, {colour}), var(--paper))"
-       for i, colour in enumerate(LIGHT.series)},
-}  # fmt: skip
 
 
 def blank(width: float, height: float, **options: Any) -> Figure:
@@ -124,7 +98,7 @@ def png(drawn: Figure) -> bytes:
 
 
 def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
-    """Returns the figure as an SVG element of a page, in the page's font and colours.
+    """Returns the figure as an SVG element of a page, in the page's font and on its paper.
 
     An artist with the gid "language:gl" becomes a group with data-language="gl", for the script.
 
@@ -135,7 +109,8 @@ def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
     buffer = io.StringIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the reader's fonts draw the text
-        _save(drawn, buffer, ".svg", label, **{"svg.fonttype": "none"})
+        page = {"svg.fonttype": "none", "savefig.transparent": True}
+        _save(drawn, buffer, ".svg", label, **page)
     _, _, text = buffer.getvalue().partition("<svg ")
     head, _, body = text.partition(">")
     (box,) = re.findall(r'viewBox="[^"]*"', head)
@@ -144,7 +119,6 @@ def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
     # Numbered names would come again in the page's next figure; nothing refers to them.
     body = re.sub(r' id="[\w.]+_\d+"', "", body)
     body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 system-ui, sans-serif", body)
-    body = re.sub(r"#[0-9a-f]{6}\b", lambda found: OF_PAGE.get(found[0], found[0]), body)
     # All text in a figure's body has been escaped by matplotlib.
     opening = Markup('<svg class="{}" role="img" aria-label="{}" {}>').format(
         kind, label, Markup(box)

@@ -52,7 +52,6 @@ def figure(
     cells = np.argwhere(np.isfinite(grid)) if numbered else []
     texts = [f"{grid[*at]:{'+' * signed}.{0 if percent else 1}f}".replace("-", "−") for at in cells]
     for (row, column), text in zip(cells, texts, strict=True):
-        # The page inverts images and swaps ink and paper in the dark.
         dark = abs(grid[row, column]) / most > 0.6
         panel.text(column, row, text, ha="center", va="center",
                    fontsize=min(0.9 * size, 0.95 * slot / (0.6 * max(map(len, texts)))),

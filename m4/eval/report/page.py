@@ -15,7 +15,7 @@ from m4.data.directions import key_of, languages_of, pair_of, split_direction
 from m4.data.languages import describe, family_of, title_of
 from m4.eval.metrics import bootstrap
 from m4.eval.report import atlas, curves, heat_map, plot
-from m4.eval.report.figures import DARK, LIGHT, OF_PAGE, inline
+from m4.eval.report.figures import inline
 from m4.eval.scoring import forgetting, rates, winners
 from m4.eval.scoring.by_step import read_rows
 from m4.eval.scoring.delta import (
@@ -138,7 +138,6 @@ def page(
         cost_rows=winners.cost_rows(background.costs),
         forgotten={run: (forgetting.summary(changed, levels), changed)
                    for run, changed in background.forgotten.items()},
-        theme={"light": LIGHT, "dark": DARK},
         subsets=_subsets(scores, metric, baseline, order),
         scores={direction: _by(whole, "direction", "system", "metric")[direction]
                 for direction in order},
@@ -211,7 +210,6 @@ _FILTERS = {
     "tag": language_tag,
     "language": lambda direction: key_of(pair_of(direction)),
     "languages": lambda at: max(one.languages for side in at.values() for one in side.values()),
-    "of_page": lambda colour: OF_PAGE[colour.lower()],
     "arrow": lambda text: text.replace("->", "-").replace("-", "\u2009→\u2009"),
     "rate": lambda row, name: rates.shown(name, row[name]),
     "lead": winners.lead_of,

@@ -193,11 +193,8 @@ def test_from_a_checkpoint(pieces, tmp_path, monkeypatch):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, restored))
     with pytest.raises(ValueError, match="no checkpoint of step 4"):
         restore_params(model, tmp_path / "checkpoints", step=4)
-    with pytest.raises(ValueError, match=r"is \(8, 8\) there and \(8, 9\) in the model") as error:
+    with pytest.raises(ValueError, match=r"is \(8, 8\) there and \(8, 9\) in the model"):
         restore_params(model.clone(mlp_width=9), tmp_path / "checkpoints")
-    assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="is missing there"):
-        restore_params(model.clone(encoder_layers=2), tmp_path / "checkpoints")
     # Training saves step 5 and removes step 3, which is being read: step 5 is read.
     read = Checkpoints.restore
 

@@ -27,7 +27,7 @@ from m4.eval.scoring.delta import (
     small_tests_line,
 )
 from m4.eval.scoring.levels import LEVELS, SIDES, ResourceLevels
-from m4.eval.scoring.score import COPY, Decode, Measured, Subsets, untagged, with_complements
+from m4.eval.scoring.score import COPY, Measured, Subsets, untagged, with_complements
 from m4.eval.scoring.winners import Cost, Winner
 from m4.parallel.platform.hardware import package_version
 from m4.storage.checkpoints import SCORES_BY_STEP
@@ -257,11 +257,7 @@ def _translations(
     measured: Measured, subsets: Subsets, train_pairs: Mapping[str, int], samples: int
 ) -> list[dict[str, Any]]:
     """Returns sentences spread evenly over every test set, with each system's translation."""
-    names = [system.name for system in measured.systems]
-    by_direction: dict[str, dict[str, list[Decode]]] = {}
-    for (name, direction), decodes in measured.decodes.items():
-        if name in names:
-            by_direction.setdefault(direction, {})[name] = decodes
+    by_direction = measured.by_direction()
     languages: dict[str, dict[str, Any]] = {}
     for direction in sorted(by_direction, key=lambda one: _order(one, train_pairs)):
         at, code = by_direction[direction], key_of(pair_of(direction))

@@ -19,7 +19,7 @@ from m4.data.cleaning.chunk import Chunk, code_points
 from m4.data.cleaning.language_id import NOT_INSTALLED, Py3langid, identifiers_code
 from m4.data.cleaning.script import Script
 from m4.data.cleaning.stages import is_empty
-from m4.data.directions import side_of, split_direction
+from m4.data.directions import languages_of, side_of, split_direction
 from m4.data.scripts import WEIGHTS, likely_scripts_of, script_numbers, scripts_of
 from m4.eval.scoring.levels import SIDES, ResourceLevels
 from m4.eval.scoring.score import Decode, Measured, text_table, untagged
@@ -74,16 +74,9 @@ def rates(
         languages: Other languages among which the identifier chooses.
     """
     kept = {(row["system"], row["direction"], row["of"]): dict(row) for row in before}
-    names = [system.name for system in measured.systems]
-    by_direction: dict[str, dict[str, list[Decode]]] = {}
-    for (name, direction), decodes in measured.decodes.items():
-        if name in names:
-            by_direction.setdefault(direction, {})[name] = decodes
-    targets = {split_direction(direction)[1] for direction in by_direction}
-    known = None
+    by_direction, known = measured.by_direction(), None
     if identifier is not None:
-        sources = {split_direction(direction)[0] for direction in by_direction}
-        known = _Known(identifier, sorted({*targets, *sources, *languages}))
+        known = _Known(identifier, sorted({*languages_of(by_direction), *languages}))
     rows = []
     for direction, systems in by_direction.items():
         first = next(iter(systems.values()))

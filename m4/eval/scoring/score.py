@@ -92,6 +92,14 @@ class Measured:
     def directions(self, system: str) -> list[str]:
         return [direction for name, direction in self.decodes if name == system]
 
+    def by_direction(self) -> dict[str, dict[str, list[Decode]]]:
+        """Returns direction -> system -> hypotheses, without the copy baseline."""
+        found: dict[str, dict[str, list[Decode]]] = {}
+        for (name, direction), decodes in self.decodes.items():
+            if name != COPY:
+                found.setdefault(direction, {})[name] = decodes
+        return found
+
 
 def _decode(row: Mapping[str, Any]) -> Decode:
     several = row.get("references") or ()

@@ -104,7 +104,7 @@ def follow_links(folder: Path = Path("/")) -> None:
 
 
 def check_tree(folder: Path) -> None:
-    """Checks that a run's folder has files and folders of its own alone: it may be a stranger's.
+    """Checks that a run's folder, which may be a stranger's, has files of its own alone.
 
     Raises:
         InputError: A link leads out of it, where a job would write or remove; or something there is

@@ -85,13 +85,9 @@ def _is_for_readers(name: str) -> bool:
 def fetched(place: str | Path, wanted: Callable[[str], bool] = _is_for_readers) -> Path:
     """Returns the local folder of a path or an address, to read what it has now.
 
-    Args:
-        place: A path stays as it is; of an address the copy for reading is brought up to date.
-        wanted: Which files are needed, by their names. By default compiled programs are not
-            downloaded: they are run, and the folder may be a stranger's.
-
-    Raises:
-        InputError: The path has links out of it, or pipes and devices (`files.check_tree`).
+    A path is checked (`files.check_tree`) and stays as it is; of an address the copy for reading is
+    brought up to date, with the files that are `wanted`. By default compiled programs are not: they
+    are run, and the folder may be a stranger's.
     """
     check_place(str(place))
     if not is_address(str(place)):

@@ -35,9 +35,7 @@ class Busy(InputError):
 
 @contextlib.contextmanager
 def local_lock(path: Path, where: str, seconds: float = _WAIT_SECONDS) -> Iterator[None]:
-    """Holds a lock among this machine's processes.
-
-    A link is refused and not followed: a stranger's folder may have one that leads elsewhere.
+    """Holds a lock among this machine's processes. A link, which may lead elsewhere, is refused.
 
     Args:
         where: The setting and its value, for messages.

@@ -16,11 +16,7 @@ def is_float(dtype: Any) -> bool:
 
 
 def check_weights(where: object, arrays: Mapping[str, Any]) -> None:
-    """Checks parameters, or moments of an optimizer.
-
-    Args:
-        where: The file or folder that they come from, for the message.
-        arrays: Name -> array of numpy, or of JAX: of that the parts of this process.
+    """Checks parameters, or moments of an optimizer; of arrays of JAX the parts of this process.
 
     Raises:
         InputError: One has numbers of another kind, or some that are not finite.

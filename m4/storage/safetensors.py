@@ -37,19 +37,14 @@ def read(path: Path) -> dict[str, np.ndarray]:
 class Weights:
     """The arrays of a model in a folder: of one file, or of the shards that an index names.
 
-    An array is read when it is asked for.
-
-    Attributes:
-        shapes: Name, as in the file ("a.b"), -> shape.
-        files: Name -> the file that has it.
-        dtypes: The formats of the numbers that occur.
+    An array is read when it is asked for, by its name in the file ("a.b").
     """
 
     def __init__(self, folder: Path) -> None:
         """InputError: No such files, a shard is missing, or numbers that m4 does not read."""
-        self.files: dict[str, Path] = {}
+        self.files: dict[str, Path] = {}  # name -> the file that has it
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.dtypes: set[str] = set()
+        self.dtypes: set[str] = set()  # the formats of the numbers that occur
         index, named = folder / INDEX, None
         if index.is_file():
             named = read_json(index, _INDEX)["weight_map"]

@@ -48,11 +48,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 class T5xCheckpoint:
-    """One checkpoint; an array is read when it is asked for.
-
-    Attributes:
-        shapes: name -> shape, of every array.
-    """
+    """One checkpoint; an array is read when it is asked for. `shapes` has all, by name."""
 
     def __init__(self, folder: Path) -> None:
         """InputError: No such checkpoint, one that cannot be read, or one that leads elsewhere."""
@@ -77,11 +73,7 @@ class T5xCheckpoint:
         return int(found.reshape(()))
 
     def read(self, name: str) -> np.ndarray:
-        """Returns an array, bfloat16 as float32.
-
-        Raises:
-            InputError: It cannot be read, or has numbers that no weights are.
-        """
+        """Returns an array, bfloat16 as float32. InputError: it cannot be read, or no weights."""
         leaf = self._leaves[name]
         try:
             found = leaf.read().result() if isinstance(leaf, ts.TensorStore) else leaf
@@ -141,10 +133,7 @@ class T5xCheckpoint:
 
 
 def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
-    """Writes `checkpoint_<step>` into a folder that exists, whole or not at all; returns its path.
-
-    arrays: by T5X's names, all but state/step.
-    """
+    """Writes `checkpoint_<step>` of these arrays, all but state/step; returns its path."""
     place = folder / f"checkpoint_{step}"
     with whole_folder(place) as unfinished:
         written = {

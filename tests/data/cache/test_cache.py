@@ -65,16 +65,6 @@ def test_a_ready_cache_is_opened_not_built(tmp_path: Path) -> None:
     assert opened.folder.stat().st_mode & 0o777 == 0o777 & ~umask
 
 
-def test_the_same_input_gives_the_same_cache(tmp_path: Path) -> None:
-    one, two = (
-        CorpusSpec(Made({"gl": 50, "pt": 20}), ["pt", "gl"], **SMALL).build(tmp_path / name)
-        for name in ("one", "two")
-    )
-    assert one.manifest == two.manifest
-    for file in one.folder.rglob("*.*"):
-        assert file.read_bytes() == (two.folder / file.relative_to(one.folder)).read_bytes()
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

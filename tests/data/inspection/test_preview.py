@@ -15,6 +15,7 @@ from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
+from tests.data.arrays import pairs_of
 
 
 def test_by_hand(made_cache: Cache) -> None:
@@ -47,14 +48,8 @@ def test_a_recount_of_the_batches(made_cache: Cache, sampler: mixture.Sampler) -
     stream = mixture.make_stream(made_cache, sampler, stream=single, batch_rows=24, seed=5)
     counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     for step in range(steps):
-        batch = stream.batch(step)
-        for source, target, ids in zip(
-            batch["encoder_input_tokens"],
-            batch["decoder_target_tokens"],
-            batch["direction_ids"],
-            strict=True,
-        ):
-            counts[stream.directions[ids[0]]][(source.tobytes(), target.tobytes())] += 1
+        for direction, *ids in pairs_of(stream.batch(step)):
+            counts[stream.directions[direction]][tuple(ids)] += 1
     drawn = preview.drawn_of(made_cache, stream.examples_seen(steps))
     total = sum(sum(count.values()) for count in counts.values())
     assert total == steps * 24

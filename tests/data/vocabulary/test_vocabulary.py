@@ -48,6 +48,14 @@ def test_ids_are_those_of_t5_then_tags_then_bytes(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["v.model"]
 
 
+def test_the_same_text_gives_the_same_file(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        vocabulary.train(tmp_path / name, TEXTS, 400, ["en"])
+    vocabulary.train(tmp_path / "three", TEXTS[1:], 400, ["en"])
+    one, two, three = (Vocabulary(tmp_path / n).fingerprint for n in ("one", "two", "three"))
+    assert one == two != three
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_character_comes_back_in_its_normal_form(
     world: dict[str, Vocabulary], form: Form

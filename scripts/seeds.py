@@ -95,18 +95,9 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
 
     def step_of(seed, carried, batch):
         state, sums = carried
-        step = make_train_step(
-            model,
-            optimizer,
-            directions=len(directions),
-            seed=seed,
-            label_smoothing=training.label_smoothing,
-            z_loss=training.z_loss,
-            aux_loss_factor=training.aux_loss_factor,
-            router_z_loss_factor=training.router_z_loss_factor,
-            grad_accum_steps=training.grad_accum_steps,
-            rng="threefry2x32",  # mapped over keys, unsafe_rbg draws with the first of them alone
-        )
+        # Mapped over keys, unsafe_rbg draws with the first of them alone.
+        drawn = dataclasses.replace(training, rng="threefry2x32", parameter_rates=None)
+        step = make_train_step(model, optimizer, drawn, len(directions), seed=seed)
         state, metrics = step(state, batch)
         # Scalars alone: what else layers sow is by layer or direction.
         return state, {

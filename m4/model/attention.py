@@ -15,7 +15,7 @@ from m4.model.product import product
 NEGATIVE = -1e10
 
 
-def relative_buckets(offset: Array, *, bidirectional: bool, buckets: int, distance: int) -> Array:
+def relative_buckets(offset: Array, bidirectional: bool, buckets: int, distance: int) -> Array:
     """Returns T5's bucket of each offset, exact when near and logarithmic up to `distance`.
 
     Source: Raffel et al. 2020 (arXiv 1910.10683), section 2.1.
@@ -47,11 +47,8 @@ class RelativeBias(nn.Module):
     """A learned bias for each head and bucket, [1, N, Q, R]; all layers of a stack share it.
 
     In decoding, Q is the current position alone (its index is a leaf of the cache) and R counts the
-    `max_decode_length` positions of the cache.
-
-    Attributes:
-        shared: False returns the buckets [1, Q, R], which each layer looks up in a table of its own
-            (umT5: Chung et al. 2023, arXiv 2304.09151).
+    `max_decode_length` positions of the cache. If it is not `shared` it returns the buckets
+    [1, Q, R], which each layer looks up in a table of its own (umT5, arXiv 2304.09151).
     """
 
     heads: int
@@ -73,12 +70,9 @@ class RelativeBias(nn.Module):
                 assert max_decode_length is not None, "decoding needs the cache's length"
                 query_Q, key_R = index.value[None], jnp.arange(max_decode_length)
                 index.value = index.value + 1
-        bucket_QR = relative_buckets(
-            key_R[None, :] - query_Q[:, None],
-            bidirectional=self.bidirectional,
-            buckets=self.buckets,
-            distance=self.distance,
-        )
+        offset_QR = key_R[None, :] - query_Q[:, None]
+        how = self.bidirectional, self.buckets, self.distance
+        bucket_QR = relative_buckets(offset_QR, *how)
         return bucket_QR[None] if table_NK is None else jnp.take(table_NK, bucket_QR, axis=1)[None]
 
 
@@ -96,14 +90,11 @@ class Attention(nn.Module):
     and the scalar `cache_index` in self-attention; `cross_key` and `cross_value` in
     cross-attention, projected once, at position 0, because the memory never changes. The first
     call, without a cache, only allocates it: R is the length of its tokens.
-
-    Attributes:
-        buckets: Number of relative positions, where the layer has a table of its own.
     """
 
     heads: int
     head_width: int
-    buckets: int = 32
+    buckets: int = 32  # relative positions, where the layer has a table of its own
     dropout_rate: float = 0.1
     dtype: jnp.dtype = jnp.float32
 
@@ -149,9 +140,9 @@ class Attention(nn.Module):
             if decode:
                 k, v, mask_BQR = self._self_cache(heads_first(k), heads_first(v))
         logits_BNQR = jnp.einsum(f"BQND,{memory}->BNQR", q_BQND, k).astype(jnp.float32)
-        if bias is not None and bias.ndim == 3:
-            bias = jnp.take(_bias_table(self), bias[0], axis=1)[None]
         if bias is not None:
+            if bias.ndim == 3:
+                bias = jnp.take(_bias_table(self), bias[0], axis=1)[None]
             logits_BNQR = logits_BNQR + bias.astype(jnp.float32)
         if mask_BQR is not None:
             logits_BNQR = jnp.where(mask_BQR[:, None], logits_BNQR, NEGATIVE)

@@ -14,12 +14,7 @@ from m4.settings import OneOf, SettingError
 
 Product = Callable[[Array, Array], Array]
 
-ACTIVATIONS = {
-    "relu": jax.nn.relu,
-    "gelu": jax.nn.gelu,
-    "silu": jax.nn.silu,
-    "linear": lambda x: x,
-}
+ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu, "linear": lambda x: x}
 Activation = Annotated[str, OneOf(tuple(ACTIVATIONS))]
 # Each expert is initialised as one dense layer: the expert axis is no fan-in.
 expert_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", batch_axis=(0,))
@@ -44,9 +39,7 @@ def activate(parts: Sequence[Array], activations: Sequence[str]) -> Array:
 
 def part_names(activations: Sequence[str]) -> list[str]:
     """Returns T5X's names of the inward matrices: wi, or wi_0 and wi_1 in a gated layer."""
-    if len(activations) == 1:
-        return ["wi"]
-    return [f"wi_{i}" for i in range(len(activations))]
+    return ["wi"] if len(activations) == 1 else [f"wi_{i}" for i in range(len(activations))]
 
 
 class FeedForward(nn.Module):
@@ -88,10 +81,9 @@ class Experts:
         product: Product = expert_product,
         spread: Callable[[Array], Array] = lambda keep_EG1F: keep_EG1F,
     ) -> Array:
-        """Applies each expert to its rows, by default x_EGCM.
+        """Applies each expert to its rows, x_EGCM, or those in the layout of `product`.
 
-        `product` multiplies rows in another layout by the matrices [E, in, out]; `spread` brings
-        keep_EG1F into it.
+        `spread` brings keep_EG1F into that layout.
         """
         h = activate([product(x, kernel) for kernel in self.inward], self.activations)
         if self.keep_EG1F is not None:

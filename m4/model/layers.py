@@ -55,13 +55,9 @@ class RmsNorm(nn.Module):
 
 
 class Kernel(nn.Module):
-    """A float32 matrix as an array, `<name>/kernel`, for layers that multiply it themselves.
+    """A float32 matrix as an array, `<name>/kernel`, for layers that multiply it themselves."""
 
-    Attributes:
-        shape: [in, out], or [E, in, out] for experts.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # [in, out], or [E, in, out] for experts
     axes: tuple[str, ...]
     init: Initializer = kernel_init
 
@@ -140,6 +136,11 @@ class SinusoidalPositions(nn.Module):
         return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
+def names_of(path: Any) -> list[str]:
+    """Returns the dictionary keys of a tree path."""
+    return [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+
+
 def dropout(rate: float) -> nn.Dropout:
     """Returns dropout with one mask [B, 1, M] for all positions of a row, as in T5."""
     return nn.Dropout(rate, broadcast_dims=(-2,))
@@ -155,16 +156,11 @@ class Table(nn.Module):
 
     It is stored as a float32 parameter, integers exact to 2^24, so that it goes wherever parameters
     go. Optimizers leave parameters of this name alone (`m4.train.optimizer.keep_tables`).
-
-    Attributes:
-        size: Its length.
-        make: size -> initial values.
-        dtype: Type of the values that are read.
     """
 
     size: int
-    make: Callable[[int], Any]
-    dtype: Any = jnp.int32
+    make: Callable[[int], Any]  # size -> initial values
+    dtype: Any = jnp.int32  # type of the values that are read
 
     @nn.compact
     def __call__(self) -> Array:
@@ -190,11 +186,7 @@ _SHAPES_ONLY = ContextVar("shapes_only", default=False)
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Marks traces of `init` that need shapes alone.
-
-    Within it no `Table` is made, so that a trained model needs none of the files that its tables
-    were made from.
-    """
+    """Marks traces of `init` that need shapes alone: they make no `Table`, and read no file."""
     before = _SHAPES_ONLY.set(True)
     try:
         yield

@@ -13,23 +13,11 @@ import numpy as np
 from m4.model.dispatch import Transport
 from m4.model.dispatch.dropless import dropless
 from m4.model.dispatch.gather import gather
-from m4.model.feed_forward import (
-    Activation,
-    ExpertParameters,
-    FeedForward,
-    check_activations,
-)
+from m4.model.feed_forward import Activation, ExpertParameters, FeedForward, check_activations
 from m4.model.gates.top2_gshard import top2_gshard
-from m4.model.layers import Array, DType, Kernel, Table, constrain
+from m4.model.layers import Array, DType, Kernel, Table, constrain, names_of
 from m4.model.product import full_product
-from m4.model.routing import (
-    CAPACITY_RULES,
-    CapacityFactor,
-    Gate,
-    Routing,
-    Tokens,
-    expert_capacity,
-)
+from m4.model.routing import CAPACITY_RULES, CapacityFactor, Gate, Routing, Tokens, expert_capacity
 from m4.settings import MUTABLE, Between, Count, Given, OneOf, Rate, SettingError, Size, checked
 
 # Initial router matrices by name; docs/gates.md says which gate uses which.
@@ -45,11 +33,9 @@ class MoeLayer(nn.Module):
     """A mixture of experts in place of a feed-forward layer: x_BLM -> y_BLM.
 
     Tokens without a slot get 0 (the residual connection carries them), or what `shared_width` adds.
-    The layer sows into `intermediates` T5X's five metrics (auxiliary_loss, router_z_loss,
-    expert_usage, router_confidence, fraction_tokens_left_behind), all as float32, and the other
-    metrics of the gate (`routing.make_routing`). With `directions` it also sows `assigned_DE`,
-    int32: choices with a slot by translation direction and expert, where the tokens' directions are
-    given. With a gate that has a bias it sows `bias_load_E` and `bias_rate` (`move_biases`).
+    The layer sows metrics into `intermediates` (docs/model.md): T5X's five, as float32, and the
+    others of `routing.make_routing`; with `directions`, where the tokens' are given, `assigned_DE`,
+    int32, the choices with a slot; with a gate that has a bias what `move_biases` needs.
 
     Attributes:
         num_experts: E.
@@ -134,8 +120,7 @@ class MoeLayer(nn.Module):
         Raises:
             TypeError: The mask is not bool.
             ValueError: `x_BLM` and the mask do not fit.
-            SettingError: `group_tokens` has no divisor that fits, the gate refuses its place or
-                returns no `Routing`, or a size is missing outside a `Transformer`.
+            SettingError: A setting does not fit the tokens, or the gate refuses its place.
         """
         if x_BLM.ndim != 3 or mask_BL.shape != x_BLM.shape[:2]:
             raise ValueError(
@@ -164,7 +149,8 @@ class MoeLayer(nn.Module):
             # T5X passes one stream of random numbers, named "dropout".
             rng=self.make_rng("dropout") if train and self.has_rng("dropout") else None,
             table=self._table,
-            bias=self._bias,
+            # What `move_biases` changes.
+            bias=lambda: Table(self.num_experts, np.zeros, jnp.float32, name=BIAS)(),
             # `init` may come without random numbers for dropout.
             train=train and not self.is_initializing(),
             causal=self.causal,
@@ -192,12 +178,9 @@ class MoeLayer(nn.Module):
         return y_BLM
 
     def _group_tokens(self, B: int, L: int, *, whole_rows: bool) -> int:
-        """Returns S.
-
-        Where nothing is dropped, groups change nothing for a causal gate; with a group for each row
-        the choices of any other gate do not depend on other rows.
-        """
         if whole_rows:
+            # Where nothing is dropped, groups change nothing for a causal gate; with a group for
+            # each row the choices of any other gate do not depend on other rows.
             return L
         S = group_size(B * L, self.group_tokens)
         if min(self.group_tokens, B * L) > 4 * S:
@@ -222,12 +205,10 @@ class MoeLayer(nn.Module):
         self, x_GSM: Array, routing: Routing, dispatch: Transport, deterministic: bool
     ) -> Array:
         """Returns y_GSM, the tokens after their experts."""
-        experts = ExpertParameters(
-            self.num_experts,
-            _given(self, "mlp_width"),
-            **_options(self),
-            name="experts",
-        )(x_GSM.shape[-1], x_GSM.shape[0], deterministic=deterministic)
+        make = ExpertParameters(
+            self.num_experts, _given(self, "mlp_width"), **_options(self), name="experts"
+        )
+        experts = make(x_GSM.shape[-1], x_GSM.shape[0], deterministic=deterministic)
         # Parameters do not depend on the dispatch, and the few tokens that `init` is given need not
         # divide over the devices.
         dispatch = gather if self.is_initializing() else dispatch
@@ -254,7 +235,14 @@ class MoeLayer(nn.Module):
         key: Array | None = None,
         by_task: bool = False,
     ) -> Array:
-        """Implements `m4.model.routing.RouterScore`."""
+        """Implements `Tokens.score`.
+
+        Args:
+            name: Name of the matrix, `<name>/kernel`.
+            init: Its initial values, a name in `ROUTER_INITS`.
+            jitter: The float32 copy of the tokens is multiplied by U(1 - jitter, 1 + jitter) first.
+            by_task: Takes the learned embedding of each token's task in place of the token.
+        """
         x_GSM = x_GSM.astype(jnp.float32)
         shape = (x_GSM.shape[-1], self.num_experts)
         kernel_ME = Kernel(shape, ("embed", "unmodeled"), ROUTER_INITS[init], name=name)()
@@ -288,10 +276,6 @@ class MoeLayer(nn.Module):
         """Returns a gate's table, made once by make(V) and later read from the checkpoint."""
         assert self.vocab_size > 0, "a table needs the vocabulary's size"
         return Table(self.vocab_size, make, name=name)()
-
-    def _bias(self) -> Array:
-        """Returns a gate's bias, which `move_biases` changes."""
-        return Table(self.num_experts, np.zeros, jnp.float32, name=BIAS)()
 
     def _sow(self, routing: Routing, tokens: Tokens) -> None:
         assigned = jnp.sum(routing.position_GSK >= 0)
@@ -328,10 +312,7 @@ def _given(layer: MoeLayer, name: str) -> Any:
 
 
 def _options(layer: MoeLayer) -> dict[str, Any]:
-    """Returns what a shared expert and the others have in common.
-
-    It is no method, because flax's `capture_intermediates` would take its result for an array.
-    """
+    # No method, because flax's `capture_intermediates` would take its result for an array.
     given = {name: _given(layer, name) for name in ("activations", "dropout_rate")}
     return {**given, "dtype": layer.dtype}
 
@@ -340,19 +321,15 @@ def _options(layer: MoeLayer) -> dict[str, Any]:
 class MoeFactory:
     """Makes layers like `layer`, with the arguments that are given in place of its own.
 
-    A model keeps this instead of the function that it was given: so gin's bindings are read when
-    the model is made, and equal models are equal keys of jit's cache.
+    A model keeps this instead of a function: so gin's bindings are read when the model is made, and
+    equal models are equal keys of jit's cache.
     """
 
     layer: MoeLayer
 
     @classmethod
     def from_function(cls, make: Callable[..., MoeLayer], setting: str) -> "MoeFactory":
-        """Returns a factory from a function that makes layers, or `make` if it is one already.
-
-        Raises:
-            SettingError: `make`, the value of `setting`, makes no `MoeLayer`.
-        """
+        """Returns a factory from a function, the value of `setting`, that makes layers, or one."""
         if isinstance(make, cls):
             return make
         wanted = "a function that makes a MoeLayer, such as MoeLayer itself"
@@ -415,12 +392,9 @@ def assigned_choices(intermediates) -> dict[str, Array]:
 
 def bias_loads(intermediates) -> dict[str, Array]:
     """Returns what the layers with a bias sowed for `move_biases`, by the paths of parameters."""
-    found = {}
-    for path, value in jax.tree_util.tree_flatten_with_path(intermediates)[0]:
-        names = _names(path)
-        if names[-1] in (BIAS_LOAD, BIAS_RATE):
-            found["/".join(names)] = value
-    return found
+    sown = jax.tree_util.tree_leaves_with_path(intermediates)
+    found = {"/".join(names_of(path)): value for path, value in sown}
+    return {name: value for name, value in found.items() if name.endswith((BIAS_LOAD, BIAS_RATE))}
 
 
 def move_biases(params, loads: Mapping[str, Array], parts: int):
@@ -436,7 +410,7 @@ def move_biases(params, loads: Mapping[str, Array], parts: int):
         return params
 
     def moved(path, leaf: Array) -> Array:
-        *layer, name = _names(path[:-1]) or [""]
+        *layer, name = names_of(path[:-1]) or [""]
         if name != BIAS:
             return leaf
         load, rate = (loads["/".join([*layer, sown])] for sown in (BIAS_LOAD, BIAS_RATE))
@@ -447,10 +421,6 @@ def move_biases(params, loads: Mapping[str, Array], parts: int):
     return jax.tree_util.tree_map_with_path(moved, params)
 
 
-def _names(path) -> list[str]:
-    return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-
-
 def _sown(intermediates) -> list[tuple[str, str, Array]]:
     """Returns (layer, name, value) of everything sown; a layer's name is its path without "moe".
 
@@ -458,7 +428,7 @@ def _sown(intermediates) -> list[tuple[str, str, Array]]:
     """
     found = []
     for path, value in jax.tree_util.tree_flatten_with_path(intermediates)[0]:
-        *layer, name = _names(path)
+        *layer, name = names_of(path)
         layer = [part for part in layer if part != "moe"]
         if len(layer) == 2 and layer[0].endswith("_blocks"):
             stack, size = layer[0].removesuffix("_blocks"), int(layer[1].removeprefix("layer_")) + 1

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from m4.model.layers import Array, constrain
 from m4.model.stack import REMAT, Block, Inputs, Mode
-from m4.parallel.mesh import split_axes
+from m4.parallel.mesh import axes_of, split_axes
 from m4.settings import SettingError, nearest_valid
 
 STAGE = "stage"
@@ -51,37 +51,26 @@ def check(
     if G == 1:
         return
     if model.moe is not None:
-        raise SettingError(
-            "make_mesh.stage",
-            G,
-            "1 for a model with experts (Transformer.moe); make_mesh.expert spreads them",
-        )
+        allowed = "1 for a model with experts (Transformer.moe); make_mesh.expert spreads them"
+        raise SettingError("make_mesh.stage", G, allowed)
     if not model.scan_layers:
-        raise SettingError(
-            "Transformer.scan_layers", False, f"True for a pipeline, make_mesh.stage = {G}"
-        )
+        allowed = f"True for a pipeline, make_mesh.stage = {G}"
+        raise SettingError("Transformer.scan_layers", False, allowed)
+    multiple = f"a multiple of make_mesh.stage = {G}"
     for stack in ("encoder_layers", "decoder_layers"):
         if (layers := getattr(model, stack)) % G:
-            raise SettingError(
-                f"Transformer.{stack}",
-                layers,
-                f"a multiple of make_mesh.stage = {G}; {nearest_valid(layers, G)}",
-            )
+            allowed = f"{multiple}; {nearest_valid(layers, G)}"
+            raise SettingError(f"Transformer.{stack}", layers, allowed)
     if m < 1 or m % G:
-        raise SettingError(
-            "Transformer.pipeline_microbatches",
-            m,
-            f"a multiple of make_mesh.stage = {G}; {nearest_valid(m, G)}, "
-            f"{4 * G} leave a fifth of the time empty",
-        )
+        allowed = f"{multiple}; {nearest_valid(m, G)}, {4 * G} leave a fifth of the time empty"
+        raise SettingError("Transformer.pipeline_microbatches", m, allowed)
     copies = math.prod(mesh.shape[axis] for axis in _rows_over(mesh))
     if rows % (copies * m):
-        raise SettingError(
-            of,
-            rows,
+        allowed = (
             f"a multiple of {copies * m}: Transformer.pipeline_microbatches = {m} on each of "
-            f"{copies} parts of the mesh's other axes; {nearest_valid(rows, copies * m)}",
+            f"{copies} parts of the mesh's other axes; {nearest_valid(rows, copies * m)}"
         )
+        raise SettingError(of, rows, allowed)
 
 
 def about(mesh: Mesh | AbstractMesh, model: Any) -> dict[str, float]:
@@ -142,7 +131,6 @@ def pipelined(
     x_BLM: Array,
     inputs: Inputs,
     mode: Mode,
-    *,
     microbatches: int,
     policy: str,
     dropout_key: Array | None,
@@ -187,7 +175,7 @@ def pipelined(
         return schedule(work, moving, m)["x"].reshape(x_RLM.shape)
 
     rules = [
-        (name, to) for name, to in nn.get_logical_axis_rules() if not {*_names(to)} & {*manual}
+        (name, to) for name, to in nn.get_logical_axis_rules() if not {*axes_of(to)} & {*manual}
     ]
     whole, by_rows = PartitionSpec(), PartitionSpec(copies)
     by_both = PartitionSpec((*copies, STAGE))
@@ -266,7 +254,3 @@ def _stage(stack: Any, mode: Mode, policy: str):
         return lax.scan(step, x_BLM, (params, jnp.arange(layers)))[0]
 
     return run
-
-
-def _names(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (axes,) if isinstance(axes, str) else axes or ()

@@ -53,33 +53,13 @@ class Routing:
         return jnp.sum(largest_GS * placed_GS) / jnp.maximum(jnp.sum(placed_GS), 1)
 
 
-class RouterScore(Protocol):
-    """Returns logits_GSE, float32: tokens times a matrix [M, E] that is made on demand.
-
-    Args:
-        name: Name of the matrix, `<name>/kernel`.
-        init: Its initial values, a name in `m4.model.moe.ROUTER_INITS`.
-        jitter: The float32 copy of the tokens is multiplied by U(1 - jitter, 1 + jitter) first.
-        key: Key of the jitter.
-        by_task: Takes the learned embedding of each token's task in place of the token.
-    """
-
-    def __call__(
-        self,
-        name: str,
-        *,
-        init: str = "normal",
-        jitter: float = 0.0,
-        key: Array | None = None,
-        by_task: bool = False,
-    ) -> Array: ...
-
-
 @struct.dataclass
 class Tokens:
     """The tokens of a layer, as a gate may look at them."""
 
-    score: RouterScore = struct.field(pytree_node=False)  # see `RouterScore`
+    # (name, *, init, jitter, key, by_task) -> logits_GSE, float32: tokens times a matrix that is
+    # made on demand (`m4.model.moe.MoeLayer._score`).
+    score: Callable[..., Array] = struct.field(pytree_node=False)
     mask_GS: Array  # True for real tokens; padding is never guessed from values.
     ids_GS: Array | None = None  # token ids, the input ids of the layer's stack
     # The direction that each token belongs to, int32; None where it is unknown.
@@ -138,8 +118,6 @@ def expert_capacity(
 
     A factor of 1 with two choices is the paper's 2S/E. (Lingvo's and T5X's factors count both
     choices: theirs of 2.0 is 1.0 here.)
-
-    S is `group_tokens`, E `num_experts`, K `choices`, and `rule` a name in `CAPACITY_RULES`.
     """
     exact = group_tokens * choices * factor / num_experts
     return min(group_tokens, CAPACITY_RULES[rule](exact))
@@ -242,24 +220,21 @@ def plan_choices(
     num_experts: int,
     capacity: int,
     *,
-    logits_GSE: Array | None = None,
-    aux_loss: Array | float = 0.0,
-    metrics: Mapping[str, Array] | None = None,
     wants_GSK: Array | None = None,
     unwanted_use_slots: bool = False,
     priority_GS: Array | None = None,
     by_token: bool = False,
     ranked: bool = True,
+    **about: Any,
 ) -> Routing:
     """Makes the plan in which real tokens ask for a slot at each of their experts.
-
-    Arguments that are not listed are those of `make_routing`.
 
     Args:
         wants_GSK: False for choices that the token gives up. Defaults to all True.
         unwanted_use_slots: Choices that are given up get no slot, but use one up.
-        priority_GS: See `assign_positions`, as for `by_token`.
+        priority_GS, by_token: See `assign_positions`.
         ranked: Choices are in the order of preference, so that there is a first and a second one.
+        about: logits_GSE, aux_loss and metrics of `make_routing`.
     """
     real_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
     wants_GSK = real_GSK if wants_GSK is None else real_GSK & wants_GSK
@@ -279,9 +254,7 @@ def plan_choices(
         num_experts,
         capacity,
         ranked_GSK=wants_GSK if ranked else None,
-        logits_GSE=logits_GSE,
-        aux_loss=aux_loss,
-        metrics=metrics,
+        **about,
     )
 
 
@@ -310,9 +283,7 @@ def make_routing(
         position_GSK: Slots; -1 for a choice without one.
         weight_GSK: Weights; they count for choices with a slot only.
         ranked_GSK: Choices that asked for a slot, in the order of preference; for metrics.
-        logits_GSE: Logits, for z-loss and entropy. None for a gate without a router, or without
-            these two: the z-loss is 0.
-        aux_loss: Scalar. Defaults to 0.
+        logits_GSE: Logits, for z-loss and entropy. Without them the z-loss is 0.
         metrics: More metrics, of this gate alone.
     """
     assigned_GSK = position_GSK >= 0
@@ -379,14 +350,10 @@ def check_choices(setting: str, choices: int, most: int) -> None:
 
 
 def refuse_causal(tokens: Tokens, setting: str, value: Any) -> None:
-    """Raises SettingError in a decoder, for a gate that looks at later tokens.
-
-    In decoding a token's expert would depend on tokens that do not exist yet.
-    """
+    """Raises SettingError in a decoder, for a gate that looks at later tokens."""
     if tokens.causal:
-        raise SettingError(
-            setting,
-            value,
+        allowed = (
             "something else in a decoder, as it looks at later tokens; Transformer.decoder_moe "
-            "gives the decoder another gate",
+            "gives the decoder another gate"
         )
+        raise SettingError(setting, value, allowed)

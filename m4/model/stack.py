@@ -4,7 +4,6 @@ A scanned stack compiles one block instead of every layer, which makes deep mode
 parameters are those of the layers, stacked; `unstack` takes them apart.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -101,19 +100,14 @@ class DecoderLayer(nn.Module):
 def apply_feed_forward(make, h_BLM, about: Mapping[str, Any], deterministic: bool) -> Array:
     """Makes and calls the layer; only a mixture of experts is told about its tokens (`about`)."""
     layer = make()
-    if isinstance(layer, MoeLayer):
-        return layer(h_BLM, **about, deterministic=deterministic)
-    return layer(h_BLM, deterministic=deterministic)
+    about = about if isinstance(layer, MoeLayer) else {}
+    return layer(h_BLM, **about, deterministic=deterministic)
 
 
 class Block(nn.Module):
-    """Consecutive layers `layer_0`, `layer_1`, ..., which a scanned stack repeats.
+    """Consecutive layers `layer_0`, `layer_1`, ..., which a scanned stack repeats."""
 
-    Attributes:
-        make: (index in the stack, name) -> layer.
-    """
-
-    make: Callable[[int, str | None], nn.Module]
+    make: Callable[[int, str | None], nn.Module]  # (index in the stack, name) -> layer
     size: int
 
     @nn.compact
@@ -124,12 +118,7 @@ class Block(nn.Module):
 
 
 def remat(kind: type[nn.Module], policy: str, *, scanned: bool) -> type[nn.Module]:
-    """Returns a module class that keeps less for its backward pass.
-
-    Args:
-        kind: Class of modules that are called as (x, inputs, mode).
-        policy: A name of `REMAT`.
-    """
+    """Returns a class of modules (x, inputs, mode) that keeps less for its backward pass."""
     if policy == "none":
         return kind
     # Argument 0 is self. In a scan, XLA cannot merge the repeated computation with the forward
@@ -168,10 +157,6 @@ def unstack(params: Mapping[str, Any]) -> dict[str, Any]:
             layer = tree[f"layer_{index}"]
             blocks = jax.tree.leaves(layer)[0].shape[0]
             for block in range(blocks):
-                part = jax.tree.map(functools.partial(_at, block), layer)
+                part = jax.tree.map(lambda leaf, at=block: leaf[at], layer)
                 result[f"{stack}_{block * len(tree) + index}"] = part
     return result
-
-
-def _at(index: int, leaf: Array) -> Array:
-    return leaf[index]

@@ -110,31 +110,25 @@ class Transformer(nn.Module):
             self._check_experts()
 
     def _check_experts(self) -> None:
-        layers = max(self.encoder_layers, self.decoder_layers)
-        if self.moe_every > layers:
-            raise SettingError(
-                "Transformer.moe_every",
-                self.moe_every,
+        every, layers = self.moe_every, max(self.encoder_layers, self.decoder_layers)
+        if every > layers:
+            allowed = (
                 f"at most {layers}, the layers of a stack, or no layer has experts "
-                "(Transformer.moe = None is the dense model)",
+                "(Transformer.moe = None is the dense model)"
             )
+            raise SettingError("Transformer.moe_every", every, allowed)
         for stack in ("encoder_layers", "decoder_layers"):
-            if self.scan_layers and (layers := getattr(self, stack)) % self.moe_every:
-                raise SettingError(
-                    f"Transformer.{stack}",
-                    layers,
-                    f"a multiple of Transformer.moe_every = {self.moe_every}, with "
-                    "Transformer.scan_layers",
-                )
+            if self.scan_layers and (layers := getattr(self, stack)) % every:
+                allowed = f"a multiple of Transformer.moe_every = {every}, with "
+                allowed += "Transformer.scan_layers"
+                raise SettingError(f"Transformer.{stack}", layers, allowed)
         encoder, decoder = self.encoder_experts, self.decoder_experts
         assert encoder is not None
         assert decoder is not None
         if encoder.num_experts != decoder.num_experts:
-            raise SettingError(
-                "Transformer.decoder_moe",
-                f"{decoder.num_experts} experts",
-                f"a layer of {encoder.num_experts} experts, as many as the encoder's",
-            )
+            allowed = f"a layer of {encoder.num_experts} experts, as many as the encoder's"
+            given = f"{decoder.num_experts} experts"
+            raise SettingError("Transformer.decoder_moe", given, allowed)
 
     @property
     def encoder_experts(self) -> MoeLayer | None:
@@ -143,7 +137,7 @@ class Transformer(nn.Module):
 
     @property
     def decoder_experts(self) -> MoeLayer | None:
-        """The decoder's mixture of experts, unbound; None in a dense model."""
+        """The decoder's, as `encoder_experts`."""
         return moe_layer(self, causal=True, parent=None)
 
     @property
@@ -182,16 +176,9 @@ class Transformer(nn.Module):
     def _run(self, stack: list[nn.Module], x_BLM: Array, inputs: Inputs, mode: Mode) -> Array:
         if self._pipelined(mode.decode):
             pipeline.check(jax.sharding.get_abstract_mesh(), self, x_BLM.shape[0])
-            (layers,) = stack
-            return pipeline.pipelined(
-                layers,
-                x_BLM,
-                inputs,
-                mode,
-                microbatches=self.pipeline_microbatches,
-                policy=self.remat,
-                dropout_key=None if mode.deterministic else self.make_rng("dropout"),
-            )
+            (layers,), key = stack, None if mode.deterministic else self.make_rng("dropout")
+            how = self.pipeline_microbatches, self.remat, key
+            return pipeline.pipelined(layers, x_BLM, inputs, mode, *how)
         for layer in stack:
             x_BLM = layer(x_BLM, inputs, mode)
             if self.scan_layers:
@@ -199,7 +186,6 @@ class Transformer(nn.Module):
         return x_BLM
 
     def _pipelined(self, decode: bool = False) -> bool:
-        """Says if the stacks run over the stages of the mesh; else each device has all layers."""
         asked = self.scan_layers and self.pipeline_microbatches and not decode
         if not asked or self.is_initializing():
             return False
@@ -384,8 +370,7 @@ def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | N
     """
     if model.moe is None:
         return None
-    own = model.decoder_moe if causal else None
-    make = model.moe if own is None else own
+    make = (model.decoder_moe if causal else None) or model.moe
     layer = make(parent=None)
     defaults = {
         name: getattr(model, name)

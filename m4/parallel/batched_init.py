@@ -20,13 +20,9 @@ _LARGEST = 2**20
 def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` with like draws made as one batched draw: the same values, to rounding.
 
-    Each draw from a random key is a separate program to XLA, some hundred instructions long: those
-    of a new model's weights take longer to compile than a training step. Draws are alike
-    where they are the same operation on arguments of the same shapes, and none needs another's
-    result.
-
-    Args:
-        function: Maps arrays to a tree of arrays; it is traced, so it must be called in jax.jit.
+    Each draw from a random key is a separate program to XLA, some hundred instructions long. Draws
+    are alike where they are the same operation on arguments of the same shapes, and none needs
+    another's result. The function maps arrays to a tree of arrays, in jax.jit.
     """
 
     def together(*args: Any) -> Any:

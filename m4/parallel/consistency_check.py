@@ -47,12 +47,7 @@ def facts(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def agree(hosts: Sequence[str], every: Sequence[Mapping[str, str]]) -> None:
-    """Raises InputError unless all processes have the same facts; it says which differs in what.
-
-    Args:
-        hosts: Name of each process's machine, for the message.
-        every: The facts of each process, name -> value; their names are the same in all.
-    """
+    """Raises InputError, which says who differs in what, unless all processes have equal facts."""
     differences = []
     for name in every[0]:
         column = [each[name] for each in every]
@@ -80,7 +75,6 @@ def config_digest(config: Mapping[str, str]) -> str:
 
 
 def _short(value: str) -> str:
-    """Shortens a hash to its beginning, as git does; other values stay whole."""
     if len(value) == 64 and not set(value) - set("0123456789abcdef"):
         return value[:12]
     return value or "not set"

@@ -5,6 +5,7 @@ Every process runs the same program on its own devices, one process a host; JAX 
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -51,19 +52,13 @@ class PeerLost(Exception):
 PEER_LOST_ERRORS = (PeerLost, jax.errors.JaxRuntimeError)
 
 
+@dataclasses.dataclass
 class _State:
-    """State of this process in the job.
+    """State of this process in the job."""
 
-    Attributes:
-        calls: Exchanges and barriers so far, the same number in all processes.
-        alone: The primary is at work for the others, which wait (`on_primary_then_broadcast`).
-        linger_seconds: How long the primary stays at most after an error.
-    """
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.alone = False
-        self.linger_seconds = _LINGER_SECONDS
+    calls: int = 0  # Exchanges and barriers so far, the same number in all processes.
+    alone: bool = False  # The primary is at work for the others (`on_primary_then_broadcast`).
+    linger_seconds: float = _LINGER_SECONDS
 
 
 _state = _State()
@@ -84,9 +79,8 @@ def join(options: DistributedOptions) -> None:
     # loop's handler has the processes agree on the step (`m4.train.preemption`).
     jax.config.update("jax_enable_preemption_service", False)
     given: dict[str, Any] = {}
-    where = "the cluster's own settings"
+    where = options.coordinator_address or "the cluster's own settings"
     if options.coordinator_address is not None:
-        where = options.coordinator_address
         given = {
             "coordinator_address": options.coordinator_address,
             "num_processes": options.process_count,
@@ -125,7 +119,6 @@ def join(options: DistributedOptions) -> None:
 
 
 def _unknown_processes(options: DistributedOptions, said: str) -> str:
-    """Says why JAX does not know the job's processes, and how to name them."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("tpu") and not options.coordinator_address:
         return (
             f"JAX_PLATFORMS=tpu, but JAX finds no TPU slice here ({said}): start it on a slice's "
@@ -141,8 +134,7 @@ def _unknown_processes(options: DistributedOptions, said: str) -> str:
 def _check_port(address: str) -> None:
     """Raises PeerLost where another program has the port of process 0.
 
-    JAX's own service sometimes ends the process there (a segmentation fault), and shares the port
-    with another one of its kind, so that two jobs would meet.
+    JAX's own service crashes there, or shares the port with another one, so that two jobs meet.
     """
     both = socket.has_dualstack_ipv6()
     with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:
@@ -198,12 +190,10 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
         PeerLost: In the others, where work raised another error, or one with another exit status
             than 2.
     """
-    client = distributed.global_state.client
+    client: Any = distributed.global_state.client
     if not is_distributed() or _state.alone:
         return work()
-    assert client is not None
-    _state.calls += 1
-    key = f"m4/{_state.calls}/{what}"
+    key = _next_key(what)
     if is_primary():
         _state.alone = True
         try:
@@ -230,12 +220,15 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
 def texts_of_all(what: str, mine: str) -> list[str]:
     """Returns the text that each process gives, in their order; all call it together."""
     client: Any = distributed.global_state.client
-    _state.calls += 1
-    key = f"m4/{_state.calls}/{what}"
+    key, limit = _next_key(what), 1000 * _LONGEST_SECONDS
     client.key_value_set(f"{key}/{jax.process_index()}", mine)
-    limit = 1000 * _LONGEST_SECONDS
     others = range(jax.process_count())
     return [client.blocking_key_value_get(f"{key}/{index}", limit) for index in others]
+
+
+def _next_key(what: str) -> str:
+    _state.calls += 1
+    return f"m4/{_state.calls}/{what}"
 
 
 def _wait(client: Any, key: str, what: str) -> str:
@@ -254,9 +247,8 @@ def _wait(client: Any, key: str, what: str) -> str:
 class SynchronizedProgram:
     """A jitted function that all processes call together.
 
-    It has a program for each shape of a batch, its last argument. Where one compiles for longer
-    than another, the others wait here and not in the program's first exchange: on CPU that one has
-    a limit of 30 seconds.
+    It has a program for each shape of a batch, its last argument. Processes wait for each other's
+    compilation here, as a program's first exchange has a limit of 30 seconds on CPUs.
     """
 
     def __init__(self, jitted: Any, what: str) -> None:
@@ -277,9 +269,8 @@ class SynchronizedProgram:
 def wait_for_all(what: str) -> None:
     """Waits for all processes; a process that dies meanwhile ends the others."""
     if is_distributed() and not _state.alone:
-        _state.calls += 1
         client: Any = distributed.global_state.client
-        client.wait_at_barrier(f"m4/{_state.calls}/{what}", 1000 * _LONGEST_SECONDS)
+        client.wait_at_barrier(_next_key(what), 1000 * _LONGEST_SECONDS)
 
 
 def peer_lost(error: BaseException) -> str | None:

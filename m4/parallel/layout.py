@@ -13,13 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from m4.parallel.mesh import (
-    Rules,
-    axis_rules_context,
-    logical_spec,
-    parameter_shardings,
-    rows_over,
-)
+from m4.parallel.mesh import Rules, axis_rules_context, logical_spec, parameter_shardings, rows_over
 
 # (i, n) is the i-th of n equal shards of the rows.
 Part = tuple[int, int]
@@ -104,12 +98,10 @@ class Layout:
     def __post_init__(self) -> None:
         # gin gives lists, and what a program depends on must be hashable.
         rules = [
-            (name, to if isinstance(to, str) else tuple(to or ()))
+            (name, to if isinstance(to, str) else tuple(to or ()) or None)
             for name, to in self.extra_axis_rules
         ]
-        object.__setattr__(
-            self, "extra_axis_rules", tuple((name, to or None) for name, to in rules)
-        )
+        object.__setattr__(self, "extra_axis_rules", tuple(rules))
         object.__setattr__(self, "fsdp_axes", tuple(self.fsdp_axes))
 
     def axis_rules(self) -> AbstractContextManager[None]:

@@ -82,7 +82,6 @@ def slice_count(devices: Sequence[Any]) -> int:
 
 
 def _arranged(sizes: Mapping[str, int], slices: int, devices: Sequence[Any]) -> np.ndarray:
-    """Arranges the devices so that neighbours of an axis are linked, and slices are on one axis."""
     # With it any sizes are possible, such as 2 x 32 on a torus of 4 x 4 x 4 chips.
     split = {"allow_split_physical_axes": True}
     if slices == 1:
@@ -128,11 +127,10 @@ def _check_sizes(sizes: Mapping[str, int], count: int) -> str | None:
 def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
     """Returns the mesh axes with more than one part that a logical axis is split over.
 
-    Its first rule decides; a second one is for arrays in which the first one's axes are taken. An
-    axis without a rule, such as experts in T5X's dense rules, is whole.
+    Its first rule decides; a second one is for arrays in which the first one's axes are taken.
     """
     rule = next((rule for name, rule in _rules() if name == logical_axis), None)
-    return tuple(name for name in _names(rule) if mesh.shape.get(name, 1) > 1)
+    return tuple(name for name in axes_of(rule) if mesh.shape.get(name, 1) > 1)
 
 
 def rows_over(mesh: Mesh | AbstractMesh) -> int:
@@ -145,7 +143,7 @@ def check_divides(
 ) -> None:
     """Raises SettingError where an axis, whose size is a setting, cannot be split over the mesh."""
     for rule in [rule for name, rule in _rules() if name == logical_axis]:
-        names = [name for name in _names(rule) if mesh.shape.get(name, 1) > 1]
+        names = [name for name in axes_of(rule) if mesh.shape.get(name, 1) > 1]
         parts = math.prod(mesh.shape[name] for name in names)
         if size % parts == 0:
             continue
@@ -156,9 +154,7 @@ def check_divides(
 def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
     """Makes logical axes in the model mean axes of this mesh, by the table of parallel/axes.py.
 
-    Args:
-        extra_rules: Rules for the axes that the table leaves whole. Defaults to the rules of a
-            context around this one, else to the table.
+    `extra_rules` split what the table leaves whole; by default those around this context do.
     """
     rules = with_extra_rules(extra_rules) if extra_rules else _rules()
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
@@ -168,8 +164,7 @@ def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
 def with_extra_rules(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
     """Returns the table with `rules` after those that split, before those that leave axes whole.
 
-    Raises:
-        SettingError: A rule of an axis that is not known, or that the table splits.
+    Raises SettingError for a rule of an axis that is not known, or that the table splits.
     """
     whole = {name for name, _ in LOGICAL_AXIS_RULES}
     further: list[tuple[str, str | tuple[str, ...] | None]] = []
@@ -211,11 +206,9 @@ def parameter_shardings(
     params: Mapping[str, Any],
     fsdp_axes: Sequence[str] = ("fsdp",),
 ) -> Any:
-    """Returns shardings in the shape of `params` from the collection `params_axes`.
+    """Returns shardings of parameters (arrays or shapes) from the collection `params_axes`.
 
     Args:
-        params_axes: Logical axes of the parameters.
-        params: Parameters, as arrays or shapes.
         fsdp_axes: Mesh axes over which a parameter is sharded further (`shard_further`).
 
     Raises:
@@ -246,7 +239,7 @@ def _check_parameter(
 ) -> None:
     """Raises InputError where a dimension of a parameter does not divide over its mesh axes."""
     for logical_axis, entry, size in zip(axes, logical_spec(axes), shape, strict=True):
-        over = [axis for axis in _names(entry) if mesh.shape[axis] > 1]
+        over = [axis for axis in axes_of(entry) if mesh.shape[axis] > 1]
         parts = math.prod(mesh.shape[axis] for axis in over)
         if size % parts:
             raise InputError(
@@ -270,12 +263,11 @@ def shard_further(
 ) -> PartitionSpec:
     """Splits one dimension of `spec` over those axes of `over` that it does not use yet.
 
-    It is the largest dimension that they divide, and none of `fixed`. Where there is none, the
-    array is small and `spec` stays. Weights that are stored so and used whole are ZeRO's third
-    stage (Rajbhandari et al. 2020, section 5; Xu et al. 2020, "Automatic Cross-Replica Sharding of
-    Weight Update"): the partitioner gathers each where a layer uses it.
+    It is the largest dimension that they divide, and none of `fixed`; without one `spec` stays. The
+    partitioner gathers such weights where a layer uses them: ZeRO's third stage (Rajbhandari et al.
+    2020, section 5; Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update").
     """
-    axes = [_names(entry) for entry in (*spec, *[None] * (len(shape) - len(spec)))]
+    axes = [axes_of(entry) for entry in (*spec, *[None] * (len(shape) - len(spec)))]
     used = {name for entry in axes for name in entry}
     free = tuple(name for name in over if mesh.shape[name] > 1 and name not in used)
     parts = math.prod(mesh.shape[name] for name in free)
@@ -288,7 +280,8 @@ def shard_further(
     return spec
 
 
-def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the mesh axes of an entry of a rule or a PartitionSpec."""
     return (entry,) if isinstance(entry, str) else entry or ()
 
 

@@ -8,8 +8,8 @@
     x = mesh_split(x, mesh, [1, -1, 0])     dimension 0 over mesh dimension 1, 2 over 0, 1 whole
 
 Names and meanings are those of the paper and of Lingvo's `xla_sharding` and `gshard_utils`. Each
-returns its array, with the same values: an annotation decides where parts are and never what they
-are. A few in a function are enough; XLA's partitioner infers the rest and inserts communication.
+returns its array, with the same values; a few in a function are enough: XLA's partitioner infers
+the rest and inserts communication.
 
 Inside `jax.jit` they are `jax.lax.with_sharding_constraint`. On an array outside of it they move
 the parts at once (`jax.device_put`). Of a `jax.ShapeDtypeStruct` they return one with that
@@ -85,9 +85,6 @@ def shard(x: A, device_assignment: Ids, *, devices: Devices = None) -> A:
     An array [256, 1024, 8192] with an assignment of shape [2, 1, 4] has parts
     [128, 1024, 2048]; `device_assignment[i, 0, k]` has rows 128 i ... of columns 2048 k ... .
 
-    Args:
-        device_assignment: Ids of devices, with as many dimensions as x.
-
     Raises:
         ValueError: The dimensions are not as many, one does not divide, or an id is missing, too
             large or there twice.
@@ -95,18 +92,11 @@ def shard(x: A, device_assignment: Ids, *, devices: Devices = None) -> A:
     return _tiled("shard", x, device_assignment, devices, copies=0)
 
 
-def tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
-    """Does the same as `shard`, by Lingvo's name."""
-    return _tiled("tile", x, tile_assignment, devices, copies=0)
+tile = shard  # Lingvo's name
 
 
 def partial_tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
-    """Splits into tiles of which there are copies.
-
-    Args:
-        tile_assignment: Ids of devices, with one dimension more than x has; the devices along the
-            last one hold the same tile.
-    """
+    """Splits into tiles; devices along the ids' last dimension, one more than x's, have copies."""
     return _tiled("partial_tile", x, tile_assignment, devices, copies=1)
 
 

@@ -33,11 +33,10 @@ def averaged(
     Source: polynomial-decay averaging, Shamir and Zhang 2013 (arXiv 1212.1824), section 4:
     average_t = (1 - c) average_{t-1} + c params_t, c = (eta + 1) / (t + eta), t = 1, 2, ...
 
-    The steps are those of `optimizer`. Evaluations, early stopping and all readers of checkpoints
-    take the average (`used`). Like a falling rate at the end of training it damps the oscillation
-    around a minimum, but at every step: so training can end when dev has stopped rising, not at a
-    step that is known before. It costs as much memory as the parameters. It must be the outermost
-    transformation: inside another one the average is not found.
+    Evaluations, early stopping and all readers of checkpoints take the average (`used`). Like a
+    falling rate at the end of training it damps the oscillation around a minimum, but at every
+    step, so that training need not know its end. It costs the memory of the parameters. It must be
+    the outermost transformation.
 
     Args:
         total_steps: Steps of training, for `optimizer`.

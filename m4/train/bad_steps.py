@@ -63,9 +63,8 @@ def z_scores(values_W: Array, recent_NW: Array) -> Array:
 def guarded(step: Callable[..., Any], rule: BadSteps) -> Callable[..., Any]:
     """The step, which leaves parameters and optimizer as they are where its numbers are bad.
 
-    It decides from sums over all devices, so that all of them do the same. Its batch has under
-    RECENT the values [N, W] of the last good steps; its metrics have them with its own, and under
-    BAD whether the step is bad and its z-scores.
+    All devices decide the same. Its batch has under RECENT the values [N, W] of the last good
+    steps; its metrics have them with its own, and under BAD whether it is bad and its z-scores.
     """
     spikes_W = jnp.array([name in rule.spikes_of for name in WATCHED])
 
@@ -96,21 +95,20 @@ class StepGuard:
     """
 
     def __init__(self, action: str, rule: BadSteps, saved: Mapping[str, Any], sharding: Sharding):
-        """Continues from the note `saved` of a checkpoint.
+        """Continues from the note `saved` of a checkpoint; empty at the beginning of a run.
 
         Args:
             action: "stop" or "skip".
-            saved: The checkpoint's note. Empty at the beginning of a run.
             sharding: Replicated over all devices, for the window of recent values.
         """
         self._action, self._rule = action, rule
-        self.on = self._action != "stop" or self._rule.spike_threshold is not None
+        self.on = action != "stop" or rule.spike_threshold is not None
         self._bad: dict[int, dict[str, Any]] = {
             record["step"]: record for record in saved.get("bad_steps", [])
         }
         self._unchecked: list[tuple[int, dict[str, Any]]] = []
         if self.on:
-            size = self._rule.window if self._rule.spike_threshold is not None else 0
+            size = rule.window if rule.spike_threshold is not None else 0
             recent_NW = np.full((size, len(WATCHED)), np.nan, np.float32)
             if known := saved.get(RECENT, [])[-size:] if size else []:
                 recent_NW[-len(known) :] = known
@@ -120,7 +118,6 @@ class StepGuard:
             )
 
     def wrap(self, step: Any) -> Any:
-        """Returns the step to compile."""
         return guarded(step, self._rule) if self.on else step
 
     def inputs(self) -> dict[str, jax.Array]:
@@ -150,11 +147,9 @@ class StepGuard:
         return skipped
 
     def row(self, step: int) -> dict[str, float]:
-        """Returns the number of steps skipped up to `step`, for a row of metrics."""
         return {"skipped_steps": sum(one <= step for one in self._bad)} if self.on else {}
 
     def note(self) -> dict[str, Any]:
-        """Returns what the note of a checkpoint keeps for `__init__`."""
         if not self.on and not self._bad:
             return {}
         about: dict[str, Any] = {"bad_steps": [*self._bad.values()]}

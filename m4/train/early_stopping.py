@@ -36,7 +36,6 @@ class EarlyStopping:
 
     @property
     def by_chrf(self) -> bool:
-        """True if translations are scored, not losses."""
         return self.metric.startswith("dev/chrf")
 
     @property
@@ -87,7 +86,6 @@ class EarlyStopper:
             self.since += 1
 
     def note(self) -> dict[str, Any]:
-        """Returns the state in JSON, for `resume`."""
         if self.best is None:
             return {}
         return {

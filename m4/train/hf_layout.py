@@ -105,9 +105,9 @@ UNREAD = re.compile(r".*\.EncDecAttention\.relative_attention_bias\.weight")
 def family_of(config: Config) -> Family:
     """Returns the architecture of a config.json. InputError: none of T5's family."""
     kind = config.get("model_type")
-    if isinstance(kind, str) and kind in FAMILIES:
-        return FAMILIES[kind]
-    has = _OTHERS.get(kind) if isinstance(kind, str) else None
+    if str(kind) in FAMILIES:
+        return FAMILIES[str(kind)]
+    has = _OTHERS.get(str(kind))
     raise InputError(
         f"model_type = {kind!r}: must be one of T5's family ({', '.join(FAMILIES)})"
         + (f"; this one has {has}, which m4's model has not" if has else "")
@@ -117,20 +117,15 @@ def family_of(config: Config) -> Family:
 def settings_of(config: Config) -> dict[str, Any]:
     """Returns the settings of m4's `Transformer` that compute what the model does.
 
-    Settings of experts are in `experts_of`.
-
     Raises:
         InputError: The config lacks a size, or asks for something that m4's model has not.
     """
     family = family_of(config)
     given = {**_DEFAULTS, "num_decoder_layers": config.get("num_layers"), **config}
     found: dict[str, Any] = {name: _number(given, key) for name, key in SIZES.items()}
-    projection = config.get("feed_forward_proj", family.projection)
     # Switch Transformers has no feed_forward_proj.
-    if family.experts:
-        projection = config.get("dense_act_fn", "relu")
-    if projection not in ACTIVATIONS:
-        key = "dense_act_fn" if family.experts else "feed_forward_proj"
+    key = "dense_act_fn" if family.experts else "feed_forward_proj"
+    if (projection := config.get(key, family.projection)) not in ACTIVATIONS:
         raise InputError(f"{key} = {projection!r}: must be one of {', '.join(ACTIVATIONS)}")
     if (epsilon := config.get("layer_norm_epsilon", 1e-6)) != 1e-6:
         raise InputError(f"layer_norm_epsilon = {epsilon}: must be 1e-06, as m4's is")
@@ -236,8 +231,7 @@ def place(path: str, shape: tuple[int, ...], model: Transformer) -> HfParameter 
 def config_of(model: Transformer) -> dict[str, Any]:
     """Returns the config.json with which Hugging Face's code computes what a model of m4 does.
 
-    Raises:
-        InputError: Its code has no such model.
+    Raises InputError where its code has no such model.
     """
     experts = model.encoder_experts
     projections = {found: name for name, found in reversed(ACTIVATIONS.items())}

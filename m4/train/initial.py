@@ -78,13 +78,10 @@ _GROWING = ("pieces", "copied experts", "copied columns")
 
 
 class Rows(NamedTuple):
-    """The sources of the rows of a new vocabulary [V] in an old one.
+    """The sources of the rows of a new vocabulary [V] in an old one."""
 
-    old_V: the old row of each, -1 for a new piece. spelled: new id -> the old ids that spell it.
-    """
-
-    old_V: npt.NDArray[np.int32]
-    spelled: Mapping[int, Sequence[int]]
+    old_V: npt.NDArray[np.int32]  # the old row of each; -1 for a new piece
+    spelled: Mapping[int, Sequence[int]]  # new id -> the old ids that spell it
 
 
 class Leaf(NamedTuple):
@@ -136,8 +133,7 @@ def check_computation(model: Transformer, wanted: Mapping[str, Any], folder: obj
     """Raises SettingError for a model that computes something else with another's parameters.
 
     Args:
-        wanted: The other model's settings, of which all are compared; see `computation`.
-        folder: Where it is, for messages.
+        wanted: Settings of the other model in `folder`, of which all are compared.
     """
     here = computation(model)
     for name, value in wanted.items():
@@ -155,7 +151,7 @@ def computation(model: Transformer) -> dict[str, Any]:
 
 
 def task_rows(old: Sequence[Set[str]], new: Sequence[Set[str]]) -> Rows:
-    """Pairs the tasks of a gate by the names of their directions, a set for each task.
+    """Pairs a gate's tasks, each a set of directions.
 
     A new task has the row of the old one that has all of its directions which were there.
     """
@@ -184,7 +180,7 @@ class Plan(NamedTuple):
     def grown_sizes(self, new: Shapes) -> set[tuple[int, int]] | None:
         """Returns the sizes (before, now) of the axes that have grown: vocabularies and experts.
 
-        None where a parameter is taken over by another rule, which statistics of it cannot follow.
+        None where another rule takes a parameter over, which its statistics cannot follow.
         """
         if not all(leaf.rule in ("taken", *_GROWING) for leaf in self.leaves):
             return None
@@ -197,7 +193,7 @@ class Plan(NamedTuple):
         }
 
     def fresh_paths(self, like: Any) -> list[str]:
-        """Returns the arrays of a tree that need their values of a model without an old one."""
+        """Returns the arrays of a tree that need a new model's values."""
         new = by_path(like)
 
         def needs(leaf: Leaf) -> bool:
@@ -215,10 +211,7 @@ class Plan(NamedTuple):
         So a model takes little more memory than its own while it is read.
 
         Args:
-            old: Path of an old parameter among unscanned layers -> its array, read when called.
-            fresh: Path in the tree -> array of a parameter that begins without the old model, of
-                those that `fresh_paths` names. It is emptied.
-            use: How often the old model's experts were chosen.
+            fresh: Arrays of a new model, of those that `fresh_paths` names. It is emptied.
             like: The tree, of shapes with shardings.
 
         Raises:
@@ -235,10 +228,7 @@ class Plan(NamedTuple):
         return _shaped(like, made)
 
     def _places(self, leaf: Leaf, old: Sequence[int], new: Sequence[int]) -> npt.NDArray[np.int32]:
-        """Returns the old row of each row of a new table, -1 for none, of tables of these shapes.
-
-        Rows that no piece has (the table is rounded up) are as before.
-        """
+        """Returns the old row, or -1, of each row of a new table; rows of no piece stay."""
         axis, old_V = int(leaf.path.startswith("logits_dense")), self.rows[leaf.path].old_V
         found = np.arange(new[axis], dtype=np.int32)
         found[: len(old_V)] = old_V
@@ -321,8 +311,6 @@ def plan(
     """Chooses source and rule of each parameter.
 
     Args:
-        old: Shapes of the old model's parameters.
-        new: Shapes of the new model's.
         layers: `InitialModel.layers`.
         rows: Path of an embedding, or of a gate's tasks, -> its rows. Defaults to not known yet.
 
@@ -379,7 +367,7 @@ def _leaf(
 
 
 def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[str, str] | None:
-    """(The source's path, a rule); None: there is no rule for these shapes."""
+    """Returns the source's path and a rule, or None where no rule takes these shapes over."""
     there = old.get(source)
     if re.search(r"embedder/embedding$|^logits_dense/kernel$", path) and there is not None:
         axis = 1 if path.startswith("logits_dense") else 0
@@ -410,7 +398,6 @@ def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[
 
 
 def unscanned(params: Mapping[str, Any]) -> Old:
-    """Returns a function from path among unscanned layers to array, of a tree of parameters."""
     arrays = by_path(params)
 
     def array(path: str) -> Array:
@@ -426,10 +413,7 @@ def unscanned(params: Mapping[str, Any]) -> Old:
 def _grown(
     old_VM: Array, fresh_VM: Array | None, places_V: npt.NDArray[np.int32], rows: Rows
 ) -> Array:
-    """Returns the new table: old rows, bit-equal, where their pieces are now.
-
-    New pieces are as `rows` spells them, and what has no place in the old table as it starts.
-    """
+    """Returns the new table: old rows, bit-equal, in their places, others spelled or fresh."""
     table = old_VM[np.maximum(places_V, 0)]
     if fresh_VM is not None:
         table = jnp.where((places_V >= 0)[:, None], table, fresh_VM)
@@ -483,16 +467,13 @@ def padded(old: Array, fresh: Array) -> Array:
 def at_step(state: Any, step: int) -> Any:
     """Returns an optimizer's first state with its learning rate at `step`."""
 
-    def schedules(node: Any) -> bool:
-        return isinstance(node, optax.ScaleByScheduleState)
-
     def one(node: Any) -> Any:
-        if not schedules(node):
+        if not isinstance(node, optax.ScaleByScheduleState):
             return node
-        count = np.asarray(step, node.count.dtype)
-        return optax.ScaleByScheduleState(jax.device_put(count, node.count.sharding))
+        count: Any = node.count
+        return node._replace(count=jax.device_put(np.asarray(step, count.dtype), count.sharding))
 
-    return jax.tree.map(one, state, is_leaf=schedules)
+    return jax.tree.map(one, state, is_leaf=_known)
 
 
 def shapes_of(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -523,7 +504,6 @@ def _parts(like: Any) -> dict[str, list[str]]:
 
 
 def _shaped(like: Any, arrays: Mapping[str, Any]) -> Any:
-    """Returns arrays by path as the tree `like`."""
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in by_path(like)])
 
 
@@ -546,11 +526,7 @@ def with_moments(state: Any, step: int, given: Given) -> Any:
     """Puts moments into an optimizer's state after `step` steps; to be traced.
 
     A matrix that only one of the two optimizers factors gets the product of the factors, or the
-    means of the full moments.
-
-    Args:
-        given: Moments of each parameter by its path among unscanned layers
-            (`m4.train.t5x_layout.moments`).
+    means of the full moments. `given` is by path among unscanned layers.
     """
 
     def one(leaf: Any) -> Any:

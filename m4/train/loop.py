@@ -93,15 +93,12 @@ def train(
 ) -> Trained:
     """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
 
-    Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end; rows of
-    folder/metrics.jsonl, and of folder/tensorboard where `Training.tensorboard` asks for it, every
-    `log_period` steps and at each evaluation; the files of `m4.train.measuring.watchdog`; and with
-    the checkpoints of a model that counts directions atlas.train.json. A run that was killed and
-    started again takes the same steps as one that was not: batches, dropout and routing are
-    functions of (seed, step).
-
-    Of several processes each gives its host batch and saves its local shards; the primary one
-    writes the other files.
+    Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end, with
+    atlas.train.json where the model counts directions; rows of folder/metrics.jsonl (and
+    folder/tensorboard) every `log_period` steps and at each evaluation; and the files of
+    `m4.train.measuring.watchdog`. A run that was killed and started again takes the same steps as
+    one that was not: batches, dropout and routing are functions of (seed, step). Of several
+    processes each gives its host batch and saves its local shards; the primary one writes the rest.
 
     Args:
         evaluators: Run in this order at their periods and at the end.
@@ -167,17 +164,12 @@ def train(
             parts = [counters, clock, guard, metrics, stopper, *([sampling] if sampling else [])]
             evaluate = Evaluate(evaluators, metrics, stopper, sampling)
             save = Save(training.checkpoint_period, checkpoints, folder, about, parts, stopper)
-            hooks: list[Hook] = [
-                profile,
-                Log(training.log_period, metrics, progress),
-                evaluate,
-                save,
-            ]
+            log_rows = Log(training.log_period, metrics, progress)
+            hooks: list[Hook] = [profile, log_rows, evaluate, save]
             if begun:
                 evaluate.before(run)
             while run.step < end and not stopper.stopped:
-                if profile.begins(run.step + 1):
-                    run.pause("profile", profile.start)
+                profile.before(run)
                 with clock.waiting(run.step + 1):
                     batch = next(batches)
                 run.take(batch)
@@ -190,23 +182,26 @@ def train(
         return Trained(average.used(run.state) if stopper.best is None else stopper.best, written)
 
 
+@dataclasses.dataclass(frozen=True)
 class Log:
     """Guards the steps and writes a row of metrics every `period` steps and at the end."""
 
-    def __init__(self, period: int, metrics: Metrics, progress: Callable[[int, str], None] | None):
-        self._period, self._metrics, self._progress = period, metrics, progress
+    period: int
+    metrics: Metrics
+    progress: Callable[[int, str], None] | None
 
     def after(self, run: Run) -> None:
-        due = run.step % self._period == 0 or run.last
+        due = run.step % self.period == 0 or run.last
         if due or run.in_flight.most == 1:
             run.catch_up()
         if due:
             row = {**run.counters.row(), **run.clock.row(run.step), **run.guard.row(run.step)}
-            self._metrics.write(run.step, row)
-        if self._progress is not None:
-            self._progress(run.step, run.counters.text)
+            self.metrics.write(run.step, row)
+        if self.progress is not None:
+            self.progress(run.step, run.counters.text)
 
 
+@dataclasses.dataclass(frozen=True)
 class Evaluate:
     """Runs the evaluators whose period divides the step, at the last step all.
 
@@ -214,35 +209,30 @@ class Evaluate:
     afterwards learns from the same steps.
     """
 
-    def __init__(
-        self,
-        evaluators: Sequence[Evaluator],
-        metrics: Metrics,
-        stopper: EarlyStopper,
-        sampling: LearnedSampling | None,
-    ):
-        self._evaluators, self._metrics = evaluators, metrics
-        self._stopper, self._sampling = stopper, sampling
+    evaluators: Sequence[Evaluator]
+    metrics: Metrics
+    stopper: EarlyStopper
+    sampling: LearnedSampling | None
 
     def after(self, run: Run) -> None:
         learned_from: dict[str, float] = {}
-        for evaluator in self._evaluators:
+        for evaluator in self.evaluators:
             due = run.step % evaluator.period == 0
             if due or run.last:
                 params, values = self._measure(run, evaluator)
-                self._stopper.evaluated(run.step, values, params)
+                self.stopper.evaluated(run.step, values, params)
                 run.measured |= values
                 learned_from |= values if due else {}
-        if self._sampling is not None and learned_from:
-            learned = self._sampling.evaluated(run.step, learned_from)
+        if self.sampling is not None and learned_from:
+            learned = self.sampling.evaluated(run.step, learned_from)
             if learned:
-                self._metrics.write(run.step, learned)
+                self.metrics.write(run.step, learned)
         # The last step of early stopping says that training has finished, too.
-        run.last = run.last or self._stopper.stopped
+        run.last = run.last or self.stopper.stopped
 
     def before(self, run: Run) -> None:
         """Measures, logs and prints what the parameters are worth with which a run begins."""
-        for evaluator in self._evaluators:
+        for evaluator in self.evaluators:
             _, values = self._measure(run, evaluator)
             if distributed.is_primary():
                 shown = [f"{name} {values[name]:.4f}" for name in values if name.count("/") < 2]
@@ -251,7 +241,7 @@ class Evaluate:
     def _measure(self, run: Run, evaluator: Evaluator) -> tuple[Any, dict[str, float]]:
         params = average.used(run.state)
         values = run.pause("evaluate", functools.partial(evaluator.run, params))
-        self._metrics.write(run.step, values)
+        self.metrics.write(run.step, values)
         return params, values
 
 
@@ -261,45 +251,46 @@ class Noted(Protocol):
     def note(self) -> Mapping[str, Any]: ...
 
 
+@dataclasses.dataclass(frozen=True)
 class Save:
-    """Saves every `period` steps, and stops where a signal asks for it; `train` saves the end."""
+    """Saves every `period` steps, and stops where a signal asks for it; `train` saves the end.
 
-    def __init__(
-        self,
-        period: int,
-        checkpoints: Checkpoints,
-        folder: Path,
-        about: Mapping[str, Any],
-        parts: Sequence[Noted],
-        stopper: EarlyStopper,
-    ):
-        self._period, self._checkpoints, self._folder = period, checkpoints, folder
-        self._about, self._parts, self._stopper = about, parts, stopper
+    Attributes:
+        about: What every checkpoint's note says.
+        parts: What continues from its part of the note.
+    """
+
+    period: int
+    checkpoints: Checkpoints
+    folder: Path
+    about: Mapping[str, Any]
+    parts: Sequence[Noted]
+    stopper: EarlyStopper
 
     def after(self, run: Run) -> None:
         if run.last:
             return
         if run.stopping:
             self.save(run)
-            run.pause("save", self._checkpoints.wait)
+            run.pause("save", self.checkpoints.wait)
             raise Interrupted(run.step)
-        if run.step % self._period == 0:
+        if run.step % self.period == 0:
             self.save(run)
 
     def save(self, run: Run, **more: Any) -> dict[str, Any]:
         """Starts to save the state; returns the checkpoint's note, with `more`."""
 
         def start() -> dict[str, Any]:
-            note = {**self._about, **more}
-            for part in self._parts:
+            note = {**self.about, **more}
+            for part in self.parts:
                 note |= part.note()
             note["step"] = run.step
             items = average.items(run.state)
-            if self._stopper.best is not None:
-                items["best"] = self._stopper.best
-            self._checkpoints.save(run.step, items, note, run.measured)
+            if self.stopper.best is not None:
+                items["best"] = self.stopper.best
+            self.checkpoints.save(run.step, items, note, run.measured)
             if distributed.is_primary():
-                run.counters.write(self._folder, note)
+                run.counters.write(self.folder, note)
             return note
 
         return run.pause("save", start)

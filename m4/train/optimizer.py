@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from m4.model.layers import names_of
 from m4.settings import Between, Factor, Period, Rate, Size, Steps, checked
 from m4.train.schedules import Schedule, rsqrt
 
@@ -20,49 +21,32 @@ _Positive = Annotated[float, Between(0, 1e6, above=True)]
 
 
 def is_stacked(path) -> bool:
-    """Says if the first axis of the parameter at this tree path counts layers.
-
-    It does in scanned stacks (`m4.model.stack`).
-    """
-    return any(
-        isinstance(key, jax.tree_util.DictKey) and str(key.key).endswith("_blocks") for key in path
-    )
+    """Says if a parameter's first axis counts the layers of a scanned stack."""
+    return any(name.endswith("_blocks") for name in names_of(path))
 
 
 class Moments(NamedTuple):
-    """Factored second moments of matrices [..., R, C].
+    """Factored second moments of matrices [..., R, C]."""
 
-    Attributes:
-        rows: [..., R].
-        columns: [..., C].
-    """
-
-    rows: Array
-    columns: Array
+    rows: Array  # [..., R]
+    columns: Array  # [..., C]
 
 
 class FactoredState(NamedTuple):
-    """State of `scale_by_matrix`.
+    """State of `scale_by_matrix`."""
 
-    Attributes:
-        count: Steps done, int32 scalar.
-        moments: `Moments` of each parameter, or an array of its shape where its matrices are too
-            small to be factored.
-    """
-
-    count: Array
+    count: Array  # steps done, int32 scalar
+    # `Moments` of each parameter, or an array of its shape where its matrices are too small.
     moments: Any
 
 
-def scale_by_matrix(
-    decay_rate: float, smallest_factored: int, clipping_threshold: float, parameter_scale: bool
-) -> optax.GradientTransformation:
+def scale_by_matrix(smallest_factored: int) -> optax.GradientTransformation:
     """Adafactor's update of each matrix by itself, without the learning rate.
 
     Source: Shazeer and Stern 2018 (arXiv 1804.04235), algorithms 4 to 6. A matrix is the last two
     axes of a parameter. Its update is g / sqrt(moment), divided by its root mean square where that
-    is above the threshold, times the matrix's own root mean square (at least 1e-3). The moment
-    decays by 1 - t^-decay_rate; factored it is rows * columns / mean(rows). A parameter of one axis
+    is above 1, times the matrix's own root mean square (at least 1e-3). The moment decays by 1 -
+    t^-0.8; factored it is rows * columns / mean(rows). A parameter of one axis
     (in each layer of a scanned stack) is one block, which is not factored.
 
     On one matrix it equals optax.adafactor. That factors the two LARGEST axes, so that more experts
@@ -70,12 +54,6 @@ def scale_by_matrix(
     matrices on CPUs, because XLA computes the factors of rows and columns again for every element,
     writes out squares that several sums share, and copies the weights. Hence the barriers and
     `_one_after_gradients` (docs/performance.md).
-
-    Args:
-        decay_rate: Exponent of the moments' decay.
-        smallest_factored: Matrices with a smaller side keep a full second moment.
-        clipping_threshold: Largest root mean square of an update.
-        parameter_scale: Multiplies by the matrix's own root mean square.
     """
 
     def init(params):
@@ -84,13 +62,12 @@ def scale_by_matrix(
                 return Moments(jnp.zeros(p.shape[:-1]), jnp.zeros(p.shape[:-2] + p.shape[-1:]))
             return jnp.zeros(p.shape)
 
-        return FactoredState(
-            jnp.zeros((), jnp.int32), jax.tree_util.tree_map_with_path(moments, params)
-        )
+        found = jax.tree_util.tree_map_with_path(moments, params)
+        return FactoredState(jnp.zeros((), jnp.int32), found)
 
     def update(updates, state, params=None):
         assert params is not None
-        kept = 1 - (state.count + 1).astype(jnp.float32) ** -decay_rate
+        kept = 1 - (state.count + 1).astype(jnp.float32) ** -0.8
         one = _one_after_gradients(updates)
 
         def scale_one(path, g, moment, p):
@@ -100,9 +77,8 @@ def scale_by_matrix(
             else:
                 moment = kept * moment + (1 - kept) * (jnp.square(g) + _SMALLEST)
                 scaled = g * jax.lax.rsqrt(moment)
-            scale = one / jnp.maximum(1.0, _rms(scaled, axes) / clipping_threshold)
-            if parameter_scale:
-                scale = scale * jnp.maximum(_rms(p, axes), 1e-3)
+            scale = one / jnp.maximum(1.0, _rms(scaled, axes))
+            scale = scale * jnp.maximum(_rms(p, axes), 1e-3)
             return scaled * jax.lax.optimization_barrier(scale), moment
 
         found = jax.tree_util.tree_map_with_path(scale_one, updates, state.moments, params)
@@ -153,7 +129,6 @@ def _one_after_gradients(gradients) -> Array:
 
 
 def _rms(x: Array, axes: tuple[int, ...]) -> Array:
-    """Returns the root mean square of each block, with its axes kept at size 1."""
     return jnp.sqrt(jnp.mean(jnp.square(x), axes, keepdims=True))
 
 
@@ -169,30 +144,22 @@ def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransforma
     `inner`.
     """
 
+    def zero_if_table(path, leaf):
+        return jnp.zeros_like(leaf) if names_of(path)[-1:] == ["table"] else leaf
+
     def update(updates, state, params=None):
         updates, state = inner.update(updates, state, params)
-        return jax.tree_util.tree_map_with_path(_zero_if_table, updates), state
+        return jax.tree_util.tree_map_with_path(zero_if_table, updates), state
 
     return optax.GradientTransformation(inner.init, update)
 
 
-def _zero_if_table(path, leaf):
-    is_table = isinstance(path[-1], jax.tree_util.DictKey) and path[-1].key == "table"
-    return jnp.zeros_like(leaf) if is_table else leaf
-
-
 class Accumulated(NamedTuple):
-    """State of `every`.
+    """State of `every`."""
 
-    Attributes:
-        count: Gradients since the last update, int32 scalar.
-        total: Their sum, in each parameter's shape; with none, a sum that is no longer used.
-        inner: State of the transformation that makes the updates.
-    """
-
-    count: Array
-    total: Any
-    inner: Any
+    count: Array  # gradients since the last update, int32 scalar
+    total: Any  # Their sum, in each parameter's shape; with none, one that is no longer used.
+    inner: Any  # state of the transformation that makes the updates
 
 
 def every(steps: int, inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -231,28 +198,21 @@ def adafactor(
     total_steps: Steps,
     *,
     schedule: Callable[[int], Schedule] = rsqrt,
-    decay_rate: _Positive = 0.8,
-    clipping_threshold: _Positive = 1.0,
     smallest_factored: Size = 128,
-    multiply_by_parameter_scale: bool = True,
     weight_decay: Factor = 0.0,
 ) -> optax.GradientTransformation:
     """Adafactor with GShard's settings (A.2): no first moment, decay 1 - t^-0.8, clipping at 1.0.
 
+    Rates are relative to a matrix's root mean square.
+
     Args:
-        total_steps: Steps of training, for the schedule.
         schedule: total_steps -> (step -> rate).
-        decay_rate: Exponent of the moments' decay.
-        clipping_threshold: Largest root mean square of an update.
         smallest_factored: Matrices with a smaller side keep a full second moment.
-        multiply_by_parameter_scale: Rates are relative to the matrix's root mean square.
         weight_decay: Decay of a step, times the rate.
     """
     return keep_tables(
         optax.chain(
-            scale_by_matrix(
-                decay_rate, smallest_factored, clipping_threshold, multiply_by_parameter_scale
-            ),
+            scale_by_matrix(smallest_factored),
             optax.add_decayed_weights(weight_decay),
             optax.scale_by_learning_rate(schedule(total_steps)),
         )
@@ -277,22 +237,18 @@ def adamw(
     Weights of one axis (norm scales) are not decayed.
 
     Args:
-        total_steps: Steps of training, for the schedule.
         schedule: total_steps -> (step -> rate).
-        b1: Decay of the first moment.
-        b2: Decay of the second moment.
+        b1, b2: Decay of the first and of the second moment.
         eps: Added to the root of the second moment.
         weight_decay: Decay of a step, times the rate.
         clip_norm: Largest global norm of the gradient.
-        experts_every: See `muon`.
-        experts_rate: See `muon`.
+        experts_every, experts_rate: See `muon`.
     """
     rate = schedule(total_steps)
 
     def clip(gradients, params):
         # optax.clip_by_global_norm divides every number by the norm, and XLA writes the result out
-        # before it uses it: 4 of the 15 times that a step reads or writes an array of the weights'
-        # size.
+        # before it uses it: 4 of the 15 passes of a step over an array of the weights' size.
         return optax.projections.projection_l2_ball(gradients, clip_norm)
 
     def decay(params):
@@ -333,16 +289,13 @@ def muon(
     positions, routers (but not the matrix of `noisy_topk`'s noise) and norm scales.
 
     Args:
-        total_steps: Steps of training, for the schedule.
         schedule: total_steps -> (step -> Adam's rate).
         matrix_rate: The matrices' rate divided by Adam's.
         experts: The experts' matrices are orthogonalized; False leaves them to Adam. They are most
             of a model's parameters, so that most Newton-Schulz products would be theirs, and each
             sees only a part of the tokens.
         beta: Decay of the matrices' momentum.
-        b1: Adam's decay of the first moment.
-        b2: Adam's decay of the second moment.
-        eps: Added by Adam to the root of the second moment.
+        b1, b2, eps: See `adamw`.
         experts_every: The experts' parameters change at every k-th step, by the mean gradient of k
             steps; the optimizer of 64 experts is a third of a step on CPUs. Their moments decay by
             beta^k an update, so that they remember as many steps.
@@ -352,11 +305,11 @@ def muon(
     """
     rate = schedule(total_steps)
 
-    def kinds(params):
-        def kind(path, p):
-            apart = not experts and _is_experts(path)
-            return "matrix" if _is_within_a_layer(path, p) and not apart else "other"
+    def kind(path, p):
+        apart = not experts and _is_experts(path)
+        return "matrix" if _is_within_a_layer(path, p) and not apart else "other"
 
+    def kinds(params):
         return jax.tree_util.tree_map_with_path(kind, params)
 
     def for_experts(k):
@@ -388,16 +341,17 @@ def _experts_apart(
     if (steps, factor) == (1, 1.0):
         return optimizer
 
-    def label(params):
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: "experts" if _is_experts(path) else "other", params
-        )
+    def label(path, _):
+        return "experts" if _is_experts(path) else "other"
 
     experts = optax.chain(
         every(steps, for_experts(steps)),
         optax.scale_by_learning_rate(lambda step: factor * rate(step)),
     )
-    return optax.partition({"experts": experts, "other": optimizer}, label)
+    return optax.partition(
+        {"experts": experts, "other": optimizer},
+        lambda params: jax.tree_util.tree_map_with_path(label, params),
+    )
 
 
 def orthogonalize() -> optax.GradientTransformation:
@@ -445,10 +399,9 @@ def newton_schulz(x: Array) -> Array:
 
     They are optax's steps with the products in another order. A step is x <- q x, where q = a + b g
     + c g^2 and g = x x^T is the Gram matrix, so that the next g is q g q: only the first and the
-    last product have the long side C. Five steps of 128 x 512 take half the time; they were half of
-    a training step with 64 experts (docs/lab/2026-11-25-tatoeba.md). TPUs must not use it: products
-    in bfloat16 are enough in the usual order, but here they would make small eigenvalues of g
-    negative.
+    last product have the long side C, and five steps of 128 x 512 take half the time
+    (docs/lab/2026-11-25-tatoeba.md). TPUs must not use it: their products in bfloat16 would make
+    small eigenvalues of g negative.
     """
     transposed = x.shape[-2] > x.shape[-1]
     if transposed:
@@ -479,15 +432,11 @@ def _all_matrices(params):
     return jax.tree.map(lambda _: numbers, params)
 
 
-def _names(path) -> list[str]:
-    return [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
-
-
 def _is_experts(path) -> bool:
-    return "experts" in _names(path)
+    return "experts" in names_of(path)
 
 
 def _is_within_a_layer(path, leaf) -> bool:
-    names = _names(path)
+    names = names_of(path)
     outside = {"router", "tasks", "noise", "logits_dense"}.intersection(names)
     return names[-1] == "kernel" and not outside and _block_axes(path, leaf) == 2

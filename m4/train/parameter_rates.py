@@ -1,6 +1,6 @@
 """Learning rates by group of parameters; a rate of 0 freezes a group."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
@@ -40,25 +40,18 @@ def with_rates(
     """
 
     def init(params: Any) -> Any:
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-        if not any(rate_of(path, rates) for path in paths):
+        if not any(rate_of(path, rates) for path, _ in jax.tree_util.tree_leaves_with_path(params)):
             allowed = "above 0 for one group: no parameter would be trained"
             raise SettingError("Training.parameter_rates", dict(rates), allowed)
         return optimizer.init(params)
 
-    def update(
-        updates: Any,
-        state: Any,
-        params: Any = None,
-        *,
-        scale: Callable[[Any], Any] = lambda updates: updates,
-    ) -> tuple[Any, Any]:
+    def one(path: Any, leaf: jax.Array) -> jax.Array:
+        rate = rate_of(path, rates)
+        return rate * leaf if rate else jnp.zeros_like(leaf)
+
+    def update(updates, state, params=None, *, scale=lambda updates: updates) -> tuple[Any, Any]:
         def scaled(updates: Any) -> Any:
             return jax.tree_util.tree_map_with_path(one, scale(updates))
-
-        def one(path: Any, leaf: jax.Array) -> jax.Array:
-            rate = rate_of(path, rates)
-            return rate * leaf if rate else jnp.zeros_like(leaf)
 
         return updated(optimizer, updates, state, params, scaled)
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from m4.model import pipeline
 from m4.model.layers import shapes_only
 from m4.model.transformer import Transformer
 from m4.parallel.batched_init import draw_together, unoptimized
 from m4.parallel.layout import Layout
-from m4.parallel.mesh import Rules, axis_rules_context, check_divides, rows_over
+from m4.parallel.mesh import axis_rules_context, check_divides, rows_over
 from m4.settings import SettingError, nearest_valid
 from m4.storage.checkpoints import by_path
 from m4.train.batches import BatchShape
@@ -35,35 +35,29 @@ class TrainProgram:
     step: Callable[..., Any]
     model: Transformer
     optimizer: optax.GradientTransformation  # with the state of the groups of directions
-    mesh: Mesh
+    layout: Layout  # the mesh, with the rules by which parameters lie over it
     seed: int
-    # See `m4.train.training.Training`.
-    fsdp_axes: Sequence[str] = ()
-    extra_axis_rules: Rules = ()
     # Groups of directions whose gradients a step computes. None where it needs none.
-    groups: DirectionGroups | None = None
+    groups: DirectionGroups | None
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.layout.mesh
 
     def axis_rules(self) -> AbstractContextManager[None]:
         """A context in which logical axes mean the mesh's; trace and call the step in it."""
-        return axis_rules_context(self.mesh, self.extra_axis_rules)
-
-    @property
-    def layout(self) -> Layout:
-        """The mesh, with the rules by which parameters lie over it."""
-        return Layout(self.mesh, self.fsdp_axes, self.extra_axis_rules)
+        return self.layout.axis_rules()
 
     @functools.cached_property
     def shardings(self) -> TrainState:
         """Sharding of each array of the state."""
         with self.axis_rules():
-            return state_shardings(self.mesh, self.model, self.optimizer, self.fsdp_axes)
+            return state_shardings(self.mesh, self.model, self.optimizer, self.layout.fsdp_axes)
 
     def abstract_state(self) -> TrainState:
         """Returns shapes and shardings of the state: enough to lower the step."""
         with shapes_only():
-            shapes = jax.eval_shape(
-                functools.partial(initialize, self.model, self.optimizer, self.seed)
-            )
+            shapes = jax.eval_shape(lambda: initialize(self.model, self.optimizer, self.seed))
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,
@@ -125,46 +119,24 @@ def train_program(
     if not isinstance(directions, Directions):
         directions = Directions.assumed(directions)
     with axis_rules_context(mesh, training.extra_axis_rules):
-        parts = training.grad_accum_steps
         if batch_shape is not None:
-            check_batch(mesh, model, batch_shape, parts)
+            check_batch(mesh, model, batch_shape, training.grad_accum_steps)
         check_model(mesh, model)
     weights, rates = (
         None if given is None else by_direction(f"Training.{name}", given, directions)
-        for name, given in (
-            ("loss_weights", training.loss_weights),
-            ("learning_rates", training.learning_rates),
-        )
+        for name in ("loss_weights", "learning_rates")
+        for given in (getattr(training, name),)
     )
     groups = direction_groups(training.gradients, rates, directions)
     optimizer = training.optimizer(training.total_steps)
     if training.parameter_rates is not None:
         optimizer = with_rates(optimizer, training.parameter_rates)
     step = make_train_step(
-        model,
-        optimizer,
-        directions=len(directions.names),
-        seed=training.seed,
-        label_smoothing=training.label_smoothing,
-        z_loss=training.z_loss,
-        aux_loss_factor=training.aux_loss_factor,
-        router_z_loss_factor=training.router_z_loss_factor,
-        grad_accum_steps=parts,
-        rng=training.rng,
-        loss_weights=weights,
-        groups=groups,
-        rates=training.parameter_rates,
+        model, optimizer, training, len(directions.names), loss_weights=weights, groups=groups
     )
-    return TrainProgram(
-        step,
-        model,
-        optimizer if groups is None else groups.with_state(optimizer),
-        mesh,
-        training.seed,
-        training.fsdp_axes,
-        training.extra_axis_rules,
-        groups,
-    )
+    optimizer = optimizer if groups is None else groups.with_state(optimizer)
+    layout = Layout(mesh, training.fsdp_axes, training.extra_axis_rules)
+    return TrainProgram(step, model, optimizer, layout, training.seed, groups)
 
 
 def check_model(mesh: Mesh, model: Transformer) -> None:
@@ -196,7 +168,14 @@ def check_batch(mesh: Mesh, model: Transformer, shape: BatchShape, grad_accum_st
     check_divides(mesh, "batch", rows, "batch", "Training.batch_size")
     for length in lengths:
         check_divides(mesh, "batch", length, "length", "CorpusSpec.lengths")
-    check_accumulation(mesh, rows, grad_accum_steps)
+    devices = rows_over(mesh)
+    if rows % (devices * grad_accum_steps):
+        allowed = (
+            f"a multiple of {devices * grad_accum_steps}: Training.grad_accum_steps = "
+            f"{grad_accum_steps} parts on each of {devices} devices with different rows; "
+            f"{nearest_valid(rows, devices * grad_accum_steps)}"
+        )
+        raise SettingError("Training.batch_size", rows, allowed)
     try:
         pipeline.check(mesh, model, rows // grad_accum_steps, "Training.batch_size")
     except SettingError as error:
@@ -204,16 +183,3 @@ def check_batch(mesh: Mesh, model: Transformer, shape: BatchShape, grad_accum_st
             raise
         allowed = f"{grad_accum_steps} (Training.grad_accum_steps) times {error.allowed}"
         raise SettingError(error.setting, rows, allowed) from None
-
-
-def check_accumulation(mesh: Mesh | AbstractMesh, rows: int, grad_accum_steps: int) -> None:
-    """SettingError where a batch's rows do not make that many equal parts on every device."""
-    devices = rows_over(mesh)
-    if rows % (devices * grad_accum_steps) == 0:
-        return
-    allowed = (
-        f"a multiple of {devices * grad_accum_steps}: Training.grad_accum_steps = "
-        f"{grad_accum_steps} parts on each of {devices} devices with different rows; "
-        f"{nearest_valid(rows, devices * grad_accum_steps)}"
-    )
-    raise SettingError("Training.batch_size", rows, allowed)

@@ -23,9 +23,8 @@ STEP_NAME = "training_step"
 def most_in_flight(mesh: Mesh) -> int:
     """Returns how many steps may have been dispatched and not have ended.
 
-    On accelerators three: one runs, the next one waits on the device, so that it never waits for
-    the host, and the loop prepares the one after that. On CPUs one: on few cores, more than two
-    steps with collectives in flight deadlock in XLA's thread pool.
+    On accelerators three: one runs, the next one waits on the device, and the loop prepares the one
+    after that. On CPUs one: with more, steps with collectives deadlock in XLA's thread pool.
     """
     return 1 if mesh.devices.flat[0].platform == "cpu" else 3
 
@@ -50,7 +49,7 @@ class StepsInFlight:
         Args:
             counts: Its time counts: nothing was compiled in it.
             result: An array that is ready when the step has ended.
-            stop: Sum of the processes' flags. None where there is one process.
+            stop: Sum of the processes' flags, where there are several.
         """
         if stop is not None:
             stop.copy_to_host_async()
@@ -151,46 +150,39 @@ class StepProfile:
 
     def __init__(self, steps: Sequence[int] | None, folder: Path, start: int, end: int):
         """start, end: the run takes the steps after `start` up to `end`."""
-        self._steps, self._folder = range(0), folder / "profile"
-        self._tracing = False
-        if steps is None:
-            return
-        first, last = steps
+        first, last = steps or (1, 0)
         self._steps = range(max(first, start + 1), min(last, end) + 1)
-        if not self._steps:
-            self._say(
-                f"none of steps {first} to {last}: this run takes steps {start + 1} to {end} "
-                "(Training.profile)"
+        self._folder, self._tracing = folder / "profile", False
+        if steps and not self._steps and distributed.is_primary():
+            print(
+                f"profile: none of steps {first} to {last}: this run takes steps {start + 1} to "
+                f"{end} (Training.profile)"
             )
 
-    def begins(self, step: int) -> bool:
-        """Returns True if the trace is to `start` before this step."""
-        return step == next(iter(self._steps), None)
+    def before(self, run: Run) -> None:
+        """Begins the trace before its first step."""
+        if self._steps and run.step + 1 == self._steps[0]:
+            run.pause("profile", self._start)
 
     def after(self, run: Run) -> None:
         """Ends the trace after its last step."""
         if self._steps and run.step == self._steps[-1]:
             run.pause("profile", self._stop)
 
-    def start(self) -> None:
-        if distributed.is_primary():
+    def _start(self) -> None:
+        self._tracing = distributed.is_primary()
+        if self._tracing:
             jax.profiler.start_trace(self._folder)
-            self._tracing = True
 
     def _stop(self) -> None:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
-            self._say(f"steps {self._steps[0]} to {self._steps[-1]} in {self._folder}")
-
-    def _say(self, text: str) -> None:
-        if distributed.is_primary():
-            print(f"profile: {text}")
+            print(f"profile: steps {self._steps[0]} to {self._steps[-1]} in {self._folder}")
 
     def __enter__(self) -> "StepProfile":
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._tracing:  # a run that ended early: what there is
-            self._tracing = False
             jax.profiler.stop_trace()

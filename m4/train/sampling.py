@@ -1,5 +1,6 @@
 """Learned sampling: a sampler learns from evaluations, and the stream draws at its rates."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,32 +9,28 @@ from m4.data.stream.stream import Stream
 from m4.settings import SettingError
 
 
+@dataclasses.dataclass
 class LearnedSampling:
     """A run's learned rates: the sampler's state, and the stream's phases that follow from it.
 
     Both are in the note of every checkpoint. The stream is a function of its phases, so that a
     resumed run draws the same pairs as an uninterrupted one.
+
+    Attributes:
+        start: The sampler's rates at the beginning, in its unit (pairs or tokens).
+        pair_rates: Rates in that unit -> shares of the pairs, for the stream.
+        measured: Values of the settings that decide when and on what the sampler learns, by name
+            ("Training.dev_period").
     """
 
-    def __init__(
-        self,
-        sampler: Learned,
-        start: Mapping[str, float],
-        pair_rates: Callable[[Mapping[str, float]], dict[str, float]],
-        stream: Stream,
-        measured: Mapping[str, Any],
-    ):
-        """Starts at the sampler's first rates.
+    sampler: Learned
+    start: Mapping[str, float]
+    pair_rates: Callable[[Mapping[str, float]], dict[str, float]]
+    stream: Stream
+    measured: Mapping[str, Any]
 
-        Args:
-            start: Its rates at the beginning, in its unit (pairs or tokens).
-            pair_rates: Rates in that unit -> shares of the pairs, for the stream.
-            measured: Values of the settings that decide when and on what the sampler learns, by
-                name ("Training.dev_period").
-        """
-        self._sampler, self._start, self._pair_rates = sampler, dict(start), pair_rates
-        self._stream, self._measured = stream, dict(measured)
-        self._state: Any = sampler.begin()
+    def __post_init__(self) -> None:
+        self._state: Any = self.sampler.begin()
         self._phases: list[tuple[int, dict[str, float]]] = []
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
@@ -42,11 +39,11 @@ class LearnedSampling:
         Raises:
             SettingError: The note's rates were learned from other measurements.
         """
-        self._stream.restart()
-        self._state, self._phases = self._sampler.begin(), []
+        self.stream.restart()
+        self._state, self._phases = self.sampler.begin(), []
         if saved is None:
             return
-        for name, here in self._measured.items():
+        for name, here in self.measured.items():
             if (there := saved["measured"].get(name)) != here:
                 raise SettingError(
                     name,
@@ -57,7 +54,7 @@ class LearnedSampling:
         self._state = saved["state"]
         for first_step, rates in saved["phases"]:
             # `Stream.begin` starts a phase after the given step, at the next window of steps.
-            begun = self._stream.begin(first_step - 1, rates)
+            begun = self.stream.begin(first_step - 1, rates)
             assert begun == first_step, (begun, first_step)
             self._phases.append((first_step, dict(rates)))
 
@@ -71,8 +68,8 @@ class LearnedSampling:
         if saved is None or not saved["state"]["log_weights"]:
             return
         self._state = saved["state"]
-        rates = self._pair_rates(self._sampler.rates(self._state, self._start))
-        self._phases = [(self._stream.begin(step - 1, rates), rates)]
+        rates = self.pair_rates(self.sampler.rates(self._state, self.start))
+        self._phases = [(self.stream.begin(step - 1, rates), rates)]
 
     def evaluated(self, step: int, measured: Mapping[str, float]) -> dict[str, float]:
         """Learns from numbers measured after `step` steps; rates change as soon as they can.
@@ -82,23 +79,22 @@ class LearnedSampling:
             "rate/<direction>", the new rates in the sampler's unit. {} where the sampler reads none
             of the numbers.
         """
-        if not any(name.startswith(self._sampler.reads) for name in measured):
+        if not any(name.startswith(self.sampler.reads) for name in measured):
             return {}
-        self._state = self._sampler.update(self._state, measured)
-        rates = self._sampler.rates(self._state, self._start)
-        pairs = self._pair_rates(rates)
-        begun = self._stream.begin(step, pairs)
+        self._state = self.sampler.update(self._state, measured)
+        rates = self.sampler.rates(self._state, self.start)
+        pairs = self.pair_rates(rates)
+        begun = self.stream.begin(step, pairs)
         if self._phases and self._phases[-1][0] == begun:
             self._phases.pop()  # that phase was never used
         self._phases.append((begun, pairs))
-        weights = self._sampler.weights(self._state, list(self._start))
+        weights = self.sampler.weights(self._state, list(self.start))
         return {
             **{f"weight/{name}": float(f"{weight:.6g}") for name, weight in weights.items()},
             **{f"rate/{name}": float(f"{rate:.6g}") for name, rate in rates.items()},
         }
 
     def note(self) -> dict[str, Any]:
-        """Returns the state in JSON, for `resume`."""
         phases = [[first_step, rates] for first_step, rates in self._phases]
-        about = {"state": self._state, "phases": phases, "measured": self._measured}
+        about = {"state": self._state, "phases": phases, "measured": dict(self.measured)}
         return {"sampling": about}

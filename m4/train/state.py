@@ -9,6 +9,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from m4.model.layers import names_of
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.mesh import parameter_shardings
 
@@ -26,10 +27,8 @@ def initialize(
     model: Transformer, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:
     """Returns a new state for a seed; a pure function, to be jitted or mapped over seeds."""
-    tokens = jnp.ones((1, 8), jnp.int32)
-    params = model.init(jax.random.key(seed), tokens, tokens, tokens, enable_dropout=False)[
-        "params"
-    ]
+    tokens, key = jnp.ones((1, 8), jnp.int32), jax.random.key(seed)
+    params = model.init(key, tokens, tokens, tokens, enable_dropout=False)["params"]
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
@@ -43,22 +42,18 @@ def state_shardings(
 
     An optimizer statistic with its parameter's shape is sharded like it; a factored one follows
     the leading axes that it shares with its parameter (an expert's statistics stay with it).
-    `fsdp_axes` are those of `parameter_shardings`.
     """
     variables = abstract_variables(model)
     params = parameter_shardings(mesh, variables["params_axes"], variables["params"], fsdp_axes)
     replicated = NamedSharding(mesh, PartitionSpec())
+    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
     known = {
-        _names(path): (leaf.shape, sharding)
-        for (path, leaf), sharding in zip(
-            jax.tree_util.tree_flatten_with_path(variables["params"])[0],
-            jax.tree.leaves(params),
-            strict=True,
-        )
+        tuple(names_of(path)): (leaf.shape, sharding)
+        for (path, leaf), sharding in zip(leaves, jax.tree.leaves(params), strict=True)
     }
 
     def sharding(path, leaf):
-        names = _names(path)
+        names = tuple(names_of(path))
         for start in range(len(names)):  # the parameter's path, within the optimizer's
             for stop in range(len(names), start, -1):
                 if names[start:stop] in known:
@@ -79,8 +74,3 @@ def _common_spec(shape, parameter_shape, spec) -> PartitionSpec:
             break
         common.append(axis)
     return PartitionSpec(*common)
-
-
-def _names(path) -> tuple[str, ...]:
-    """Returns the dictionary keys of a tree path."""
-    return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))

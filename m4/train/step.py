@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,39 +10,25 @@ import numpy as np
 import optax
 
 from m4.model.layers import constrain
-from m4.model.moe import (
-    assigned_choices,
-    bias_loads,
-    layer_metrics,
-    mean_metrics,
-    move_biases,
-)
+from m4.model.moe import assigned_choices, bias_loads, layer_metrics, mean_metrics, move_biases
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import rows_over
 from m4.train.loss import cross_entropy
 from m4.train.multitask.grouped import DirectionGroups, gradients_of
-from m4.train.parameter_rates import ParameterRates, with_frozen, without_frozen_gradients
+from m4.train.parameter_rates import with_frozen, without_frozen_gradients
 from m4.train.state import TrainState
+
+if TYPE_CHECKING:
+    from m4.train.training import Training
 
 Array = jax.Array
 Batch = Mapping[str, Array]
-# The generators of random numbers in training.
-RNGS = ("unsafe_rbg", "threefry2x32")
 
 
 def apply_model(
-    model: Transformer,
-    params,
-    batch: Batch,
-    dropout_key: Array | None,
-    step: Array | None = None,
+    model: Transformer, params, batch: Batch, dropout_key: Array | None, step: Array | None = None
 ):
-    """Returns (logits_BTV, everything the layers sowed).
-
-    Args:
-        dropout_key: Defaults to no dropout, as in evaluation.
-        step: Training step, for gates that anneal. Defaults to none, as in evaluation.
-    """
+    """Returns (logits_BTV, everything the layers sowed); without a key and a step in evaluation."""
     logits_BTV, sown = model.apply(
         {"params": params},
         batch["encoder_input_tokens"],
@@ -65,18 +51,12 @@ def apply_model(
 def make_train_step(
     model: Transformer,
     optimizer: optax.GradientTransformation,
-    *,
+    training: "Training",
     directions: int,
-    seed: int,
-    label_smoothing: float,
-    z_loss: float,
-    aux_loss_factor: float,
-    router_z_loss_factor: float,
-    grad_accum_steps: int,
-    rng: str,
+    *,
+    seed: Any = None,
     loss_weights: np.ndarray | None = None,
     groups: DirectionGroups | None = None,
-    rates: ParameterRates | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
     """Returns the step function, which is pure and to be jitted.
 
@@ -85,96 +65,75 @@ def make_train_step(
     router_z_loss_factor * the same of the router's z-loss. Random numbers depend on (seed, step)
     alone, so that a resumed run draws the same ones as an uninterrupted run.
 
-    Metrics: loss, nll (nats a token, neither smoothed nor with anything added), gradient_norm,
-    target_tokens, source_tokens, nll_sum_D and tokens_D by direction, `data_counts` (`count_data`),
-    and the values that MoE layers sow: means over layers (load_E), in `layers` the same by layer,
-    in `expert_loads` by layer the choices by direction and expert (int32; {} where the model counts
-    none). The gradient's norm is that before clipping. With the surgery of `groups`, `conflicts`:
-    the share of the groups' pairs whose gradients point against each other.
+    Metrics: loss, nll (nats a token, neither smoothed nor with anything added), gradient_norm
+    (before clipping), target_tokens, source_tokens, nll_sum_D and tokens_D by direction,
+    `data_counts` (`count_data`), and the values that MoE layers sow: means over layers (load_E), in
+    `layers` the same by layer, in `expert_loads` by layer the choices by direction and expert
+    (int32; {} where the model counts none). With the surgery of `groups`, `conflicts`: the share of
+    the groups' pairs whose gradients point against each other.
 
     Args:
-        seed: Seed of dropout, of the gates' random choices and of the surgery's order.
-        label_smoothing: See `m4.train.loss.cross_entropy`.
-        z_loss: See `m4.train.loss.cross_entropy`.
-        grad_accum_steps: Number of parts in which the rows go through the model, one after the
-            other; the sum of their gradients makes one step (T5X: num_microbatches). Loss and
-            gradients are the same, in the memory of a part's activations, except for random
-            numbers, which every part draws with a separate key, and for MoE layers: their losses
-            are means of the parts' own, which differ from the batch's where a part is not a whole
-            number of groups (`m4.model.moe`), for a gate whose loss is over all tokens (mixtral,
-            by_direction, noisy_topk), and for z-losses of parts with unlike numbers of tokens.
-        rng: JAX's generator (`RNGS`). "unsafe_rbg" is counter-based and far cheaper for dropout's
-            many bits, but on TPU every device makes the bits of all devices: 128 GiB for the masks
-            of 2,048 experts. "threefry2x32" makes them in shards, the same numbers on any mesh.
+        optimizer: The optimizer, with the rates of `training.parameter_rates`.
+        seed: Seed of dropout, of the gates' random choices and of the surgery's order. Defaults to
+            the training's.
         loss_weights: [directions], factors of their target tokens' losses. Defaults to 1. The sum
             is divided by the number of tokens in any case, and the metrics' nll are not weighted.
         groups: Groups of directions whose gradients are altered or that have separate rates. A
             group has the share of the MoE layers' losses that it has of the batch's target tokens.
-        rates: Rates by group of parameters, which `optimizer` has already; those with 0 get no
-            gradient.
     """
-    smoothed = functools.partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
-    factors = {"auxiliary_loss": aux_loss_factor, "router_z_loss": router_z_loss_factor}
-    parts, rates = grad_accum_steps, rates or {}
-    loss_fn = _make_loss(model, smoothed, factors, directions, parts, loss_weights, groups, rates)
+    parts, rates = training.grad_accum_steps, training.parameter_rates or {}
+    seed = training.seed if seed is None else seed
+    loss_fn = _make_loss(model, training, directions, loss_weights, groups)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        key = jax.random.fold_in(jax.random.key(seed, impl=rng), state.step)
+        key = jax.random.fold_in(jax.random.key(seed, impl=training.rng), state.step)
         # All parts' tokens: a part's rows depend on the mesh.
         counted = batch["decoder_loss_weights"], batch["direction_ids"]
         share_G = None if groups is None else groups.shares(*counted)
         part = functools.partial(loss_fn, share_G=share_G)
         gradients, metrics = _gradients(gradients_of(part, groups), parts, state, batch, key)
-        updates, gradients, new_optimizer, more = _updates(
-            optimizer, groups, gradients, state, seed
-        )
+        if groups is None:
+            updates, kept = optimizer.update(gradients, state.optimizer, state.params)
+        else:
+            # This generator's numbers are the same on every mesh and platform.
+            order = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
+            updates, gradients, kept, more = groups.update(
+                optimizer, gradients, state.optimizer, state.params, order
+            )
+            metrics |= more
         params = optax.apply_updates(state.params, updates)
         params = move_biases(params, metrics.pop("bias_loads"), parts)
         params = with_frozen(state.params, params, rates)
-        metrics |= {**more, "gradient_norm": optax.tree.norm(gradients)}
-        return TrainState(state.step + 1, params, new_optimizer), metrics
+        metrics["gradient_norm"] = optax.tree.norm(gradients)
+        return TrainState(state.step + 1, params, kept), metrics
 
     return train_step
 
 
-def _updates(
-    optimizer: optax.GradientTransformation,
-    groups: DirectionGroups | None,
-    gradients: Any,
-    state: TrainState,
-    seed: int,
-) -> tuple[Any, Any, Any, dict[str, Array]]:
-    """Returns updates, the gradients that they are made of, the optimizer's state, and metrics."""
-    if groups is None:
-        updates, new_optimizer = optimizer.update(gradients, state.optimizer, state.params)
-        return updates, gradients, new_optimizer, {}
-    # This generator's numbers are the same on every mesh and platform.
-    order = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
-    return groups.update(optimizer, gradients, state.optimizer, state.params, order)
-
-
 def _make_loss(
     model: Transformer,
-    smoothed: Callable[..., Any],
-    factors: Mapping[str, float],
+    training: "Training",
     directions: int,
-    parts: int,
     loss_weights: np.ndarray | None,
     groups: DirectionGroups | None,
-    rates: ParameterRates,
 ) -> Callable[..., tuple[Array, dict[str, Any]]]:
     """Returns the loss function of some of the batch's rows.
 
     It takes parameters, rows, dropout's key, the step, the number of real target tokens of all rows
     and the groups' shares of them; and returns the rows' part of the loss, or of each group's loss,
-    [G], and metrics. `factors` are those of the MoE layers' losses.
+    [G], and metrics.
     """
+    parts, rates = training.grad_accum_steps, training.parameter_rates or {}
+    factors = {
+        "auxiliary_loss": training.aux_loss_factor,
+        "router_z_loss": training.router_z_loss_factor,
+    }
 
     def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array, *, share_G: Any):
         params = without_frozen_gradients(params, rates)
         logits_BTV, sown = apply_model(model, params, batch, key, step)
         targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
-        loss = smoothed(logits_BTV, targets_BT)
+        loss = cross_entropy(logits_BTV, targets_BT, training.label_smoothing, training.z_loss)
         training_BT = loss.training_BT * weights_BT
         if loss_weights is not None:
             training_BT = training_BT * jnp.asarray(loss_weights)[batch["direction_ids"]]
@@ -275,10 +234,7 @@ def count_data(batch: Batch, directions: int) -> dict[str, Array]:
 def make_eval_step(
     model: Transformer, *, directions: int
 ) -> Callable[[dict, Batch], dict[str, Array]]:
-    """Returns (params, batch) -> nll_sum_D and tokens_D, [directions] both.
-
-    Without dropout; experts drop tokens only with a `MoeLayer.eval_capacity_factor`.
-    """
+    """Returns (params, batch) -> nll_sum_D and tokens_D, [directions] both, without dropout."""
 
     def eval_step(params, batch: Batch) -> dict[str, Array]:
         logits_BTV, _ = apply_model(model, params, batch, None)

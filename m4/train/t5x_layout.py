@@ -44,8 +44,7 @@ class T5xParameter(NamedTuple):
     """The place of one of m4's parameters in a checkpoint."""
 
     name: str  # the checkpoint's name, without "target/"
-    # Number of its layer in a scanned stack; None where it is the whole array.
-    layer: int | None = None
+    layer: int | None = None  # its layer, where the array is of a scanned stack
     axis: int = 0
     factor: float = 1.0
 
@@ -156,10 +155,8 @@ def parameter(source: T5xParameter, read: Read) -> np.ndarray:
 def moments(source: T5xParameter, shapes: Shapes, read: Read) -> dict[str, Floats]:
     """Returns m4's second moments of a parameter.
 
-    Gradients scale with 1 / factor, and moments with its square.
-
-    Returns:
-        {"rows": [R], "columns": [C]} of its matrices, or {"": full} where T5X does not factor them.
+    They are {"rows": [R], "columns": [C]} of its matrices, or {"": full} where T5X does not factor
+    them. Gradients scale with 1 / factor, and moments with its square.
     """
     state, shape = f"{STATES}{source.name}/", shapes[TARGET + source.name]
     if f"{state}v" not in shapes:
@@ -186,11 +183,7 @@ def moments(source: T5xParameter, shapes: Shapes, read: Read) -> dict[str, Float
 def t5x_moments(
     name: str, shape: tuple[int, ...], given: Mapping[str, Floats], stacked: bool
 ) -> dict[str, Floats]:
-    """Returns v_row, v_col, v and m of T5X's Adafactor for a parameter of m4's module.
-
-    Args:
-        given: Moments as `moments` returns them.
-    """
+    """Returns v_row, v_col, v and m of T5X's Adafactor for moments as `moments` returns them."""
     none = {key: np.zeros(1, np.float32) for key in ("m", "v", "v_col", "v_row")}
     if not _is_factored(name, shape, stacked):
         full = given[""] if "" in given else together(given["rows"], given["columns"])
@@ -204,16 +197,13 @@ def t5x_moments(
 
 
 def together(rows: Floats, columns: Floats) -> Floats:
-    """Multiplies factors, rows [..., R] and columns [..., C], to full moments [..., R, C]."""
+    """Multiplies factors, [..., R] and [..., C], to full moments [..., R, C]."""
     mean = rows.mean(-1, keepdims=True)[..., None]
     return rows[..., :, None] * columns[..., None, :] / mean
 
 
 def _is_factored(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
-    """Says if T5X's Adafactor factors a parameter of m4's module.
-
-    It decides by the sizes of two axes, and by its rules for logical axes where there are more.
-    """
+    """Says if T5X factors a parameter: by the sizes of two axes, of more by its logical axes."""
     if len(shape) == 2 and not stacked:
         return min(shape) >= _LEAST_FACTORED
     # A router's and a norm's axes are not one row axis and one column axis.
@@ -221,10 +211,7 @@ def _is_factored(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
 
 
 def _row_is_last(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
-    """Says if `v_row` belongs to a parameter's last axis.
-
-    It belongs to the shorter of two axes; among more, to the model's width.
-    """
+    """Says if `v_row` is of the last axis: it is of the shorter of two; of more, of the width."""
     if len(shape) == 2 and not stacked:
         return shape[1] < shape[0]
     return name.endswith(("/out/kernel", "/wo/kernel"))

@@ -28,8 +28,9 @@ from m4.train.multitask.cosines import GradientCosines
 from m4.train.multitask.grouped import Surgery
 from m4.train.multitask.groups import Factors
 from m4.train.parameter_rates import ParameterRates
-from m4.train.step import RNGS
 
+# JAX's generators of random numbers in training.
+RNGS = ("unsafe_rbg", "threefry2x32")
 # The settings that name directions, or group them.
 BY_DIRECTION = ("loss_weights", "learning_rates", "gradients", "cosines")
 
@@ -43,16 +44,15 @@ class Training:
         total_steps: where training ends. batch_size: packed rows a step, over all devices.
         optimizer: (total steps) -> optax.GradientTransformation, e.g. `m4.train.optimizer.adamw`.
         seed: of everything that is drawn. mesh: () -> Mesh, of the devices.
+        label_smoothing, z_loss: see `m4.train.loss.cross_entropy`.
         loss_weights: factors of the losses of directions: {"en-gl": 2.0}, of languages ("gl") or of
             resource levels ("low"), or a function of their sizes such as a sampler
             (`m4.train.multitask.groups`). They turn the step towards a direction.
         learning_rates: factors of the learning rate, named in the same way. A row of a parameter
-            (all axes but the last one fixed: a piece's embedding, the weights of an expert's input)
-            moves by the optimizer's update times the mean of the rates, weighted by the norms of
-            the gradients that the directions give to the row; by the last such mean where they
-            give none. So they lengthen steps and do not turn them: what one direction alone uses,
-            such as its tag's embedding, has that direction's rate, and so has a batch of one
-            direction (Jean et al. 2019, arXiv 1909.06434, implicit schedules).
+            (all axes but the last one fixed: a piece's embedding) moves by the optimizer's update
+            times the mean of the rates, weighted by the norms of the gradients that the directions
+            give to the row; by the last such mean where they give none. So they lengthen steps and
+            do not turn them (Jean et al. 2019, arXiv 1909.06434, implicit schedules).
         parameter_rates: factors of the learning rate by group of parameters, {"encoder": 0.1,
             "embeddings": 0}: embeddings, encoder, decoder, and of both stacks experts and router,
             which count before their stack. 0 freezes a group: its gradients are not computed.
@@ -60,8 +60,17 @@ class Training:
             them, `PCGrad` or `GradientVaccine` of `m4.train.multitask.surgery`. Defaults to none.
         cosines: how often the gradients of groups of directions are compared
             (`m4.train.multitask.cosines`). Defaults to never.
-        label_smoothing, z_loss, aux_loss_factor, router_z_loss_factor, rng, grad_accum_steps: see
-            `m4.train.step.make_train_step`.
+        aux_loss_factor, router_z_loss_factor: factors of the MoE layers' losses.
+        rng: JAX's generator. "unsafe_rbg" is counter-based and far cheaper for dropout's many bits,
+            but on TPU every device makes the bits of all devices: 128 GiB for the masks of 2,048
+            experts. "threefry2x32" makes them in shards, the same numbers on any mesh.
+        grad_accum_steps: parts in which the rows go through the model, one after the other; the sum
+            of their gradients makes one step (T5X: num_microbatches). Loss and gradients are the
+            same, in the memory of a part's activations, except for random numbers, which every part
+            draws with a separate key, and for MoE layers: their losses are means of the parts' own,
+            which differ from the batch's where a part is not a whole number of groups
+            (`m4.model.moe`), for a gate whose loss is over all tokens (mixtral, by_direction,
+            noisy_topk), and for z-losses of parts with unlike numbers of tokens.
         checkpoint_period: steps between checkpoints. keep_checkpoints: the last so many stay;
             also the multiples of keep_period, and the keep_best ones of lowest dev/nll, of those
             that dev was measured at.

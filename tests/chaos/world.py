@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def main(name: str, folder: Path, *more: str) -> int:
     return m4(arguments(name, folder, *more))
 
 
-Result = dict[str, str]  # name -> digest of an array or a file
+Result = dict[str, str]  # name -> digest of a checkpoint's item or a file
 
 
 def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
@@ -78,7 +78,9 @@ def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str
 
 
 def _weights(folder: Path, name: str) -> Result:
-    """Digests each array and the note in the last checkpoint of each model that the job makes."""
+    """Digests each item and the note in the last checkpoint of each model that the job makes."""
+    from tests.golden_run.reading import of_arrays, tree
+
     logging.getLogger("absl").setLevel(logging.ERROR)
     found = {}
     made = {"baselines": "baselines/*/", "average": "mean/"}
@@ -90,32 +92,10 @@ def _weights(folder: Path, name: str) -> Result:
         name = f"{model.relative_to(folder)}/checkpoints/{step.name}"
         for item in ("params", "optimizer", "average", "best"):
             if (step / item).is_dir():
-                for where, array in _arrays(step / item):
-                    found[f"{name}/{item}/{where}"] = digest(_bytes_of(array))
+                found[f"{name}/{item}"] = of_arrays(tree(step / item))
         note = json.loads((step / "note" / "metadata").read_bytes())
         found[f"{name}/note"] = digest(json.dumps(_timeless(note), sort_keys=True))
     return found
-
-
-def _arrays(item: Path) -> Iterable[tuple[str, Any]]:
-    """Yields the arrays by path, read as they are, however many devices wrote them."""
-    import jax
-    import numpy as np
-    import orbax.checkpoint as ocp
-
-    with ocp.PyTreeCheckpointer() as reader:
-        there = reader.metadata(item).item_metadata.tree
-        as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-        tree = reader.restore(item, restore_args=jax.tree.map(lambda _: as_numpy, there))
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
-
-
-def _bytes_of(array: Any) -> bytes:
-    import numpy as np
-
-    array = np.asarray(array)
-    return repr((array.shape, str(array.dtype))).encode() + array.tobytes()
 
 
 def _files(folder: Path) -> Result:

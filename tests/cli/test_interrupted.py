@@ -25,6 +25,7 @@ RESUME = "interrupted; run the same command to resume"
 # What shells make of a process that a signal has ended.
 STATUSES = {number: (128 + number, -number) for number in (signal.SIGINT, signal.SIGTERM)}
 SECONDS = 30.0
+SIGNALS, INTERRUPTED = 16, 10
 
 
 def command(job: str, folder: Path, *more: str) -> list[str]:
@@ -109,21 +110,21 @@ def test_a_job_ended_by_a_signal_leaves_a_running_step_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_thirty_signals_over_a_whole_demo_lose_nothing(tmp_path: Path) -> None:
+def test_signals_over_a_whole_demo_lose_nothing(tmp_path: Path) -> None:
     """Start-up, corpus, vocabulary, compiling, steps, saving, baselines, decoding, report."""
     whole = tmp_path / "whole"
     began = time.monotonic()
     subprocess.run([sys.executable, *command("demo", whole)], env=ALONE, check=True)
     longest = time.monotonic() - began
     rng = random.Random(0)
-    moments = [(i + rng.random()) / 30 * longest for i in range(30)]
+    moments = [(i + rng.random()) / SIGNALS * longest for i in range(SIGNALS)]
     rng.shuffle(moments)
     folder = tmp_path / "parts"
     ends: list[tuple[float, int, float]] = []  # seconds to the signal, status, seconds to the end
-    # A second round until 20 were interrupted: how many jobs end before their signal depends on
-    # the machine.
-    for i, (seconds, number) in enumerate(zip(moments * 2, [*STATUSES] * 30, strict=True)):
-        if i >= len(moments) and interrupted(ends) >= 20:
+    # A second round until enough were interrupted: how many jobs end before their signal depends
+    # on the machine.
+    for i, (seconds, number) in enumerate(zip(moments * 2, [*STATUSES] * SIGNALS, strict=True)):
+        if i >= SIGNALS and interrupted(ends) >= INTERRUPTED:
             break
         job = subprocess.Popen(
             [sys.executable, *command("demo", folder)],
@@ -152,7 +153,7 @@ def test_thirty_signals_over_a_whole_demo_lose_nothing(tmp_path: Path) -> None:
             time.sleep(0.1)
     subprocess.run([sys.executable, *command("demo", folder)], env=ALONE, check=True)
     assert_same(folder, whole)
-    assert interrupted(ends) >= 20, ends
+    assert interrupted(ends) >= INTERRUPTED, ends
 
 
 def interrupted(ends: list[tuple[float, int, float]]) -> int:

@@ -23,7 +23,7 @@ def batches(folder: Path, steps: int) -> dict[str, str]:
     from tests.golden_run.program import batch_of
 
     batch = batch_of(folder)
-    made = [_of_arrays(dict(batch(step))) for step in range(steps)]
+    made = [of_arrays(dict(batch(step))) for step in range(steps)]
     return {"first batch": made[0], "all batches": _of_plain(made)}
 
 
@@ -41,7 +41,7 @@ def values(folder: Path) -> dict[str, Any]:
     last = max((p for p in checkpoints.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
     for item in sorted(last.iterdir()):
         if (item / "_METADATA").is_file():
-            found[item.name] = _of_arrays(_tree(item))
+            found[item.name] = of_arrays(tree(item))
     texts = {p.name: _rows(p) for p in sorted((folder / "decodes").glob("test.*-*.jsonl"))}
     if texts:
         found["translations"] = _of_plain(texts)
@@ -54,7 +54,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _tree(item: Path) -> Any:
+def tree(item: Path) -> Any:
     """Returns an item of a checkpoint as whole arrays, whatever devices wrote it."""
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         about = reader.metadata(item).item_metadata.tree
@@ -62,7 +62,7 @@ def _tree(item: Path) -> Any:
         return reader.restore(item, ocp.args.PyTreeRestore(restore_args=whole))
 
 
-def _of_arrays(tree: Any) -> str:
+def of_arrays(tree: Any) -> str:
     """Returns the SHA-256 of names, types, shapes and bits of the arrays in a tree."""
     total = hashlib.sha256()
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]

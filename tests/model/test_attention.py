@@ -37,16 +37,6 @@ def test_buckets_are_t5s(bidirectional: bool, buckets: int, distance: int) -> No
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_buckets_by_hand() -> None:
-    # Of 32 for both sides 16 are for each, 8 exact. 8 ... 128 are four doublings in 8 buckets: one
-    # begins at 8, 11.3, 16, 22.6, 32, 45.3, 64 and 90.5. Keys ahead have 16 more.
-    by_offset = {0: 0, -7: 7, -8: 8, -11: 8, -12: 9, -16: 10, -31: 11, -32: 12, -90: 14, -91: 15,
-                 -1000: 15, 1: 17, 12: 25, 1000: 31}  # fmt: skip
-    offsets = jnp.array([*by_offset])
-    found = relative_buckets(offsets, bidirectional=True, buckets=32, distance=128)
-    assert dict(zip(by_offset, found.tolist(), strict=True)) == by_offset
-
-
 def test_dropout_leaves_out_a_key_for_all_queries_of_a_row() -> None:
     """One mask [B, N, 1, R], as in T5, so that queries that are alike have the same result."""
     layer = Attention(heads=2, head_width=4, dropout_rate=0.5)

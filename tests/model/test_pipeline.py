@@ -10,17 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from m4.eval.decoding.search import search
 from m4.model import pipeline
 from m4.model.moe import MoeLayer
 from m4.model.stack import Mode, unstack
 from m4.model.transformer import Transformer, abstract_variables
-from m4.parallel.axes import MESH_AXES
 from m4.parallel.batched_init import draw_together
 from m4.parallel.layout import to_global
-from m4.parallel.mesh import axis_rules_context, parameter_shardings
+from m4.parallel.mesh import axis_rules_context, make_mesh, parameter_shardings
 from m4.plan.hlo import collectives, summary
 from tests.shared import small_model
 
@@ -31,10 +30,7 @@ ROWS, LENGTH = 16, 8
 
 
 def mesh_of(**sizes: int):
-    shape = tuple(sizes.get(name, 1) for name in MESH_AXES)
-    kinds = (AxisType.Auto,) * len(shape)
-    devices = jax.devices()[: math.prod(shape)]
-    return jax.make_mesh(shape, MESH_AXES, axis_types=kinds, devices=devices)
+    return make_mesh(**{"data": 1, **sizes}, devices=jax.devices()[: math.prod(sizes.values())])
 
 
 def packed() -> dict[str, np.ndarray]:
@@ -162,15 +158,8 @@ def test_every_layer_microbatch_and_device_draws_for_itself():
 
     @jax.jit
     def drawn(seed):
-        return pipeline.pipelined(
-            stack,
-            jnp.zeros((ROWS, 1, 4)),
-            {},
-            Mode(deterministic=False),
-            microbatches=4,
-            policy="none",
-            dropout_key=jax.random.key(seed),
-        )
+        mode, key = Mode(deterministic=False), jax.random.key(seed)
+        return pipeline.pipelined(stack, jnp.zeros((ROWS, 1, 4)), {}, mode, 4, "none", key)
 
     with axis_rules_context(mesh):
         first, again, other = (np.asarray(drawn(seed)) for seed in (1, 1, 2))

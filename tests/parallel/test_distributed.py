@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import pytest
 
 from m4.cli.arguments import parse
 from m4.parallel import distributed
+from m4.settings import InputError
 from m4.storage.locks import Busy
 
 
@@ -63,16 +63,12 @@ def test_result_of_the_primary_is_broadcast(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Twice by one name, and within each other: the others take no part in what is inside.
-    assert distributed.on_primary_then_broadcast("it", lambda: [1, "a"]) == [1, "a"]
-    assert (
-        distributed.on_primary_then_broadcast(
-            "it", lambda: distributed.on_primary_then_broadcast("inner", lambda: 2)
-        )
-        == 2
-    )
+    on_primary = distributed.on_primary_then_broadcast
+    assert on_primary("it", lambda: [1, "a"]) == [1, "a"]
+    assert on_primary("it", lambda: on_primary("inner", lambda: 2)) == 2
     become(monkeypatch, 1)
-    assert distributed.on_primary_then_broadcast("it", never) == [1, "a"]
-    assert distributed.on_primary_then_broadcast("it", never) == 2
+    assert on_primary("it", never) == [1, "a"]
+    assert on_primary("it", never) == 2
     assert len(service.values) == 2
 
 
@@ -86,43 +82,30 @@ def test_the_others_report_once_that_they_wait(
     assert capsys.readouterr().err == "process 1 waits for process 0: the corpus\n"
 
 
-def test_value_error_is_raised_everywhere(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "of_the_others", "said"),
+    [
+        (ValueError("x: not empty\nIn call to 'Setup'"), InputError, "x: not empty"),
+        # Another exit status than a mistake's: the job may be started again.
+        (Busy("x: another m4 job"), distributed.PeerLost, "process 0 failed: x: another m4 job"),
+        (AssertionError("it"), distributed.PeerLost, "process 0 failed: it"),
+        (KeyboardInterrupt("it"), distributed.PeerLost, "process 0 failed: it"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_of_the_primary_are_known_to_the_others(
+    service: Service, monkeypatch: pytest.MonkeyPatch, error: Any, of_the_others: Any, said: str
 ) -> None:
     def work() -> None:
-        raise ValueError("MODEL_DIR = x: not empty\nIn call to configurable 'Setup'")
+        raise error
 
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(type(error)):
         distributed.on_primary_then_broadcast("MODEL_DIR", work)
     become(monkeypatch, 1)
-    with pytest.raises(ValueError, match=r"^MODEL_DIR = x: not empty$"):
+    with pytest.raises(of_the_others) as caught:
         distributed.on_primary_then_broadcast("MODEL_DIR", never)
-
-
-def test_a_job_that_may_be_started_again_is_no_mistake_in_the_others(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def work() -> None:
-        raise Busy("MODEL_DIR = x: another m4 job is at work there")
-
-    with pytest.raises(Busy):
-        distributed.on_primary_then_broadcast("MODEL_DIR", work)
-    become(monkeypatch, 1)
-    with pytest.raises(distributed.PeerLost, match="another m4 job"):
-        distributed.on_primary_then_broadcast("MODEL_DIR", never)
-
-
-def test_other_errors_are_peer_lost_in_the_others(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(AssertionError):
-        distributed.on_primary_then_broadcast("eval", never)
-    become(monkeypatch, 1)
-    with pytest.raises(distributed.PeerLost) as caught:
-        distributed.on_primary_then_broadcast("eval", never)
-    message = "process 0 failed: only the primary does this"
-    assert distributed.peer_lost(caught.value) == message
-    assert json.loads(service.values["m4/1/eval"]).keys() == {"failure"}
+    assert str(caught.value) == said
+    assert distributed.peer_lost(caught.value) == (None if of_the_others is InputError else said)
 
 
 def test_connection_errors_are_recognized() -> None:

@@ -26,14 +26,7 @@ from m4.parallel.mesh import (
 
 def test_minus_one_takes_what_is_left() -> None:
     assert jax.device_count() == 8
-    assert dict(make_mesh().shape) == {
-        "stage": 1,
-        "data": 8,
-        "fsdp": 1,
-        "node": 1,
-        "expert": 1,
-        "model": 1,
-    }
+    assert dict(make_mesh().shape) == {**dict.fromkeys(MESH_AXES, 1), "data": 8}
     assert tuple(make_mesh(expert=4).shape.values()) == (1, 2, 1, 1, 4, 1)
     assert tuple(make_mesh(node=2, expert=2).shape.values()) == (1, 2, 1, 2, 2, 1)
     assert tuple(make_mesh(expert=-1).shape.values()) == (1, 1, 1, 1, 8, 1)
@@ -79,10 +72,8 @@ def test_slices_are_along_one_outer_axis(sizes: dict, shape: dict, across: str) 
 
 @pytest.mark.parametrize("sizes", [{"data": 1, "expert": -1}, {"data": 1, "fsdp": -1}])
 def test_slices_that_no_outer_axis_takes(sizes: dict[str, int]) -> None:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"^make_mesh.data = 1: must be a multiple of 2, the .*$"):
         make_mesh(**sizes, devices=TWO_SLICES)
-    assert str(error.value).startswith("make_mesh.data = 1: must be a multiple of 2, the number of")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("axes", [("exprt",), "expert", ("fsdp", "rows")])
@@ -138,10 +129,7 @@ def test_parameters_that_do_not_divide(rule: tuple, size: tuple, names: tuple, s
         ),
         ({"data": 2, "expert": 2}, r"make_mesh\.data = 2: .*data 2 x .* expert 2 x model 1 fit 8"),
         ({"model": 0}, r"make_mesh\.model = 0: must be at least 1, or -1 for what is left"),
-        ({"data": -2}, r"make_mesh\.data = -2"),
         ({"data": -1, "expert": -1}, r"make_mesh\.expert = -1: .* make_mesh\.data is -1 already"),
-        ({"expert": 10**12}, r"make_mesh\.expert = 1000000000000: must be a whole number from -1"),
-        ({"fsdp": "2"}, r"make_mesh\.fsdp = '2': must be a whole number"),
     ],
 )
 def test_sizes_that_do_not_fit(sizes: dict[str, Any], said: str) -> None:
@@ -159,18 +147,12 @@ def test_error_names_the_nearest_valid_sizes(size: int, nearest: str) -> None:
     mesh = make_mesh(data=2, expert=4)
     with pytest.raises(ValueError, match=nearest) as error:
         check_divides(mesh, "batch", size, "batch", "Training.batch_size")
+    # mlp has one part here, and embed is not split at all.
+    for fits, axis in ((16, "batch"), (4, "expert"), (7, "mlp"), (7, "embed")):
+        check_divides(mesh, "an array", fits, axis, "SIZE")
     assert str(error.value).startswith(
         f"Training.batch_size = {size}: must be divisible by 8, the mesh axes data x expert"
     )
-
-
-def test_what_divides_is_fine() -> None:
-    mesh = make_mesh(data=2, expert=4)
-    # mlp has one part here, and embed is not split at all.
-    for size, axis in ((16, "batch"), (4, "expert"), (7, "mlp"), (7, "embed")):
-        check_divides(mesh, "an array", size, axis, "SIZE")
-    with pytest.raises(ValueError, match="SIZE = 6: must be divisible by"):
-        check_divides(mesh, "an array", 6, "expert", "SIZE")
 
 
 def test_axes_that_split() -> None:
@@ -185,13 +167,10 @@ def test_axes_that_split() -> None:
         check_divides(mesh, "experts", 12, "expert", "num_experts")
 
 
-def test_every_rule_names_axes_of_the_mesh() -> None:
+def test_logical_axes_become_mesh_axes() -> None:
     for name, rule in LOGICAL_AXIS_RULES:
         axes = (rule,) if isinstance(rule, str) else rule or ()
         assert set(axes) <= set(MESH_AXES), name
-
-
-def test_logical_axes_become_mesh_axes() -> None:
     apart = ("node", "expert")
     assert logical_spec(("expert", "mlp_embed", "expert_mlp")) == PartitionSpec(
         apart, None, "model"
@@ -232,9 +211,8 @@ def test_extra_rules_split_what_the_table_leaves_whole() -> None:
             check_divides(make_mesh(data=4, model=2), "width", 6, "embed", "width")
         with pytest.raises(ValueError, match=r"width = 5: .* 2, the mesh axes model"):
             check_divides(make_mesh(data=1, fsdp=4, model=2), "width", 5, "embed", "width")
-        with axis_rules_context(
-            make_mesh(data=4, model=2)
-        ):  # an evaluation in the middle of training
+        # An evaluation in the middle of training.
+        with axis_rules_context(make_mesh(data=4, model=2)):
             assert logical_spec(("embed", "mlp")) == PartitionSpec("data", "model")
     assert logical_spec(("embed", "mlp")) == PartitionSpec(None, "model")
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,6 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.sharding import _grid, mesh_split, partial_tile, replicate, shard, split, tile
-from tests.documents.blocks import ROOT
 
 SCATTERED = [3, 1, 2, 0, 7, 6, 5, 4]  # not a grid with its axes exchanged
 
@@ -187,12 +184,10 @@ def test_outside_programs_any_order_may_follow() -> None:
 
 
 def test_some_of_the_devices() -> None:
-    last = jax.devices()[4:]
-    x = array(4, 8)
-    ids = np.array([[1, 0], [3, 2]])
-    named = np.array([[5, 4], [7, 6]])  # positions -> the devices' own ids
+    ids, named = np.array([[1, 0], [3, 2]]), np.array([[5, 4], [7, 6]])  # named: their own ids
     for place in (lambda f: f, in_program):
-        assert_parts(place(lambda x: shard(x, ids, devices=last))(x), x, named, [0, 1])
+        found = place(lambda x: shard(x, ids, devices=jax.devices()[4:]))(array(4, 8))
+        assert_parts(found, array(4, 8), named, [0, 1])
 
 
 def test_mesh_of_jax() -> None:
@@ -205,32 +200,12 @@ def test_mesh_of_jax() -> None:
     assert_parts(y, array(4, 8), np.arange(8).reshape(2, 4), [0, 1])
 
 
-def test_the_layer_of_the_notebook() -> None:
-    page = ROOT / "docs" / "notebooks" / "plan.py"
-    (layer,) = [
-        part for part in ast.parse(page.read_text(encoding="utf-8")).body
-        if isinstance(part, ast.FunctionDef) and part.name == "feed_forward"
-    ]  # fmt: skip
-    names: dict[str, Any] = {"jax": jax, "jnp": jnp, "mesh_split": mesh_split}
-    names["mesh"] = np.arange(8).reshape(4, 2)
-    exec(compile(ast.unparse(layer), str(page), "exec"), names)
-    x_BLM, in_MF, out_FM = array(4, 2, 4) / 32, array(4, 8) / 32, array(8, 4) / 32
-    y_BLM = names["feed_forward"](x_BLM, in_MF, out_FM)
-    np.testing.assert_allclose(y_BLM, jnp.maximum(x_BLM @ in_MF, 0) @ out_FM, rtol=1e-6)
-    assert part(y_BLM) == (1, 2, 2)
-
-
-def test_gradients_go_through() -> None:
+def test_gradients_go_through_and_nothing_is_sent_for_rows() -> None:
     x = array(8, 2)
-    for gradient in (jax.grad, lambda f: jax.jit(jax.grad(f))):
-        result = gradient(lambda x: (split(x, 0, 8) ** 2).sum())(x)
-        np.testing.assert_array_equal(result, 2 * x)
-
-
-def test_the_partitioner_needs_no_more_than_the_input() -> None:
-    # Table 4: rows of the left side split, the right side whole, and nothing is sent.
-    x, weights = split(array(16, 8), 0, 8), replicate(array(8, 4))
-    y = jax.jit(jnp.matmul)(x, weights)
+    gradient = jax.jit(jax.grad(lambda x: (split(x, 0, 8) ** 2).sum()))(x)
+    np.testing.assert_array_equal(gradient, 2 * x)
+    # Table 4: rows of the left side split, the right side whole.
+    y = jax.jit(jnp.matmul)(split(array(16, 8), 0, 8), replicate(array(8, 4)))
     assert part(y) == (2, 4)
     np.testing.assert_allclose(y, array(16, 8) @ array(8, 4), rtol=1e-6)
 

@@ -23,6 +23,7 @@ from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.train.state import TrainState
 from m4.train.step import make_train_step
+from tests.train.trainers import training_of
 
 pytest.importorskip("t5x.train")  # a folder gin_configs/t5x on the path is a t5x, too
 pytestmark = pytest.mark.filterwarnings("default")  # T5X's own
@@ -79,10 +80,8 @@ def test_loss_and_gradients_are_equal(model: Transformer, cache: Cache, layout: 
     ours = smoothing * V / (V - 1)
     # With this optimizer a step takes the gradients from the parameters.
     optimizer = optax.sgd(1.0)
-    step = make_train_step(
-        model, optimizer, directions=len(stream.directions), seed=0, router_z_loss_factor=0.0,
-        grad_accum_steps=1, rng="threefry2x32", **{**LOSSES, "label_smoothing": ours},
-    )  # fmt: skip
+    training = training_of(rng="threefry2x32", **{**LOSSES, "label_smoothing": ours})
+    step = make_train_step(model, optimizer, training, len(stream.directions))
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     after, metrics = jax.jit(step)(state, batch)
     # T5X takes the entropy of the smoothed target off, a constant: 0 is then a perfect model.

@@ -1,23 +1,19 @@
 """A step moves the biases of gates by the whole batch's loads, and nothing else moves them."""
 
 import functools
-from pathlib import Path
 
 import jax
 import numpy as np
 import optax
 import pytest
 
-from m4.data.cache.cache import Cache
-from m4.data.stream.stream import Stream
-from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.model.gates.deepseek import deepseek
 from m4.model.stack import unstack
 from m4.parallel.layout import to_global
 from m4.train.optimizer import adafactor, adamw
-from tests.shared import SMALL_MOE, model_for, small_model
+from tests.shared import SMALL_MOE, small_model
 from tests.train.test_step import a_batch, mesh_of
-from tests.train.trainers import program_of, train
+from tests.train.trainers import program_of
 
 RATE = 0.01
 # Nothing is dropped, so that the choices that are counted by direction are those before capacity.
@@ -65,11 +61,7 @@ def test_a_step_moves_every_bias_against_its_load():
 
 @pytest.mark.parametrize(
     ("model", "mesh", "parts"),
-    [
-        (MODEL, (2, 2), 1),
-        (MODEL, (1, 1), 4),
-        (MODEL.clone(scan_layers=True), (2, 1), 2),
-    ],
+    [(MODEL, (2, 2), 1), (MODEL, (1, 1), 4), (MODEL.clone(scan_layers=True), (2, 1), 2)],
     ids=["devices", "parts", "scanned"],
 )
 def test_devices_parts_and_scans_have_the_load_of_the_whole_batch(model, mesh, parts):
@@ -83,24 +75,3 @@ def test_without_a_rate_the_bias_stays():
     fixed = functools.partial(MOE, gate=functools.partial(deepseek, bias_rate=0.0))
     biases, _ = after(MODEL.clone(moe=fixed), adafactor(9), 2)
     assert not any(bias_E.any() for bias_E in biases.values())
-
-
-@pytest.mark.slow
-def test_checkpoints_have_the_bias_and_training_goes_on_from_it(tmp_path: Path, corpus: Cache):
-    model = model_for(corpus, moe=MOE, directions=len(corpus.directions))
-    stream = Stream(corpus, batch_rows=8)
-    found = {}
-    for folder, steps in (("parts", 1), ("parts", 3), ("whole", 3)):
-        train(
-            tmp_path / folder, model, stream, mesh_of(1, 1), total_steps=steps, checkpoint_period=1
-        )
-        params, step, _ = restore_params(model, tmp_path / folder / "checkpoints")
-        assert step == steps
-        found[folder, steps] = biases_of(params)
-    for name, bias_E in found["parts", 3].items():
-        np.testing.assert_array_equal(bias_E, found["whole", 3][name])
-        # Each step moves it by the rate, up or down, or not at all.
-        moves_E = np.round(bias_E / RATE)
-        np.testing.assert_allclose(bias_E, RATE * moves_E, rtol=1e-5)
-        assert np.abs(found["parts", 1][name]).max() <= 1.001 * RATE
-        assert 0 < np.abs(moves_E).max() <= 3

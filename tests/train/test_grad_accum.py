@@ -13,8 +13,6 @@ from m4.model.gates.switch import switch
 from m4.parallel.layout import to_global
 from m4.parallel.mesh import axis_rules_context
 from m4.plan.hlo import collectives, summary
-from m4.settings import SettingError
-from m4.train.program import check_accumulation
 from m4.train.step import in_parts
 from tests.shared import SMALL_MOE
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
@@ -115,16 +113,3 @@ def test_every_part_has_a_separate_dropout_key():
     np.testing.assert_allclose(*sums_D[0.0], rtol=1e-6)
     first, second = sums_D[0.5]
     assert abs(first - second) > 1e-3 * first
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (3, "^Training.batch_size = 16: must be a multiple of 12: Training.grad_accum"),
-        (3, "on each of 4 devices with different rows; .* 12 and 24$"),
-        (8, "a multiple of 32: .* 32$"),
-    ],
-)
-def test_rows_that_do_not_divide_are_refused(parts, message):
-    with pytest.raises(SettingError, match=message):
-        check_accumulation(mesh_of(4, 1), 16, parts)

@@ -105,14 +105,7 @@ def test_a_frozen_router_keeps_its_biases(rate):
         assert np.array_equal(before[name], after[name]) == (rate == 0.0), name
 
 
-@pytest.mark.parametrize(
-    ("rates", "said"),
-    [
-        ({"embeddings": 0, "encoder": 0, "decoder": 0}, "no parameter would be trained"),
-        ({"attention": 0.5}, "one of embeddings, encoder, decoder, experts, router"),
-        ({"encoder": -1.0}, "a number from 0"),
-    ],
-)
-def test_rates_that_cannot_be(rates, said):
-    with pytest.raises(SettingError, match=rf"Training.parameter_rates = .*{said}"):
-        steps(parameter_rates=rates)
+def test_rates_of_0_for_all_are_refused():
+    said = "^Training.parameter_rates = .*: must be above 0 .* no parameter would be trained"
+    with pytest.raises(SettingError, match=said):
+        steps(parameter_rates={"embeddings": 0, "encoder": 0, "decoder": 0})

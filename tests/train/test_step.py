@@ -5,19 +5,17 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from m4.parallel.axes import MESH_AXES
 from m4.parallel.layout import to_global
-from m4.settings import SettingError
-from m4.train.optimizer import adafactor, adamw
+from m4.parallel.mesh import make_mesh
+from m4.train.average import averaged
+from m4.train.optimizer import adafactor, adamw, muon
 from m4.train.state import state_shardings
-from m4.train.step import by_direction
 from tests.shared import SMALL_MOE, small_model
-from tests.train.trainers import program_of, training_of
+from tests.train.trainers import program_of
 
 MODEL = small_model(
     encoder_layers=2,
@@ -30,10 +28,8 @@ SHALLOW = small_model()
 
 
 def mesh_of(data: int, expert: int, model: int = 1, fsdp: int = 1, stage: int = 1):
-    sizes = (stage, data, fsdp, 1, expert, model)
-    kinds = (AxisType.Auto,) * len(sizes)
-    devices = jax.devices()[: math.prod(sizes)]
-    return jax.make_mesh(sizes, MESH_AXES, axis_types=kinds, devices=devices)
+    sizes = {"stage": stage, "data": data, "fsdp": fsdp, "expert": expert, "model": model}
+    return make_mesh(**sizes, devices=jax.devices()[: math.prod(sizes.values())])
 
 
 def a_batch(rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
@@ -64,10 +60,7 @@ def one_step(mesh, optimizer, fsdp_axes=("fsdp",), model=MODEL):
 
 # data, expert, model, fsdp; and over which of them weights are sharded further. The strategies'
 # (tests/test_strategies.py) are not here again.
-LAYOUTS = [
-    ((1, 2, 2, 2), ("fsdp",)),
-    ((2, 4, 1, 1), ("data", "expert")),
-]
+LAYOUTS = [((1, 2, 2, 2), ("fsdp",)), ((2, 4, 1, 1), ("data", "expert"))]
 
 
 @functools.cache
@@ -95,24 +88,36 @@ def test_a_step_on_eight_devices_equals_one_device(layout, fsdp_axes):
     assert math.prod(query.sharding.shard_shape(query.shape)) == query.size // parts
 
 
-def test_an_experts_statistics_are_sharded_as_it():
-    mesh = mesh_of(2, 4)
-    shardings = state_shardings(mesh, MODEL, adafactor(10, smallest_factored=8))
+@pytest.mark.parametrize(
+    ("optimizer", "statistics"),
+    [
+        (adamw(10), lambda state: state[1][0].mu),
+        (averaged(10, optimizer=adamw), lambda state: state.average),
+        (
+            muon(10, experts_every=4),
+            lambda state: state.inner_states["experts"].inner_state[0].total,
+        ),
+    ],
+    ids=["moments", "averages", "sums of gradients"],
+)
+def test_statistics_are_sharded_as_their_parameters(optimizer, statistics):
+    shardings = state_shardings(mesh_of(2, 4), MODEL, optimizer)
+    found, parameter = (
+        tree["encoder_1"]["moe"]["experts"]["wi"]["kernel"].spec
+        for tree in (statistics(shardings.optimizer), shardings.params)
+    )
+    assert found == parameter == PartitionSpec(("node", "expert"), None, "model")
+
+
+def test_an_experts_factored_statistics_are_sharded_as_it():
+    shardings = state_shardings(mesh_of(2, 4), MODEL, adafactor(10, smallest_factored=8))
     found = [
         sharding.spec
-        for path, sharding in jax.tree_util.tree_flatten_with_path(shardings.optimizer)[0]
+        for path, sharding in jax.tree_util.tree_leaves_with_path(shardings.optimizer)
         if "experts" in jax.tree_util.keystr(path) and "rows" in jax.tree_util.keystr(path)
     ]
     assert found
     assert all(tuple(spec)[:1] == (("node", "expert"),) for spec in found)
-
-
-def test_adam_moments_are_sharded_as_their_parameters():
-    mesh = mesh_of(2, 4)
-    shardings = state_shardings(mesh, MODEL, adamw(10))
-    spec = shardings.optimizer[1][0].mu["encoder_1"]["moe"]["experts"]["wi"]["kernel"].spec
-    assert spec == shardings.params["encoder_1"]["moe"]["experts"]["wi"]["kernel"].spec
-    assert spec == PartitionSpec(("node", "expert"), None, "model")
 
 
 def test_loss_is_a_mean_over_tokens():
@@ -141,14 +146,6 @@ def test_a_weighted_loss_is_divided_by_the_number_of_tokens(parts):
     np.testing.assert_allclose(metrics["nll"], (sums_D[0] + sums_D[1]) / tokens, rtol=1e-5)
     wanted = (3 * sums_D[0] + 0.5 * sums_D[1]) / tokens
     np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-5)
-
-
-def test_sums_by_direction_by_hand():
-    sums = by_direction(
-        jnp.array([[1.0, 2.0, 4.0]]), jnp.array([[1.0, 1.0, 0.5]]), jnp.array([[0, 2, 2]]), 3
-    )
-    np.testing.assert_allclose(sums["nll_sum_D"], [1.0, 0.0, 6.0])
-    np.testing.assert_allclose(sums["tokens_D"], [1.0, 0.0, 1.5])
 
 
 def test_dropout_depends_on_seed_and_step_alone():
@@ -182,9 +179,3 @@ def test_threefry_draws_the_same_sharded_and_other_numbers_than_rbg():
     whole = loss("threefry2x32", 1, 1)
     assert loss("threefry2x32", 2, 4) == pytest.approx(whole, abs=1e-4)
     assert abs(loss("unsafe_rbg", 1, 1) - whole) > 1e-3
-
-
-@pytest.mark.parametrize(("setting", "wrong"), [("rng", "dice"), ("grad_accum_steps", 0)])
-def test_settings_of_a_step_are_checked(setting, wrong):
-    with pytest.raises(SettingError, match=f"^Training.{setting} = {wrong!r}: must be "):
-        training_of(**{setting: wrong})

@@ -8,10 +8,13 @@ from flax.linen import partitioning
 
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
-from m4.settings import InputError
+from m4.settings import InputError, SettingError
 from m4.storage.checkpoints import by_path
 from m4.train import t5x_layout
+from m4.train.initial import check_adafactor, with_moments
+from m4.train.optimizer import adafactor, adamw
 from tests import t5x_files
+from tests.model.test_attention import plain as bucket
 
 Arrays = dict[str, np.ndarray]
 
@@ -41,21 +44,6 @@ def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
 
 
-def bucket(offset: int, bidirectional: bool) -> int:
-    """Raffel et al. 2020, section 2.1: 32 buckets, up to a distance of 128."""
-    first, buckets = 0, 32
-    if bidirectional:
-        buckets = 16
-        first, offset = 16 * (offset > 0), abs(offset)
-    else:
-        offset = max(-offset, 0)
-    exact = buckets // 2
-    if offset < exact:
-        return first + offset
-    far = exact + int(np.log(offset / exact) / np.log(128 / exact) * (buckets - exact))
-    return first + min(far, buckets - 1)
-
-
 def attend(p: Arrays, at: str, x: np.ndarray, y: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """T5 does not scale: queries' kernels are small."""
     heads = len(bias)
@@ -80,7 +68,8 @@ def feed_forward(p: Arrays, at: str, x: np.ndarray) -> np.ndarray:
 
 
 def biases(table: np.ndarray, length: int, bidirectional: bool) -> np.ndarray:
-    places = [[bucket(r - q, bidirectional) for r in range(length)] for q in range(length)]
+    where = range(length)
+    places = [[bucket(r - q, bidirectional, 32, 128) for r in where] for q in where]
     bias = table[:, np.array(places)]
     return bias if bidirectional else np.where(np.tri(length, dtype=bool), bias, -1e10)
 
@@ -223,13 +212,45 @@ def test_moments_have_the_axes_of_t5xs_rules_and_come_back(scan_layers: bool) ->
     assert factored >= 12
 
 
+# Rows are multiples of each other, so that rows and columns stand for the whole.
+FULL = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
+FACTORS = {"rows": FULL.mean(-1), "columns": FULL.mean(-2)}
+STACK = {"encoder_blocks": {"layer_0": {"mlp": {"wi": {"kernel": jnp.ones((2, 2, 2))}}}}}
+PARAMS = {**STACK, "encoder_norm": {"scale": jnp.ones(3)}}
+
+
+@pytest.mark.parametrize("smallest", [2, 3])
+@pytest.mark.parametrize("given", [{"": FULL}, FACTORS])
+def test_a_scanned_stack_gets_each_layers_moments(smallest: int, given: dict) -> None:
+    of = adafactor(10, smallest_factored=smallest)
+    doubled = {name: 2 * value for name, value in given.items()}
+    made = {
+        "encoder_0/mlp/wi/kernel": given,
+        "encoder_1/mlp/wi/kernel": doubled,
+        "encoder_norm/scale": {"": np.arange(3.0)},
+    }
+    factored, _, rate = with_moments(of.init(PARAMS), 7, made)
+    assert int(factored.count) == int(rate.count) == 7
+    moment = factored.moments["encoder_blocks"]["layer_0"]["mlp"]["wi"]["kernel"]
+    if smallest == 2:
+        assert np.allclose(moment.rows, [FACTORS["rows"], 2 * FACTORS["rows"]])
+        assert np.allclose(moment.columns, [FACTORS["columns"], 2 * FACTORS["columns"]])
+    else:
+        assert np.allclose(moment, [FULL, 2 * FULL])
+    assert np.array_equal(factored.moments["encoder_norm"]["scale"], np.arange(3.0))
+
+
+def test_another_optimizer_is_refused() -> None:
+    check_adafactor(adafactor(10))
+    with pytest.raises(SettingError, match="the optimizer is another"):
+        check_adafactor(adamw(10))
+
+
 def test_moments_of_the_other_kind_are_what_factors_stand_for() -> None:
-    """Rows and columns of [[1, 2], [3, 6]], whose rows are multiples, say everything."""
-    full = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
-    rows, columns = full.mean(-1), full.mean(-2)
-    assert np.allclose(t5x_layout.together(rows, columns), full)
+    rows, columns = FACTORS["rows"], FACTORS["columns"]
+    assert np.allclose(t5x_layout.together(rows, columns), FULL)
     name = "encoder_1/moe/experts/wi/kernel"
-    made = t5x_layout.t5x_moments(name, (1, 2, 2), {"": full[None]}, stacked=False)
+    made = t5x_layout.t5x_moments(name, (1, 2, 2), {"": FULL[None]}, stacked=False)
     assert np.allclose(made["v_row"], rows)
     assert np.allclose(made["v_col"], columns)
 

@@ -4,6 +4,7 @@ import functools
 import os
 import shutil
 import signal
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.inference_checkpoint import restore_params
+from m4.model.gates.deepseek import deepseek
 from m4.parallel.mesh import axis_rules_context
 from m4.settings import SettingError
 from m4.storage.checkpoints import Checkpoints
@@ -19,9 +21,11 @@ from m4.storage.steps import complete_steps, latest_step
 from m4.train.average import averaged
 from m4.train.early_stopping import EarlyStopping
 from m4.train.loop import Evaluator, Interrupted
+from m4.train.multitask.groups import by_language
+from m4.train.multitask.surgery import GradientVaccine
 from m4.train.optimizer import adamw
 from m4.train.program import check_model
-from tests.shared import model_for
+from tests.shared import SMALL_MOE, model_for
 from tests.train.test_step import SHALLOW, mesh_of
 from tests.train.trainers import timeless_rows, train
 
@@ -72,20 +76,40 @@ def leaves(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
 
-def test_resume_is_bit_equal(tmp_path, run, corpus):
+BIASED = functools.partial(SMALL_MOE, gate=functools.partial(deepseek, bias_rate=0.01))
+AVERAGED = functools.partial(averaged, optimizer=adamw)
+GROUPS = {"gradients": GradientVaccine(by_language, beta=0.3), "learning_rates": {"gl": 2.0}}
+RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # Experts change at the fourth step, by gradients from before and after the interruption.
+    "slow experts": ({}, {"optimizer": functools.partial(adamw, experts_every=4)}),
+    "averages and groups": ({"moe": None}, {"optimizer": AVERAGED, **GROUPS}),
+    "biases of a gate": ({"moe": BIASED}, {}),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resume_is_bit_equal(tmp_path, run, corpus, name):
     """The optimizer has no cooldown, which would know where a run ends.
 
-    Experts change at the fourth step, by gradients from before and after the interruption.
+    Who reads the checkpoint finds the parameters, or their averages, that training has at its end.
     """
-    run = functools.partial(run, optimizer=functools.partial(adamw, experts_every=4))
-    stream = Stream(corpus, seed=1, batch_rows=4)
-    whole = run(tmp_path / "whole", stream=stream, total_steps=6)
-    run(tmp_path / "parts", stream=stream, total_steps=3)
-    parts = run(tmp_path / "parts", stream=stream, total_steps=6)
-    jax.tree.map(np.testing.assert_array_equal, whole.params, parts.params)
-    assert latest_step(tmp_path / "parts" / "checkpoints") == 6
+    changes, settings = RESUMED[name]
+    model = model_for(corpus, dropout_rate=0.1, **changes)
+    run = functools.partial(run, model=model, **settings)
+    whole = run(tmp_path / "whole", total_steps=6)
+    run(tmp_path / "parts", total_steps=3)
+    parts = run(tmp_path / "parts", total_steps=6)
+    read, step, _ = restore_params(model, tmp_path / "parts" / "checkpoints")
+    assert step == 6
+    for found in (parts.params, read):
+        jax.tree.map(np.testing.assert_array_equal, whole.params, found)
     last = [timeless_rows(tmp_path / name)[-1] for name in ("whole", "parts")]
     assert last[0] == last[1]
+
+
+def test_groups_of_directions_may_begin_within_a_run(copied, run, four_steps):
+    grouped = run(copied, total_steps=4, **GROUPS)
+    assert not np.array_equal(leaves(grouped.params)[0], leaves(four_steps[1].params)[0])
 
 
 def test_a_damaged_last_checkpoint_is_moved_aside_and_its_steps_taken_again(
@@ -168,24 +192,13 @@ def test_early_stopping_survives_an_interruption(tmp_path, run):
 
 
 def test_averages_are_what_is_evaluated_and_used(tmp_path, run, four_steps):
-    """Resumed or not, the same; the checkpoint's reader takes them too."""
     seen = []
-    arguments = {
-        "optimizer": functools.partial(averaged, optimizer=adamw),
-        "evaluators": [Evaluator(4, lambda params: seen.append(leaves(params)) or {})],
-    }
-    whole = run(tmp_path / "whole", total_steps=4, **arguments)
-    run(tmp_path / "parts", total_steps=2, **{**arguments, "evaluators": ()})
-    parts = run(tmp_path / "parts", total_steps=4, **arguments)
-    model = run.keywords["model"]
-    read, step, _ = restore_params(model, tmp_path / "whole" / "checkpoints")
-    assert step == 4
-    for found in (*seen, leaves(parts.params), leaves(read)):
-        for a, b in zip(leaves(whole.params), found, strict=True):
-            np.testing.assert_array_equal(a, b)
+    evaluators = [Evaluator(4, lambda params: seen.append(leaves(params)) or {})]
+    trained = run(tmp_path, total_steps=4, optimizer=AVERAGED, evaluators=evaluators)
+    for a, b in zip(leaves(trained.params), *seen, strict=True):
+        np.testing.assert_array_equal(a, b)
     # Not the steps' own parameters: the first adamw steps move all by about the rate.
-    plain = four_steps[1]
-    assert not np.array_equal(leaves(plain.params)[0], leaves(whole.params)[0])
+    assert not np.array_equal(leaves(four_steps[1].params)[0], leaves(trained.params)[0])
 
 
 def test_ctrl_c_saves_the_step(tmp_path, run):
@@ -216,7 +229,8 @@ def test_another_vocabulary_or_stream_is_refused(copied, run, corpus, what):
     [
         (
             {"grad_accum_steps": 3},  # of 4 rows
-            "grad_accum_steps = 3 parts on each of 1 devices .*; nearest valid sizes: 3 and 6$",
+            "^Training.batch_size = 4: must be a multiple of 3: Training.grad_accum_steps = 3 "
+            "parts on each of 1 devices with different rows; nearest valid sizes: 3 and 6$",
         ),
         ({"mesh": mesh_of(1, 1, stage=2)}, "^make_mesh.stage = 2: must be 1 for a model with exp"),
         (

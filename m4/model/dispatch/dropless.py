@@ -36,10 +36,8 @@ class Blocks(NamedTuple):
 def rows_of_block(choices: int, num_experts: int, fewest: int = _FEWEST) -> int:
     """Returns b, a power of 2: about half of an expert's rows when balanced, up to 16 about all.
 
-    It is at least `fewest`, or 8 where an expert has 4 rows or more, and at most 128.
-
-    Measured on CPUs: smaller blocks read an expert's matrices too often, larger ones have too many
-    empty rows. Up to 16 rows an expert's matrices take longer to read than to multiply.
+    It is at least `fewest`, or 8 where an expert has 4 rows or more, and at most 128. Measured on
+    CPUs: smaller blocks read matrices too often, larger ones have too many empty rows.
     """
     rows = max(choices // num_experts, 1)
     half = 2 ** max(rows.bit_length() - 2, 0)
@@ -53,14 +51,11 @@ def most_blocks(choices: int, num_experts: int, rows: int) -> int:
 
 
 def blocks_of(expert_J: Array, row_J: Array, size_E: Array, most: int, rows: int) -> Blocks:
-    """Cuts the rows of choices in blocks.
+    """Cuts the rows of choices, at most `most`, in blocks of `rows`.
 
     Args:
-        expert_J: The expert of each choice.
         row_J: The choice's number in the order of experts; -1 without a row.
         size_E: Number of rows of each expert.
-        most: The most choices that can have a row.
-        rows: b.
     """
     J, E = expert_J.shape[0], size_E.shape[0]
     N = most_blocks(most, E, rows)
@@ -92,9 +87,7 @@ def dropless(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     return by_expert_shards(on_a_device, x_GSM, routing, experts)
 
 
-def _on_a_device(
-    E: int, C: int, x_GSM, expert_GSK, position_GSK, weight_GSK, experts: Experts
-) -> Array:
+def _on_a_device(E: int, C: int, x_GSM, expert_GSK, position_GSK, weight_GSK, experts) -> Array:
     G, S, K = expert_GSK.shape
     expert_J = expert_GSK.reshape(-1)
     group_J = jnp.arange(G * S * K) // (S * K)
@@ -109,16 +102,9 @@ def _on_a_device(
 
 
 def _with_exchange(
-    E: int,
-    C: int,
-    rows: int,
-    axes: tuple[str, ...],
-    x_GSM,
-    expert_GSK,
-    position_GSK,
-    weight_GSK,
-    experts: Experts,
-) -> Array:
+    E: int, C: int, rows: int, axes: tuple[str, ...],
+    x_GSM, expert_GSK, position_GSK, weight_GSK, experts,
+) -> Array:  # fmt: skip
     G, S, K = expert_GSK.shape
     owners = E // experts.outward.shape[0]
     in_order, size_EG = order_by_expert(expert_GSK, position_GSK, E, C)
@@ -146,14 +132,12 @@ def _on_received_rows(rows: int, experts: Experts, x_RM: Array, received: Receiv
 def _multiply(
     sent_PM: Array, blocks: Blocks, expert_J: Array, group_J: Array, experts: Experts
 ) -> Array:
-    """Returns the experts' results for the rows of all blocks."""
     N = blocks.expert_N.shape[0]
 
     def spread(keep_EG1F: Array) -> Array:
         choice_P = jnp.minimum(blocks.slots.owner_GP[0], expert_J.shape[0] - 1)
-        return keep_EG1F[expert_J[choice_P], group_J[choice_P], 0].reshape(
-            N, -1, keep_EG1F.shape[-1]
-        )
+        keep_PF = keep_EG1F[expert_J[choice_P], group_J[choice_P], 0]
+        return keep_PF.reshape(N, -1, keep_PF.shape[-1])
 
     product = functools.partial(grouped_matmul, expert_N=blocks.expert_N, count=blocks.count)
     done_NbM = experts(sent_PM.reshape(N, -1, sent_PM.shape[-1]), product=product, spread=spread)

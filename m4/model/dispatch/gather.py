@@ -148,14 +148,12 @@ _back.defvjp(_back_forward, _back_backward)
 
 @jax.custom_vjp
 def _add(done_GPM: Array, weight_GSK: Array, owner_GP: Array, slot_GJ: Array) -> Array:
-    """Multiplies each slot's result by its weight and adds it up at its token."""
     _, S, K = weight_GSK.shape
     weight_GP = _slot_weights(weight_GSK, owner_GP)
     return _sums(done_GPM * weight_GP[..., None].astype(done_GPM.dtype), owner_GP // K, S)
 
 
 def _slot_weights(weight_GSK: Array, owner_GP: Array) -> Array:
-    """Returns the weight of the choice in each slot; 0 in empty slots."""
     return _rows(weight_GSK.reshape(weight_GSK.shape[0], -1), owner_GP)
 
 

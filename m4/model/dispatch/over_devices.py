@@ -66,7 +66,6 @@ def by_own_groups(
 
 
 def _specs(experts: Experts, kernels: PartitionSpec, keep_EG1F: PartitionSpec) -> Experts:
-    """Returns the shardings of a tree of experts."""
     return dataclasses.replace(
         experts,
         inward=(kernels,) * len(experts.inward),

@@ -5,6 +5,7 @@ of the worst case: the work is that of the choices, not of E*C slots. Other plan
 respected: a choice without one contributes nothing. Rows are moved as in `gather`.
 """
 
+import functools
 import warnings
 
 import jax
@@ -38,21 +39,14 @@ def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     device = mesh.abstract_device
     if (device.platform if device is not None else jax.default_backend()) != "tpu":
         warnings.warn(DENSE_WARNING, UserWarning, stacklevel=2)  # Python shows it once a place
-    E, C = routing.num_experts, routing.capacity
-
-    def on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
-        return _by_rows(x_GSM, expert_GSK, position_GSK, weight_GSK, experts, E, C)
-
+    on_a_device = functools.partial(_by_rows, routing.num_experts, routing.capacity)
     return by_own_groups(on_a_device, x_GSM, routing, experts)
 
 
 def order_by_expert(
     expert_GSK: Array, position_GSK: Array, num_experts: int, capacity: int
 ) -> tuple[Slots, Array]:
-    """Numbers the choices that have slots in the order (expert, group, slot).
-
-    This is counting, not sorting: slots are in that order already, and a running count of the taken
-    ones numbers the rows.
+    """Numbers the choices that have slots in the order (expert, group, slot), by counting.
 
     Returns:
         Slots with all groups as one: J = G*S*K choices in P = min(J, E*G*C) rows, unused rows at
@@ -75,17 +69,9 @@ def order_by_expert(
     return Slots(owner_P[None], row_J[None]), size_EG
 
 
-def _by_rows(
-    x_GSM: Array,
-    expert_GSK: Array,
-    position_GSK: Array,
-    weight_GSK: Array,
-    experts: Experts,
-    num_experts: int,
-    capacity: int,
-) -> Array:
+def _by_rows(E: int, C: int, x_GSM, expert_GSK, position_GSK, weight_GSK, experts) -> Array:
     G, S, K = expert_GSK.shape
-    slots, size_EG = order_by_expert(expert_GSK, position_GSK, num_experts, capacity)
+    slots, size_EG = order_by_expert(expert_GSK, position_GSK, E, C)
     size_E = jnp.sum(size_EG, axis=1)
     owner_P = slots.owner_GP[0]
     # A ragged product leaves open what it returns for rows outside all experts', and so do its

@@ -86,25 +86,16 @@ def exchange(
     Rows are in the order of experts; those that `plan` does not count get 0. `experts` are this
     device's; W is `a_round`, and `most` that of `rows_a_round`.
     """
-    one = functools.partial(_round, work, a_round, axes)
+
+    def one(number: Any, x_PM: Array, experts: Any, plan: ExchangePlan) -> Array:
+        """Returns the results of one round's rows; 0 for the others."""
+        first = number * a_round
+        there, back = _exchanges(first, a_round, plan, x_PM.shape[0], axes)
+        return back(work(experts, there(x_PM), _received(first, a_round, plan.received_XEG)))
+
     if a_round >= most:
         return one(0, x_PM, experts, plan)
     return _rounds(one, x_PM, experts, plan)
-
-
-def _round(
-    work: Work,
-    W: int,
-    axes: tuple[str, ...],
-    number: Any,
-    x_PM: Array,
-    experts: Any,
-    plan: ExchangePlan,
-) -> Array:
-    """Returns the results of the rows of one round; 0 for the other rows."""
-    there, back = _exchanges(number * W, W, plan, x_PM.shape[0], axes)
-    received = _received(number * W, W, plan.received_XEG)
-    return back(work(experts, there(x_PM), received))
 
 
 def _exchanges(first: Any, W: int, plan: ExchangePlan, P: int, axes: tuple[str, ...]):
@@ -136,12 +127,11 @@ def _exchanges(first: Any, W: int, plan: ExchangePlan, P: int, axes: tuple[str, 
     slots = _slots(first, W, plan, P)
 
     def there(x_PM: Array) -> Array:
+        sizes = plan.start_X + first, plan.size_X, here_X, received_X
         return lax.platform_dependent(
             x_PM,
             cpu=lambda x: exchanged(send(x[None], slots)[0]),
-            default=lambda x: ragged(
-                x, X * W, plan.start_X + first, plan.size_X, here_X, received_X
-            ),
+            default=lambda x: ragged(x, X * W, *sizes),
         )
 
     def back(y_RM: Array) -> Array:
@@ -155,7 +145,6 @@ def _exchanges(first: Any, W: int, plan: ExchangePlan, P: int, axes: tuple[str, 
 
 
 def _slots(first: Any, W: int, plan: ExchangePlan, P: int) -> Slots:
-    """Returns the rows that a round sends, in W slots for each owner."""
     X = plan.size_X.shape[0]
     number_W = first + jnp.arange(W, dtype=jnp.int32)
     owner_XW = plan.start_X[:, None] + number_W[None]
@@ -190,7 +179,6 @@ def _received(first: Any, W: int, received_XEG: Array) -> Received:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rounds(one: Callable[..., Array], x_PM: Array, experts: Any, plan: ExchangePlan) -> Array:
-    """Adds up the rounds; each row is in one of them."""
 
     def turn(number: Array, y_PM: Array) -> Array:
         return y_PM + one(number, x_PM, experts, plan)

@@ -54,12 +54,8 @@ def base(
         lowest_G11 = jnp.where(jnp.any(mask_GS, axis=1), lowest_G, 0.0)[:, None, None]
         scores_GSE = jnp.where(real_GS1, logits_GSE, lowest_G11)
         dummies_GSE = jnp.broadcast_to(lowest_G11, (G, C * E - S, E))
-        expert_GS, rounds = auction(
-            jnp.concatenate([scores_GSE, dummies_GSE], axis=1),
-            raises=raises,
-            holding=holding,
-            max_rounds=max_rounds,
-        )
+        scores_GSE = jnp.concatenate([scores_GSE, dummies_GSE], axis=1)
+        expert_GS, rounds = auction(scores_GSE, raises, holding, max_rounds)
         expert_GSK = expert_GS[:, :S, None]
         metrics["auction_rounds"] = rounds.astype(jnp.float32)
     else:
@@ -70,21 +66,13 @@ def base(
 
 
 class _Auction(NamedTuple):
-    """State of an auction.
-
-    Attributes:
-        round: Rounds so far.
-        cost_S: What each token costs so far.
-        bidder_S: The expert that holds each token, or -1.
-    """
-
-    round: Array
-    cost_S: Array
-    bidder_S: Array
+    round: Array  # rounds so far
+    cost_S: Array  # what each token costs so far
+    bidder_S: Array  # the expert that holds each token, or -1
 
 
 def auction(
-    scores_GSE: Array, *, raises: float = 200.0, holding: float = 0.2, max_rounds: int = 400
+    scores_GSE: Array, raises: float = 200.0, holding: float = 0.2, max_rounds: int = 400
 ) -> tuple[Array, Array]:
     """Assigns exactly S/E tokens of each group to each expert.
 
@@ -107,9 +95,8 @@ def auction(
     """
     S, E = scores_GSE.shape[1:]
     assert S % E == 0, f"{S} tokens for {E} experts"
-    expert_GS, rounds_G = jax.vmap(lambda x_SE: _assign(x_SE, raises, holding, max_rounds))(
-        jax.lax.stop_gradient(scores_GSE)
-    )
+    assign = jax.vmap(lambda x_SE: _assign(x_SE, raises, holding, max_rounds))
+    expert_GS, rounds_G = assign(jax.lax.stop_gradient(scores_GSE))
     return expert_GS, jnp.max(rounds_G)
 
 

@@ -70,9 +70,8 @@ def deepseek(
         SettingError: The groups do not divide the experts, or have fewer than the choices.
     """
     if num_experts % expert_groups:
-        raise SettingError(
-            "deepseek.expert_groups", expert_groups, f"a divisor of {num_experts} experts"
-        )
+        allowed = f"a divisor of {num_experts} experts"
+        raise SettingError("deepseek.expert_groups", expert_groups, allowed)
     members = num_experts // expert_groups
     if best_groups > expert_groups:
         allowed = f"at most deepseek.expert_groups = {expert_groups}"

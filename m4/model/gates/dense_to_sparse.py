@@ -68,31 +68,21 @@ def dense_to_sparse(
     noisy_GSE = jax.nn.log_softmax(logits_GSE)
     if tokens.rng is not None:
         noisy_GSE = noisy_GSE + jax.random.gumbel(tokens.rng, noisy_GSE.shape)
-    dense = _dense(jax.nn.softmax(noisy_GSE / tau), tokens.mask_GS, threshold)
+    gates_GSE, S = jax.nn.softmax(noisy_GSE / tau), logits_GSE.shape[1]
+    # With S slots token s has slot s at every expert; Switch's plan has one choice a token.
+    opened_GSE = tokens.mask_GS[..., None] & (gates_GSE > threshold)
+    dense_GSE = jnp.where(opened_GSE, jnp.arange(S)[None, :, None], -1)
+    chosen_GSE = jax.nn.one_hot(sparse.expert_GSK[..., 0], num_experts, dtype=bool)
     use_sparse = tokens.step >= warmup_steps + anneal_steps
-    position_GSE, weight_GSE = (
-        jnp.where(use_sparse, late, early)
-        for late, early in zip(_by_expert(sparse), dense, strict=True)
-    )
+    position_GSE = jnp.where(use_sparse, jnp.where(chosen_GSE, sparse.position_GSK, -1), dense_GSE)
+    weight_GSE = jnp.where(use_sparse, chosen_GSE * sparse.weight_GSK, gates_GSE)
     routing = make_routing(
-        *(None, position_GSE, weight_GSE, tokens.mask_GS, num_experts, logits_GSE.shape[1]),
+        *(None, position_GSE, weight_GSE, tokens.mask_GS, num_experts, S),
         logits_GSE=logits_GSE,
         aux_loss=jnp.where(use_sparse, sparse.aux_loss, 0.0),
         metrics={"temperature": tau},
     )
     return replace(routing, shortcut=(use_sparse, sparse))
-
-
-def _dense(gates_GSE: Array, mask_GS: Array, threshold: float) -> tuple[Array, Array]:
-    """Returns (position_GSE, weight_GSE) with S slots: token s has slot s at every expert."""
-    opened_GSE = mask_GS[..., None] & (gates_GSE > threshold)
-    return jnp.where(opened_GSE, jnp.arange(mask_GS.shape[1])[None, :, None], -1), gates_GSE
-
-
-def _by_expert(top1: Routing) -> tuple[Array, Array]:
-    """Returns (position_GSE, weight_GSE) of a plan with one choice a token."""
-    is_GSE = jax.nn.one_hot(top1.expert_GSK[..., 0], top1.num_experts, dtype=bool)
-    return jnp.where(is_GSE, top1.position_GSK, -1), is_GSE * top1.weight_GSK
 
 
 def temperature(

@@ -24,11 +24,7 @@ from m4.settings import checked
 
 @checked
 def expert_choice(
-    tokens: Tokens,
-    num_experts: int,
-    capacity: Capacity,
-    *,
-    capacity_factor: CapacityFactor = 2.0,
+    tokens: Tokens, num_experts: int, capacity: Capacity, *, capacity_factor: CapacityFactor = 2.0
 ) -> Routing:
     """Gives each expert the C = ceil(S * capacity_factor / E) tokens with the largest p, at most S.
 

@@ -6,14 +6,7 @@ Source: M6-T (arXiv 2105.15082), section 3.2, and HetuMoE's KTop1Gate.py.
 import jax
 import jax.numpy as jnp
 
-from m4.model.routing import (
-    Capacity,
-    Routing,
-    Tokens,
-    at_experts,
-    balance_loss,
-    plan_choices,
-)
+from m4.model.routing import Capacity, Routing, Tokens, at_experts, balance_loss, plan_choices
 from m4.settings import SettingError, Size, checked
 
 

@@ -11,15 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from m4.model.product import full_product
-from m4.model.routing import (
-    Array,
-    Capacity,
-    Routing,
-    Tokens,
-    check_choices,
-    plan_choices,
-    top_k,
-)
+from m4.model.routing import Array, Capacity, Routing, Tokens, check_choices, plan_choices, top_k
 from m4.settings import Between, Factor, Size, checked
 
 
@@ -63,17 +55,8 @@ def noisy_topk(
     if tokens.train and tokens.rng is not None:
         sd_GSE = jax.nn.softplus(raw_GSE) + noise_epsilon
         noisy_GSE = clean_GSE + sd_GSE * jax.random.normal(tokens.rng, clean_GSE.shape)
-    return route(
-        clean_GSE,
-        noisy_GSE,
-        sd_GSE,
-        tokens.mask_GS,
-        num_experts,
-        capacity(choices),
-        choices=choices,
-        importance=importance,
-        load=load,
-    )
+    plan = num_experts, capacity(choices), choices, importance, load
+    return route(clean_GSE, noisy_GSE, sd_GSE, tokens.mask_GS, *plan)
 
 
 def route(
@@ -83,7 +66,6 @@ def route(
     mask_GS: Array,
     num_experts: int,
     capacity: int,
-    *,
     choices: int,
     importance: float,
     load: float,
@@ -98,13 +80,12 @@ def route(
     if noisy_GSE is None or sd_GSE is None or choices == num_experts:
         load_GSE = (weight_GSE > 0).astype(jnp.float32)
     else:
-        load_GSE = _chance_GSE(
-            clean_GSE,
-            noisy_GSE,
-            sd_GSE,
-            last_in_GS1=best_GSK[..., choices - 1 : choices],
-            first_out_GS1=best_GSK[..., choices:],
-        )
+        # Each expert's chance to be among the k best if its noise were drawn again (eq. 9). It must
+        # beat the k-th best of the others: the (k+1)-th of all if it is in, else the k-th.
+        last_in_GS1, first_out_GS1 = best_GSK[..., choices - 1 : choices], best_GSK[..., choices:]
+        threshold_GSE = jnp.where(noisy_GSE > first_out_GS1, first_out_GS1, last_in_GS1)
+        above_GSE = (clean_GSE - threshold_GSE) / (math.sqrt(2.0) * sd_GSE)
+        load_GSE = 0.5 * (1.0 + jax.lax.erf(above_GSE))
     real_GS1 = mask_GS[..., None]
     importance_E = jnp.sum(weight_GSE * real_GS1, axis=(0, 1))
     load_E = jnp.sum(load_GSE * real_GS1, axis=(0, 1))
@@ -117,18 +98,6 @@ def route(
         logits_GSE=clean_GSE,
         aux_loss=importance * cv_squared(importance_E) + load * cv_squared(load_E),
     )
-
-
-def _chance_GSE(
-    clean_GSE: Array, noisy_GSE: Array, sd_GSE: Array, *, last_in_GS1: Array, first_out_GS1: Array
-) -> Array:
-    """Returns each expert's chance to be among the k best if its noise were drawn again (eq. 9).
-
-    It must beat the k-th best of the others: for an expert that is in, the (k+1)-th of all, else
-    the k-th.
-    """
-    threshold_GSE = jnp.where(noisy_GSE > first_out_GS1, first_out_GS1, last_in_GS1)
-    return 0.5 * (1.0 + jax.lax.erf((clean_GSE - threshold_GSE) / (math.sqrt(2.0) * sd_GSE)))
 
 
 def cv_squared(x_E: Array) -> Array:

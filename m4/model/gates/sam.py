@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from m4.model.routing import (
-    Array,
     Capacity,
     Routing,
     Tokens,
@@ -63,11 +62,14 @@ def sam(
     logits_GSE = tokens.score("router")
     mask_GS = tokens.mask_GS
     probs_GSE = jax.nn.softmax(logits_GSE)
-    inside_GSE = _best_group(probs_GSE, members)
+    G, S, E = probs_GSE.shape
+    best_GS = jnp.argmax(probs_GSE.reshape(G, S, -1, members).sum(axis=-1), axis=-1)
+    inside_GSE = (jnp.arange(E) // members)[None, None, :] == best_GS[..., None]
     _, expert_GSK = top_k(jnp.where(inside_GSE, logits_GSE, -jnp.inf), choices)
     weight_GSK = at_experts(probs_GSE, expert_GSK)
     balance = balance_loss(probs_GSE, expert_GSK, mask_GS)
-    misfit = _misfit(probs_GSE, inside_GSE, weight_GSK, mask_GS)
+    above_GSE = jax.nn.relu(probs_GSE - weight_GSK[..., -1:])
+    misfit = masked_mean(jnp.sum(jnp.where(inside_GSE, 0.0, above_GSE), axis=-1), mask_GS)
     if paper_scale:
         balance = choices * balance
         misfit = misfit * jnp.sum(mask_GS)
@@ -80,16 +82,3 @@ def sam(
         logits_GSE=logits_GSE,
         aux_loss=balance + alignment * misfit,
     )
-
-
-def _best_group(probs_GSE: Array, members: int) -> Array:
-    """Returns a mask of the experts in the group with the largest sum of p, [G, S, E]."""
-    G, S, E = probs_GSE.shape
-    best_GS = jnp.argmax(probs_GSE.reshape(G, S, -1, members).sum(axis=-1), axis=-1)
-    return (jnp.arange(E) // members)[None, None, :] == best_GS[..., None]
-
-
-def _misfit(probs_GSE: Array, inside_GSE: Array, weight_GSK: Array, mask_GS: Array) -> Array:
-    """Averages sum_{e outside} relu(p_e - p of the k-th choice) over real tokens."""
-    above_GSE = jax.nn.relu(probs_GSE - weight_GSK[..., -1:])
-    return masked_mean(jnp.sum(jnp.where(inside_GSE, 0.0, above_GSE), axis=-1), mask_GS)

@@ -69,18 +69,8 @@ def top2_gshard(
         shape = logits_GSE.shape if policy == "sampling" else logits_GSE.shape[:2]
         # Above 0, because its logarithm is taken twice.
         uniform = jax.random.uniform(tokens.rng, shape, minval=jnp.finfo(jnp.float32).tiny)
-    return route(
-        logits_GSE,
-        tokens.mask_GS,
-        uniform,
-        num_experts,
-        capacity(2),
-        policy=policy,
-        paper_slot=paper_slot,
-        normalize=normalize,
-        real_token_means=real_token_means,
-        paper_scale=paper_scale,
-    )
+    plan = capacity(2), policy, paper_slot, normalize, real_token_means, paper_scale
+    return route(logits_GSE, tokens.mask_GS, uniform, num_experts, *plan)
 
 
 def route(
@@ -89,7 +79,6 @@ def route(
     uniform: Array | None,
     num_experts: int,
     capacity: int,
-    *,
     policy: str,
     paper_slot: bool,
     normalize: str,
@@ -116,33 +105,25 @@ def route(
         second_GS = 2.0 * (g_GSK if normalize == "before" else p_GSK)[..., 1] > uniform
     # Lines 7-23: all first choices in token order, then all second ones. Choices of full experts
     # are counted too, and by line 22 so is a second choice that the coin refuses.
+    scale: dict[str, bool] = {"real_token_means": real_token_means, "paper_scale": paper_scale}
     plan = plan_choices(
         *(expert_GSK, g_GSK, mask_GS, num_experts, capacity),
         wants_GSK=jnp.stack([mask_GS, second_GS], axis=-1),
         unwanted_use_slots=paper_slot,
         logits_GSE=logits_GSE,
         # Line 13: first choices before capacity.
-        aux_loss=balance_loss(
-            *(probs_GSE, expert_GSK[..., :1], mask_GS),
-            real_token_means=real_token_means,
-            paper_scale=paper_scale,
-        ),
+        aux_loss=balance_loss(probs_GSE, expert_GSK[..., :1], mask_GS, **scale),
     )
-    return plan if normalize == "before" else _renormalized(plan, p_GSK)
-
-
-def _renormalized(plan: Routing, p_GSK: Array) -> Routing:
-    """Shares a weight of 1 among the choices with a slot, by p."""
+    if normalize == "before":
+        return plan
+    # The choices with a slot share a weight of 1 by p.
     p_GSK = p_GSK * (plan.position_GSK >= 0)
     total_GS1 = jnp.sum(p_GSK, axis=-1, keepdims=True)
     return replace(plan, weight_GSK=p_GSK / jnp.where(total_GS1 > 0, total_GS1, 1.0))
 
 
 def _drawn(logits_GSE: Array, uniform_GSE: Array | None) -> Array:
-    """Returns scores that rank the best expert first and a drawn one second.
-
-    It is drawn from the softmax of the others, by the Gumbel trick (Lingvo 2139-2160).
-    """
+    # The second is drawn from the softmax of the others, by the Gumbel trick (Lingvo 2139-2160).
     assert uniform_GSE is not None
     first_GS = jnp.argmax(logits_GSE, axis=-1)
     is_first_GSE = jax.nn.one_hot(first_GS, logits_GSE.shape[-1], dtype=bool)

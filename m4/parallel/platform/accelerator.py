@@ -33,11 +33,9 @@ def skip_libtpu() -> None:
 
 @functools.cache
 def check_accelerator() -> None:
-    """Starts JAX on the devices that were asked for; further calls cost nothing.
+    """Starts JAX on the devices that JAX_PLATFORMS names first, or the GPU that has a plug-in.
 
-    Those are the devices that JAX_PLATFORMS names first, or else the GPU whose plug-in is
-    installed. It prints a line on stderr where that plug-in is installed and JAX_PLATFORMS=cpu
-    leaves it unused.
+    It prints a line on stderr where JAX_PLATFORMS=cpu leaves that plug-in unused.
     """
     plugin = gpu_plugin()
     skip_libtpu()

@@ -31,11 +31,9 @@ KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def wanted(kernel: Path = KERNEL) -> bool:
     """Tells if to request them: on Linux with glibc, where programs may get huge pages.
 
-    A GLIBC_TUNABLES that is set already stays as it is. Where JAX computes on a GPU there is no
-    request: a step's temporaries are in its memory, and one heap would slow the threads that feed
-    it.
+    A GLIBC_TUNABLES that is set already stays as it is.
     """
-    if gpu_expected():
+    if gpu_expected():  # it has a step's temporaries, and one heap would slow threads that feed it
         return False
     if sys.platform != "linux" or TUNABLES in os.environ or platform.libc_ver()[0] != "glibc":
         return False

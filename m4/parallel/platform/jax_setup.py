@@ -19,8 +19,8 @@ def set_up(compilation_cache: Path | str | None = None) -> None:
     """Keeps compiled programs in a folder, so that a second run of a job does not compile again.
 
     JAX_COMPILATION_CACHE_DIR, where it is set, stays as it is. Programs of a cache are run, so it
-    is ~/.cache/m4/compilation_cache, or the folder that is given for a bucket's: never one of a
-    run's folder, nor one that another user made or could write to.
+    is ~/.cache/m4/compilation_cache, or the folder that is given: never one of a run's folder, nor
+    one that another user made or could write to.
     """
     programs.compress_executable = _with_checksum
     if jax.config.values["jax_compilation_cache_dir"] is None:
@@ -40,10 +40,7 @@ def set_up(compilation_cache: Path | str | None = None) -> None:
 
 
 def _trim(folder: Path, most_bytes: int) -> None:
-    """Removes the oldest programs beyond a size.
-
-    Programs of other versions, machines and sizes of the model are never asked for again.
-    """
+    """Removes the oldest programs beyond a size: those of other versions are never asked for."""
     found = [(path.stat(), path) for path in folder.glob("*-cache")]
     for stat_, path in sorted(found, key=lambda one: -one[0].st_mtime_ns):
         most_bytes -= stat_.st_size
@@ -54,8 +51,7 @@ def _trim(folder: Path, most_bytes: int) -> None:
 def _with_checksum(executable: bytes) -> bytes:
     """Compresses a program for JAX's cache with a checksum, which unpacking verifies.
 
-    Without one, every second flipped bit gives another program, which is run; with it JAX warns and
-    compiles again.
+    Without one, every second flipped bit gives another program, which is run.
     """
     return zstandard.ZstdCompressor(write_checksum=True).compress(executable)
 

@@ -12,6 +12,7 @@ What must not be cut off stands within `held`: the training loop saves its step 
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import select
 import signal
@@ -38,18 +39,16 @@ class Stopped(KeyboardInterrupt):
     status = 128 + signal.SIGINT
 
 
+@dataclasses.dataclass
 class _State:
-    """State of the signals.
+    """State of the signals."""
 
-    Attributes:
-        thrown: It knows by an exception of this module.
-        holds: Conditions of the `held` blocks that the main thread is in.
-    """
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self.raised = self.thrown = self.swallowed = False
-        self.holds: list[Callable[[], bool]] = []
+    first: int | None = None
+    raised: bool = False
+    thrown: bool = False  # the program knows by an exception of this module
+    swallowed: bool = False
+    # Conditions of the `held` blocks that the main thread is in.
+    holds: list[Callable[[], bool]] = dataclasses.field(default_factory=list)
 
 
 _state = _State()
@@ -58,8 +57,7 @@ _state = _State()
 def install() -> dict[int, Any]:
     """Makes NUMBERS raise Stopped in the main thread, and returns the replaced handlers.
 
-    Signals that came while they were `blocked` count too. A signal that the program was started to
-    ignore (nohup) stays ignored.
+    Signals that came while they were `blocked` count too; those that were ignored (nohup) stay so.
     """
     sys.unraisablehook = _unraisable
     before = {number: signal.signal(number, _stop) for number in not_ignored()}

@@ -42,7 +42,7 @@ class Counters:
 
         Args:
             groups: Resource level -> directions.
-            start: The checkpoint's step, at which counting begins where the note has no counts.
+            start: The checkpoint's step.
             tokens: Tokens of one side of a batch, at most.
         """
         self._directions, self._groups = list(directions), groups
@@ -139,12 +139,9 @@ class Counters:
         order than one after the other.
         """
         self._count()
-        directions = {
-            direction: {name: int(self._data[name][i]) for name in DATA_COUNTS}
-            for i, direction in enumerate(self._directions)
-        }
-        languages: dict[str, dict[str, int]] = {}
-        for direction, count in directions.items():
+        directions, languages = {}, dict[str, dict[str, int]]()
+        for i, direction in enumerate(self._directions):
+            count = directions[direction] = {n: int(self._data[n][i]) for n in DATA_COUNTS}
             total = languages.setdefault(key_of(pair_of(direction)), dict.fromkeys(DATA_COUNTS, 0))
             for name in DATA_COUNTS:
                 total[name] += count[name]
@@ -183,7 +180,7 @@ class DeviceSum:
         self._read: Any = None
 
     def add(self, counts: Any) -> None:
-        """A tree of arrays int32, which are not to be used any more."""
+        """Adds a tree of arrays int32, which are not to be used any more."""
         if self._steps == self._limit:
             self._read, self._sums, self._steps = self.take(), None, 0
         self._sums = counts if self._sums is None else _add(self._sums, counts)

@@ -64,23 +64,12 @@ def dev_directions(cache: Cache, stream: Stream) -> list[str]:
 def dev_batches(
     cache: Cache, stream: Stream, mesh: Mesh, limit: int | None
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yields the dev sentences of the stream's directions over the mesh.
-
-    They are in packed rows of the training batch's shape, at most `limit` pairs a direction.
-    """
+    """Yields dev sentences over the mesh, in packed rows of the training batch's shape."""
     directions = dev_directions(cache, stream)
     # A gate may know directions by number: here they are those of training.
     number = np.array([stream.directions.index(d) for d in directions], np.int32)
-    for batch in evaluation_batches(
-        cache,
-        directions,
-        "dev",
-        stream.batch_rows,
-        stream.source_length,
-        stream.target_length,
-        pack=True,
-        limit=limit,
-    ):
+    sizes = stream.batch_rows, stream.source_length, stream.target_length
+    for batch in evaluation_batches(cache, directions, "dev", *sizes, pack=True, limit=limit):
         for name in ("direction_ids", "encoder_direction_ids"):
             batch[name] = number[batch[name]]
         yield to_global(mesh, host_rows(mesh, batch))

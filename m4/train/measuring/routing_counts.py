@@ -56,7 +56,6 @@ class Counts:
                 mine[self.directions.index(direction)] = row
 
     def as_json(self) -> dict[str, Any]:
-        """Returns JSON for `from_json`."""
         return {
             "directions": self.directions,
             "layers": {layer: assigned_DE.tolist() for layer, assigned_DE in self.layers.items()},

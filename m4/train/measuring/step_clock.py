@@ -36,10 +36,9 @@ class StepClock:
     def __init__(
         self, flops: Flops | None, started: float, saved: Mapping[str, Any], devices: int = 1
     ):
-        """Continues from a checkpoint.
+        """Continues from the note `saved` of a checkpoint.
 
         Args:
-            flops: FLOPs of a step and of the devices. Defaults to no MFU.
             started: Time of the run's first start, `time.time`.
             devices: Number of devices, on CPUs of cores.
         """
@@ -113,5 +112,4 @@ class StepClock:
         return row
 
     def note(self) -> dict[str, Any]:
-        """Returns what `saved` must be to continue from here."""
         return {"seconds_in_steps": self._in_steps}

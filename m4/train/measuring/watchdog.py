@@ -4,6 +4,7 @@ It writes a heartbeat to the disk, and reports a step, an evaluation or a checkp
 """
 
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import sys
@@ -29,9 +30,8 @@ _OF_A_STEP = ("step", "data")
 PERIOD_SECONDS = 10.0
 # After so many without one a job gives no sign of life. To a store they are uploaded every 30 s.
 SILENT_SECONDS = 120.0
-# A step stalls when it takes longer than both: so many seconds, so many typical steps. Steps on a
-# slice take seconds; the longest that is no stall is a file server or a bucket out of reach, which
-# stops a stream for a minute or two.
+# A step stalls when it takes longer than both: so many seconds (a file server out of reach stops a
+# stream for a minute or two), so many typical steps.
 STALL_SECONDS = 300.0
 STALL_STEPS = 10
 # Evaluating and saving stall when they take longer than both: STALL_SECONDS, ten times the longest
@@ -40,8 +40,6 @@ FIRST_SECONDS = 1800.0
 _PAUSES = ("evaluate", "save")
 # Of a job that has trained all it should, and of one that a signal or an error has ended.
 ENDS = ("end", "interrupted")
-
-
 _BEAT = record({"step": count, "phase": text, "time": number, "started": number})
 
 
@@ -101,49 +99,51 @@ def watched(clock: StepClock, folder: Path, started: float) -> Iterator[None]:
         watchdog.beat(ENDS[sys.exception() is not None])
 
 
+@dataclasses.dataclass
 class _Watchdog:
-    def __init__(self, clock: StepClock, folder: Path, started: float) -> None:
-        self._clock, self._folder, self._started = clock, folder, started
-        self._reported: float | None = None  # when the step began that was reported
+    clock: StepClock
+    folder: Path
+    started: float
+    reported: float | None = None  # when the step began that was reported
 
     def run(self, ended: threading.Event) -> None:
         while not ended.wait(PERIOD_SECONDS):
             stalled = self._stalled()
             if stalled is None:
-                self.beat(self._clock.phase)
-            elif self._reported != stalled:
-                self._reported = stalled
+                self.beat(self.clock.phase)
+            elif self.reported != stalled:
+                self.reported = stalled
                 self._report(time.monotonic() - stalled)
 
     def beat(self, phase: str) -> None:
         if not distributed.is_primary():
             return
-        now = Heartbeat(self._clock.step, phase, time.time(), self._started)
+        now = Heartbeat(self.clock.step, phase, time.time(), self.started)
         try:
-            write_text(self._folder / HEARTBEAT, json.dumps(now._asdict()))
+            write_text(self.folder / HEARTBEAT, json.dumps(now._asdict()))
         except OSError as error:  # a full disk stops training where it must write, not here
             print(f"no heartbeat: {error}", file=sys.stderr)
 
     def _stalled(self) -> float | None:
         """When what stalls began."""
-        since, phase = self._clock.since, self._clock.phase
+        since, phase = self.clock.since, self.clock.phase
         if phase not in (*_OF_A_STEP, *_PAUSES):
             return None
-        usual = self._clock.typical_seconds
+        usual = self.clock.typical_seconds
         if phase in _PAUSES:
-            usual = self._clock.longest_seconds(phase)
+            usual = self.clock.longest_seconds(phase)
         limit = FIRST_SECONDS if usual is None else max(STALL_SECONDS, STALL_STEPS * usual)
         return since if time.monotonic() - since > limit else None
 
     def _report(self, seconds: float) -> None:
-        clock, process = self._clock, jax.process_index()
+        clock, process = self.clock, jax.process_index()
         phase = clock.phase
         what = f"step {clock.step}" if phase in _OF_A_STEP else f"{phase} at step {clock.step}"
         text = (
             f"{what} has been running for {seconds:.0f} s "
             f"(phase {phase}, process {process}; a step takes {clock.typical_seconds:.3g} s)"
         )
-        path = self._folder / STALLS / f"step_{clock.step}.process_{process}.txt"
+        path = self.folder / STALLS / f"step_{clock.step}.process_{process}.txt"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w", encoding="utf-8") as file:

@@ -34,8 +34,7 @@ class GradientCosines:
     """Settings of the cosines between groups' gradients.
 
     The gradients are those of the mean loss on dev sentences, without dropout, smoothing and the
-    losses of MoE layers, as in Wang et al. 2021 (arXiv 2010.05874, section 3). Training does not
-    depend on them unless a learned sampler reads them.
+    losses of MoE layers, as in Wang et al. 2021 (arXiv 2010.05874, section 3).
 
     Attributes:
         period: Steps between measurements.
@@ -96,7 +95,6 @@ def gradient_cosines(
 
 
 def _losses(model: Transformer, groups: DirectionGroups, params: Any, batch: Any):
-    """Returns each group's sum of losses over target tokens, [G], and no metrics."""
     logits_BTV, _ = apply_model(model, params, batch, None)
     weights_BT = batch["decoder_loss_weights"]
     # Only `training_BT` has a gradient; without smoothing and z-loss it is the nll.
@@ -107,11 +105,9 @@ def _losses(model: Transformer, groups: DirectionGroups, params: Any, batch: Any
 def named(gram_GG: np.ndarray, names: list[str], groups: dict[str, list[str]]) -> dict[str, float]:
     """Returns the cosines of a Gram matrix as a row of metrics."""
     norm_G = np.sqrt(np.diagonal(gram_GG).astype(np.float64))
-    here = [i for i, norm in enumerate(norm_G) if norm > 0]
-    cosine_GG = np.full(gram_GG.shape, np.nan)
-    for i in here:
-        for j in here:
-            cosine_GG[i, j] = np.clip(gram_GG[i, j] / (norm_G[i] * norm_G[j]), -1, 1)
+    here = np.flatnonzero(norm_G).tolist()
+    with np.errstate(invalid="ignore"):  # groups without a gradient
+        cosine_GG = np.clip(gram_GG / (norm_G[:, None] * norm_G), -1, 1)
     row = {
         f"{COSINE}/{names[i]}/{names[j]}": float(f"{cosine_GG[i, j]:.6g}")
         for i in here

@@ -91,22 +91,19 @@ class DirectionGroups:
         params: Any,
         key: Array,
     ) -> tuple[Any, Any, Grouped, dict[str, Array]]:
-        """Makes the updates of a step.
-
-        Args:
-            stacked: Gradients with a first axis that counts the groups.
+        """Makes the updates of a step from gradients with a first axis that counts the groups.
 
         Returns:
             Updates, the gradient that they are made of, the new state, and metrics.
         """
-        granularity = "model" if self.surgery is None else self.surgery.granularity
-        gradients, weights_nG, surgery, metrics = None, None, state.surgery, {}
+        granularity, rates = "model", state.rates
+        weights_nG, surgery, metrics = None, state.surgery, {}
         if self.surgery is not None:
+            granularity = self.surgery.granularity
             weights_nG, surgery, metrics = self._weights(stacked, state.surgery, key)
             gradients = weighted(stacked, weights_nG, granularity)
         else:
             gradients = jax.tree.map(lambda x_G: jnp.sum(x_G, axis=0), stacked)
-        rates = state.rates
         if self.rates_G is not None:
             rates = self._rates(stacked, weights_nG, granularity, state.rates)
 
@@ -134,10 +131,9 @@ class DirectionGroups:
         return weights_nG, None if surgery is None else after, {"conflicts": conflicts}
 
     def _rates(self, stacked: Any, weights_nG: Any, granularity: str, rates: Any) -> Any:
-        """Returns the factor of each row's update.
+        """Returns each row's factor: the groups' rates, weighed by their gradients' norms there.
 
-        It is the mean of the groups' rates, weighted by the norms of the gradients that they give
-        to the row. Where they give none, it stays the last one.
+        Where they give the row none, it stays the last one.
         """
         assert self.rates_G is not None
         leaves, treedef = jax.tree.flatten(stacked)
@@ -163,11 +159,7 @@ class DirectionGroups:
 def direction_groups(
     surgery: Surgery | None, rates: Floats | None, directions: Directions
 ) -> DirectionGroups | None:
-    """Returns the groups that a training needs; None where it needs none.
-
-    Args:
-        rates: Learning rate of each direction. Defaults to 1.
-    """
+    """Returns the groups that a training needs, if any; `rates` are of the directions."""
     names = list(directions.names)
     rate_D = [1.0] * len(names) if rates is None else rates.tolist()
     uniform = set(rate_D) == {1.0}

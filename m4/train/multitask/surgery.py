@@ -47,11 +47,7 @@ class PCGrad:
         return jnp.zeros(0)
 
     def weights(self, gram_GG: Array, state: Array, key: Array) -> tuple[Array, Array]:
-        """Returns the weight of each g_j in the step's gradient, and the state.
-
-        Args:
-            gram_GG: Gram matrix of the groups' gradients in a part of the model.
-        """
+        """Returns the weight of each g_j in the step's gradient, and the state."""
         groups = len(gram_GG)
 
         def altered(i: Array) -> Array:
@@ -100,12 +96,7 @@ class GradientVaccine:
         return jnp.zeros((groups, groups))
 
     def weights(self, gram_GG: Array, state: Array, key: Array) -> tuple[Array, Array]:
-        """Returns the weight of each g_j in the step's gradient, and the new targets.
-
-        Args:
-            gram_GG: Gram matrix of the groups' gradients in a part of the model.
-            state: The part's targets [G, G].
-        """
+        """Returns the weight of each g_j in the step's gradient, and the new targets [G, G]."""
         groups = len(gram_GG)
         present_G = jnp.diagonal(gram_GG) > 0
 

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from m4.model import dispatch, gates
+from m4.model import dispatch
 from m4.model.feed_forward import Experts, expert_product
-from m4.model.routing import Routing, Tokens
+from m4.model.routing import Routing
 from m4.parallel.mesh import axis_rules_context, make_mesh
+from tests.model.test_gates import tokens_of
 from tests.shared import parts_in
 
-IMPLEMENTATIONS, GATES = parts_in(dispatch), parts_in(gates)
+IMPLEMENTATIONS = parts_in(dispatch)
 M, F = 6, 4
 
 
@@ -93,25 +94,8 @@ def planned(gate, setting: Setting, seed: int, capacity: int, real: float, mode)
     mode: (train, with a key).
     """
     _, G, S, E, C, K = setting
-    rng = np.random.default_rng(seed)
-    logits = {}
-
-    def score(name, **_):
-        if name not in logits:
-            logits[name] = jnp.asarray(rng.normal(0, 2, (G, S, E)).astype(np.float32))
-        return logits[name]
-
-    train, with_key = mode
-    tokens = Tokens(
-        score=score,
-        mask_GS=jnp.asarray(rng.random((G, S)) < real),
-        ids_GS=jnp.asarray(rng.integers(0, 50, (G, S)), jnp.int32),
-        rng=jax.random.key(seed) if with_key else None,
-        table=lambda name, make: jnp.asarray(make(50), jnp.int32),
-        bias=lambda: jnp.zeros(E, jnp.float32),
-        step=jnp.asarray(7, jnp.int32) if train else None,
-        train=train,
-    )
+    mask = np.random.default_rng(seed).random((G, S)) < real
+    tokens = tokens_of(seed, train=mode[0], key=mode[1], mask=mask, shape=(G, S, E))
     routing = gate(tokens, E, lambda choices: capacity)
     arrays = jax.device_get((routing.expert_GSK, routing.position_GSK, routing.weight_GSK))
     missing = K - routing.expert_GSK.shape[-1]

@@ -1,4 +1,4 @@
-"""Dropless dispatch: the places of rows, rows without neighbours, the exchange over a mesh."""
+"""Dropless dispatch: rows without neighbours, the exchange over a mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from m4.model.dispatch import row_exchange
-from m4.model.dispatch.dropless import blocks_of, dropless, rows_of_block
-from m4.model.dispatch.ragged import order_by_expert
+from m4.model.dispatch.dropless import dropless, rows_of_block
 from m4.model.feed_forward import Experts
 from tests.model.dispatch.shared import (
     SETTINGS,
@@ -23,21 +22,6 @@ from tests.model.dispatch.shared import (
 ONLY = {"dropless": dropless}
 
 
-def test_blocks_by_hand():
-    # G = 1, S = 5, K = 1, E = 3, C = 5, blocks of 2 rows. Expert 0 has tokens 0, 2, 3 (in this
-    # order of slots: 3, 0, 2), expert 1 none, expert 2 has token 4; token 1 has no slot.
-    expert_GSK = jnp.array([[[0], [0], [0], [0], [2]]])
-    position_GSK = jnp.array([[[1], [-1], [2], [0], [0]]])
-    slots, size_EG = order_by_expert(expert_GSK, position_GSK, 3, 5)
-    row_J = jnp.where(position_GSK.reshape(-1) >= 0, slots.slot_GJ[0], -1)
-    found = blocks_of(expert_GSK.reshape(-1), row_J, size_EG[:, 0], 5, 2)
-    # At most ceil(5 / 2) + 3 blocks; 2 of expert 0 and 1 of expert 2 are there.
-    assert found.count == 3
-    assert found.expert_N.tolist() == [0, 0, 2, 3, 3, 3]
-    assert found.slots.owner_GP.tolist() == [[3, 0, 2, 5, 4, 5, 5, 5, 5, 5, 5, 5]]
-    assert found.slots.slot_GJ.tolist() == [[1, 12, 2, 0, 4]]
-
-
 @pytest.mark.parametrize(("experts", "expert", "choices"), [(4, 3, 2), (1, 0, 1)])
 def test_one_expert_takes_all(experts, expert, choices):
     setting = Setting(None, 2, 8, experts, 8, choices)
@@ -45,8 +29,7 @@ def test_one_expert_takes_all(experts, expert, choices):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "mesh"),
-    [(16, None), (256, None), (64, {"data": 2, "expert": 4})],
+    ("tokens", "mesh"), [(16, None), (256, None), (64, {"data": 2, "expert": 4})]
 )
 def test_a_row_does_not_know_its_neighbours(tokens, mesh):
     # Token 0 has the same experts in every plan; who else is there, and where, changes.
@@ -75,14 +58,14 @@ def test_a_row_does_not_know_its_neighbours(tokens, mesh):
     assert len(found) == 1
 
 
-def test_rows_of_a_block():
+@pytest.mark.parametrize(
+    ("choices", "experts", "rows"),
     # An expert's rows when balanced, of more than 16 half, a power of 2, from 4 to 128.
-    for choices, experts, rows in ((32, 8, 8), (64, 8, 8), (128, 8, 16), (256, 8, 16)):
-        assert rows_of_block(choices, experts) == rows
-    for choices, experts, rows in ((512, 8, 32), (2048, 8, 128), (128, 64, 4)):
-        assert rows_of_block(choices, experts) == rows
-    assert rows_of_block(1, 64) == 4
-    assert rows_of_block(10**6, 8) == 128
+    [(32, 8, 8), (64, 8, 8), (128, 8, 16), (256, 8, 16), (512, 8, 32), (2048, 8, 128), (128, 64, 4),
+     (1, 64, 4), (10**6, 8, 128)],
+)  # fmt: skip
+def test_rows_of_a_block(choices, experts, rows):
+    assert rows_of_block(choices, experts) == rows
 
 
 @pytest.mark.parametrize("devices", [2, 4])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from m4.model.dispatch.gather import Slots, combine, gather
+from m4.model.dispatch.gather import gather
 from tests.model.dispatch.shared import M, Setting, numbers, random_plan
 
 
@@ -29,18 +29,3 @@ def test_rows_that_are_moved(C, K, rows):
     program = jax.make_jaxpr(jax.grad(total, argnums=(0, 1, 2)))(x_GSM, routing.weight_GSK, experts)
     found = re.findall(rf"f32\[2,(\d+),{M}\]", str(program))
     assert {int(count) for count in found} == rows
-
-
-def test_results_are_added_up_at_their_token_by_hand():
-    # S = 2 and K = 2: J = 4 choices for P = 2 slots. Token 0 has both, token 1 has none.
-    places = Slots(jnp.array([[0, 1]]), jnp.array([[0, 1, 2, 2]]))
-    done_GPM = jnp.array([[[1.0, 2.0], [10.0, 20.0]]])
-    weight_GSK = jnp.array([[[0.5, 0.25], [0.0, 0.0]]])
-    y_GSM = jax.jit(combine)(done_GPM, weight_GSK, places)
-    # 0.5 * (1, 2) + 0.25 * (10, 20) = (3, 6); nothing for token 1.
-    assert y_GSM.tolist() == [[[3.0, 6.0], [0.0, 0.0]]]
-    gradients = jax.grad(lambda done, w: jnp.sum(combine(done, w, places)), argnums=(0, 1))
-    d_done_GPM, d_weight_GSK = jax.jit(gradients)(done_GPM, weight_GSK)
-    # A result counts its weight; a weight the sum of its result: 1 + 2 and 10 + 20.
-    assert d_done_GPM.tolist() == [[[0.5, 0.5], [0.25, 0.25]]]
-    assert d_weight_GSK.tolist() == [[[3.0, 30.0], [0.0, 0.0]]]

@@ -4,13 +4,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.model.dispatch.shared import (
-    GATES,
-    SETTINGS,
-    assert_right,
-    planned,
-    random_plan,
-)
+from tests.model.dispatch.shared import SETTINGS, assert_right, planned, random_plan
+from tests.model.test_gates import GATES
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -1,4 +1,4 @@
-"""Ragged: the order of the rows, the warning, and how little is computed."""
+"""Ragged: the number of rows, the warning, and how little is computed."""
 
 import functools
 import warnings
@@ -12,25 +12,12 @@ from jax import lax
 from m4.model.dispatch.ragged import order_by_expert, ragged
 from tests.model.dispatch.shared import Setting, assert_close, numbers, on, random_plan
 
-order = jax.jit(order_by_expert, static_argnums=(2, 3))
 SETTING = Setting(None, 2, 4, 4, 3, 2)
 
 
 def arguments():
     x_GSM, _, experts = numbers(0, SETTING)
     return x_GSM, random_plan(0, *SETTING[1:]), experts
-
-
-def test_order_by_hand():
-    # G = 2, S = 2, K = 1, E = 2, C = 2. Choices 0, 1 are the tokens of group 0, 2 and 3 of group 1.
-    expert_GSK = np.array([[[1], [0]], [[0], [1]]])
-    # Choice 0: slot 1 of expert 1 (its slot 0 is empty). Choice 2 has no slot.
-    position_GSK = np.array([[[1], [0]], [[-1], [0]]])
-    places, size_EG = order(expert_GSK, position_GSK, 2, 2)
-    # Expert 0: choice 1. Expert 1: choice 0 (group 0), then 3 (group 1). One of four rows is left.
-    assert places.owner_GP.tolist() == [[1, 0, 3, 4]]
-    assert places.slot_GJ.tolist() == [[1, 0, 4, 2]]
-    assert size_EG.tolist() == [[1, 0], [1, 1]]
 
 
 def test_rows_are_never_more_than_choices_or_slots():

@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from m4.model.gates.ktop1 import ktop1
 from m4.model.gates.switch import switch
+from m4.model.gates.topk import topk
 from m4.model.routing import Tokens
 from tests.model.gates.golden import (
     CASES,
@@ -29,10 +31,16 @@ from tests.shared import small_layer
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_a_transcription_of_the_paper(case):
+@pytest.mark.parametrize(
+    ("gate", "options"),
+    [(switch, {}), (topk, {"choices": 1}), (ktop1, {"prototypes": 1})],
+    ids=["switch", "topk", "ktop1"],
+)
+def test_equals_a_transcription_of_the_paper(case, gate, options):
+    """So do the gates of k experts, for one of them."""
     alg1 = read("alg1")
     tokens, E, C = golden_tokens(read("inputs"), case)
-    routing = at_once(switch, tokens, E, slots(C))
+    routing = at_once(gate, tokens, E, slots(C), **options)
     combine = alg1[f"{case}/alg1/switch/combine"]
     assert_same_plan(routing, combine, combine != 0, where="weight")
     # GShard's loss counts first choices too; times E^2 it is 1 when balanced. With padding: over

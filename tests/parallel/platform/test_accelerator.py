@@ -23,9 +23,11 @@ def initialize():
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
+    before = jax.config.values["jax_platforms"]
     accelerator.check_accelerator.cache_clear()
     yield
     accelerator.check_accelerator.cache_clear()
+    jax.config.update("jax_platforms", before)
 
 
 def with_plugin(folder: Path) -> str:
@@ -91,19 +93,15 @@ def test_a_machine_without_tpus_is_one_line(tmp_path: Path) -> None:
 def test_what_was_asked_for_is_there(
     monkeypatch: pytest.MonkeyPatch, capsys, asked: str, plugin, start, message: str | None
 ) -> None:
-    before = jax.config.values["jax_platforms"]
     monkeypatch.setattr(accelerator, "gpu_plugin", lambda: plugin)
     monkeypatch.setattr(accelerator, "_start", lambda: start)
     jax.config.update("jax_platforms", asked)
-    try:
-        if message is None:
+    if message is None:
+        accelerator.check_accelerator()
+        assert capsys.readouterr() == ("", "")
+    else:
+        with pytest.raises(InputError, match=message):
             accelerator.check_accelerator()
-            assert capsys.readouterr() == ("", "")
-        else:
-            with pytest.raises(InputError, match=message):
-                accelerator.check_accelerator()
-    finally:
-        jax.config.update("jax_platforms", before)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +111,11 @@ def test_what_was_asked_for_is_there(
 def test_a_compiler_for_tpus_alone_is_not_asked_for_devices(
     monkeypatch: pytest.MonkeyPatch, asked: str | None, plugin: str | None, then: str
 ) -> None:
-    before = jax.config.values["jax_platforms"]
     monkeypatch.setattr(accelerator, "gpu_plugin", lambda: plugin)
     monkeypatch.setattr(accelerator.importlib.util, "find_spec", lambda name: name == "libtpu")
-    try:
-        jax.config.update("jax_platforms", asked)
-        accelerator.skip_libtpu()
-        assert jax.config.values["jax_platforms"] == then
-    finally:
-        jax.config.update("jax_platforms", before)
+    jax.config.update("jax_platforms", asked)
+    accelerator.skip_libtpu()
+    assert jax.config.values["jax_platforms"] == then
 
 
 def test_a_gpu_left_unused_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -148,16 +142,11 @@ def test_the_plug_in_is_found_without_jax(tmp_path: Path) -> None:
     assert found.stdout == "xla_cuda12 True False\n"
 
 
-def test_linux_reports_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mine(pid):
-        return {5, 2} if pid == 0 else set()
-
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(os, "sched_getaffinity", mine, raising=False)  # only Linux has it
-    assert available_cpus() == [2, 5]
-
-
-def test_elsewhere_all_cpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
+@pytest.mark.parametrize(("system", "cpus"), [("linux", [2, 5]), ("darwin", [0, 1, 2])])
+def test_available_cpus(monkeypatch: pytest.MonkeyPatch, system: str, cpus: list[int]) -> None:
+    """Only Linux reports the affinity of the process, 0; elsewhere all CPUs count."""
+    monkeypatch.setattr(sys, "platform", system)
+    mine = {0: {5, 2}}
+    monkeypatch.setattr(os, "sched_getaffinity", mine.__getitem__, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert available_cpus() == [0, 1, 2]
+    assert available_cpus() == cpus

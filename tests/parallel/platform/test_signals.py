@@ -69,8 +69,7 @@ def test_a_swallowed_signal_is_raised_again(swallowing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "stuck",
-    ["wait_in_c()", "while True:\n    try: time.sleep(60)\n    except BaseException: pass"],
+    "stuck", ["wait_in_c()", "while True:\n    try: time.sleep(60)\n    except BaseException: pass"]
 )
 def test_a_program_that_does_not_end_by_itself_is_ended(stuck: str) -> None:
     done = run(f"interrupt(15)\n{stuck}")

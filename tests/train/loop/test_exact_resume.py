@@ -94,11 +94,11 @@ def run(
     )
 
 
-optimizer = functools.partial(average.averaged, optimizer=functools.partial(adamw))
+optimizer = functools.partial(average.averaged, optimizer=adamw)
 
 
 def model_of(cache: Cache) -> Any:
-    return model_for(cache, dropout_rate=0.1)
+    return model_for(cache, dropout_rate=0.1, directions=len(cache.directions))
 
 
 def run_in_process(*arguments: Any) -> None:
@@ -157,6 +157,8 @@ def arrays(folder: Path, corpus: Path) -> dict[str, np.ndarray]:
 
 def assert_bit_equal(folder: Path, whole: Path, corpus: Path) -> None:
     assert timeless_rows(folder) == timeless_rows(whole)
+    counts = [(path / "atlas.train.json").read_bytes() for path in (folder, whole)]
+    assert counts[0] == counts[1]
     ours, theirs = arrays(folder, corpus), arrays(whole, corpus)
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():

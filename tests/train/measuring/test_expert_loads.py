@@ -1,10 +1,9 @@
-"""Choices by layer, direction and expert equal a recount of every plan, also after a resume."""
+"""Choices by layer, direction and expert equal a recount of every plan."""
 
 from __future__ import annotations
 
 import functools
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing
 from m4.parallel.layout import to_global
 from m4.storage.metrics_log import read_metrics
-from m4.train.loop import Evaluator, Interrupted
 from m4.train.optimizer import adamw
 from tests.shared import SMALL_MOE, model_for
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
 from tests.train.trainers import program_of, train
 
 DIRECTIONS = 3
+LAYERS = ("encoder_0", "decoder_0")
 
 
 def a_batch_of_directions() -> dict[str, np.ndarray]:
@@ -102,81 +101,30 @@ def test_counts_on_eight_devices_are_those_on_one() -> None:
     jax.tree.map(np.testing.assert_array_equal, one, eight)
 
 
-# ------------------------------------------------------------------------------- the trainer
-
-
-def run(folder: Path, corpus: caches.Cache, total_steps: int, **options: Any) -> None:
-    train(
-        folder,
-        model_for(corpus, directions=4),
-        Stream(corpus, seed=1, batch_rows=4),
-        mesh_of(1, 1),
-        total_steps=total_steps,
-        note={"train_pairs": {"gl": 60, "de": 120}},
-        log_period=2,
-        checkpoint_period=100,
-        **options,
-    )
-
-
-@pytest.fixture(scope="module")
-def whole(corpus: caches.Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted run of five steps."""
-    folder = tmp_path_factory.mktemp("whole")
-    run(folder, corpus, 5)
-    return folder
-
-
-@pytest.mark.thorough
-def test_resume_continues_to_count_exactly(
-    tmp_path: Path, corpus: caches.Cache, whole: Path
-) -> None:
-    def interrupt(_: Any) -> dict[str, float]:
-        signal.raise_signal(signal.SIGINT)
-        return {}
-
-    # Step 3 is in the middle of a log period.
-    with pytest.raises(Interrupted):
-        run(tmp_path / "parts", corpus, 5, evaluators=[Evaluator(3, interrupt)])
-    read = [json.loads((tmp_path / "parts" / "atlas.train.json").read_text("utf-8"))]
-    run(tmp_path / "parts", corpus, 5)
-    read += [
-        json.loads((folder / "atlas.train.json").read_text("utf-8"))
-        for folder in (tmp_path / "parts", whole)
-    ]
-    assert [saved["steps"] for saved in read] == [[0, 3], [0, 5], [0, 5]]
-    assert read[1] == read[2]
-    saved = read[2]
+def test_a_row_and_the_counts_have_every_layer(tmp_path: Path, corpus: caches.Cache) -> None:
     stream = Stream(corpus, seed=1, batch_rows=4)
-    assert saved["directions"] == stream.directions
-    assert saved["train_pairs"] == {"gl": 60, "de": 120}
-    names = {"encoder_0": "encoder_segment_ids", "decoder_0": "decoder_segment_ids"}
-    for layer, name in names.items():
+    note = {"train_pairs": {"gl": 60, "de": 120}}
+    model = model_for(corpus, directions=4)
+    train(tmp_path, model, stream, mesh_of(1, 1), total_steps=5, note=note, log_period=2)
+    saved = json.loads((tmp_path / "atlas.train.json").read_text("utf-8"))
+    assert (saved["steps"], saved["directions"]) == ([0, 5], stream.directions)
+    assert saved["train_pairs"] == note["train_pairs"]
+    for layer in LAYERS:
+        name = layer.replace("_0", "_segment_ids")
         tokens = sum(int((stream.batch(step)[name] > 0).sum()) for step in range(5))
         assigned_DE = np.array(saved["layers"][layer])
         assert assigned_DE.shape == (4, 4)
         # At most two choices a real token.
         assert 0.5 * tokens < assigned_DE.sum() <= 2 * tokens
-
-
-def test_a_row_has_every_layer_and_their_mean(whole: Path) -> None:
-    row = read_metrics(whole)[0]
+    row = read_metrics(tmp_path)[0]
     assert row["step"] == 2
-    layers = ("encoder_0", "decoder_0")
-    for name in (
-        *(f"load/{e}" for e in range(4)),
-        "dead_experts",
-        "first_overflow",
-        "second_overflow",
-        "router_entropy",
-        "router_confidence",
-        "auxiliary_loss",
-        "router_z_loss",
-    ):
+    names = ["dead_experts", "first_overflow", "second_overflow", "router_entropy"]
+    names += ["router_confidence", "auxiliary_loss", "router_z_loss"]
+    for name in [*(f"load/{e}" for e in range(4)), *names]:
         # Six digits of each, so their mean is right to about as many.
-        mean = np.mean([row[f"moe/{layer}/{name}"] for layer in layers])
+        mean = np.mean([row[f"moe/{layer}/{name}"] for layer in LAYERS])
         np.testing.assert_allclose(row[name], mean, rtol=2e-5, atol=1e-7, err_msg=name)
-    for layer in layers:
+    for layer in LAYERS:
         load = [row[f"moe/{layer}/load/{e}"] for e in range(4)]
         np.testing.assert_allclose(sum(load), 1.0, rtol=1e-4)
     # Counts are no metric.

@@ -9,18 +9,16 @@ import numpy as np
 import optax
 import pytest
 
-from m4.data.stream.stream import Stream
 from m4.model.gates.switch import switch
 from m4.parallel.layout import to_global
 from m4.settings import SettingError
 from m4.train.average import averaged
 from m4.train.multitask.groups import Listed, by_language, by_side
 from m4.train.multitask.surgery import GradientVaccine, PCGrad
-from m4.train.optimizer import adamw
 from m4.train.program import train_program
-from tests.shared import SMALL_MOE, small_corpus
+from tests.shared import SMALL_MOE
 from tests.train.test_step import SHALLOW, a_batch, mesh_of
-from tests.train.trainers import train, training_of
+from tests.train.trainers import training_of
 
 NAMES = ["en-gl", "gl-en", "en-de", "de-en"]
 # A row is a group of tokens and nothing is drawn at random: the same on every mesh.
@@ -95,10 +93,7 @@ SURGERIES = [PCGrad(by_language), GradientVaccine(by_side, beta=0.3)]
 
 
 @pytest.mark.parametrize("surgery", SURGERIES, ids=["pcgrad", "vaccine"])
-@pytest.mark.parametrize(
-    ("layout", "parts"),
-    [((2, 2, 1, 2), 1), ((2, 4, 1, 1), 2)],
-)
+@pytest.mark.parametrize(("layout", "parts"), [((2, 2, 1, 2), 1), ((2, 4, 1, 1), 2)])
 @pytest.mark.thorough
 def test_eight_devices_equal_one(surgery, layout, parts):
     how = {"gradients": surgery, "steps": 2, "learning_rates": {"en-gl": 3.0}}
@@ -195,28 +190,3 @@ def test_the_groups_gradients_are_sharded_as_their_parameters():
     text = lowered.compile().as_text()
     assert re.search(r"f32\[2,(1024,8|8,1024)\]", text)
     assert not re.search(r"f32\[2,(2048,8|8,2048)\]", text)
-
-
-@pytest.mark.thorough
-def test_a_resumed_run_is_bit_equal_and_groups_may_begin_within_a_run(tmp_path, tmp_path_factory):
-    cache = small_corpus(tmp_path_factory)
-    model = SHALLOW.clone(vocab_size=cache.target_vocabulary.size, moe=None)
-    surgery = GradientVaccine(by_language, beta=0.3)
-
-    def trained(folder, total_steps, **settings):
-        stream = Stream(cache, batch_rows=4)
-        how = {"checkpoint_period": 2, "total_steps": total_steps, **settings}
-        return train(tmp_path / folder, model, stream, mesh_of(1, 1), averaged_adamw, **how).params
-
-    on = {"gradients": surgery, "learning_rates": {"gl": 2.0}}
-    whole = trained("whole", 4, **on)
-    trained("parts", 2, **on)
-    jax.tree.map(np.testing.assert_array_equal, trained("parts", 4, **on), whole)
-
-    trained("later", 2)
-    later = trained("later", 4, **on)
-    assert not np.array_equal(jax.tree.leaves(later)[0], jax.tree.leaves(whole)[0])
-
-
-def averaged_adamw(total_steps):
-    return averaged(total_steps, optimizer=adamw)

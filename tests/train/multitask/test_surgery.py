@@ -65,20 +65,18 @@ def test_pcgrad_by_hand():
     np.testing.assert_allclose(found, [0.5, 1.5], rtol=1e-6)
 
 
-def test_what_agrees_is_left_alone():
-    for surgery in (PCGrad(), GradientVaccine()):
-        found, _ = altered(surgery, [[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]])
-        np.testing.assert_allclose(found, [2.0, 3.0], rtol=1e-6)
-
-
 @pytest.mark.parametrize("groups", [2, 3, 5])
 def test_they_equal_the_reference(groups):
     random = np.random.default_rng(groups)
     targets = random.uniform(-0.3, 0.5, (groups, groups))
-    for _ in range(5):
-        # A common part against each other's, so that many cosines are negative.
+    for turn in range(5):
+        # A common part against each other's, so that many cosines are negative; first none are.
         gradients = list(random.normal(size=(groups, 12)))
         gradients[-1] -= 1.5 * gradients[0]
+        if turn == 0:
+            gradients = [np.abs(g) for g in gradients]
+        if turn == 1:  # a group without tokens
+            gradients[-1][:] = 0
         found, _ = altered(PCGrad(), gradients)
         wanted = pcgrad(gradients, lambda i: order(i, groups))
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
@@ -90,17 +88,6 @@ def test_they_equal_the_reference(groups):
         np.testing.assert_allclose(
             new - np.diag(np.diag(new)), targets - np.diag(np.diag(targets)), atol=1e-5
         )
-
-
-def test_a_group_without_a_gradient_takes_no_part():
-    pair, none = [[1.0, 0.0], [-1.0, 1.0]], [0.0, 0.0]
-    for surgery in (PCGrad(), GradientVaccine(beta=0.5)):
-        with_it, state = altered(surgery, [*pair, none])
-        without, _ = altered(surgery, pair)
-        np.testing.assert_allclose(with_it, without, rtol=1e-6)
-        if state.size:
-            assert not state[2].any()
-            assert not state[:, 2].any()
 
 
 def test_the_order_is_random_and_depends_on_the_key_alone():

@@ -43,9 +43,7 @@ def main() -> int:
     parser.add_argument("--disks", type=int, default=7, help="full ones; a read-only one a job")
     parser.add_argument("--minutes", type=float, default=60, help="no trial begins after them")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
-    parser.add_argument("--reuse", action="store_true", help="the undisturbed runs in --folder")
     parser.add_argument("--output", type=Path, help="a file with a JSON line a trial")
-    parser.add_argument("--verbose", action="store_true", help="show trials that survive, too")
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         base = (parsed.folder or Path(folder)).absolute()
@@ -55,13 +53,13 @@ def main() -> int:
 
         begin, trials = time.monotonic(), []
         forks.warm()
-        made = world.made(base / "world", reuse=parsed.reuse)
+        made = world.made(base / "world")
         for done in _trials(made, parsed):
             trials.append(done)
             if parsed.output:
                 with parsed.output.open("a", encoding="utf-8") as out:
                     print(json.dumps(dataclasses.asdict(done), ensure_ascii=False), file=out)
-            if done.verdict not in ("survived", "named") or parsed.verbose:
+            if done.verdict not in ("survived", "named"):
                 print(f"{done.verdict}: {done.category}: {done.detail}: {done.said}", flush=True)
             if time.monotonic() - begin > 60 * parsed.minutes:
                 print(f"stopped after {parsed.minutes} minutes")

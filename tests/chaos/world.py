@@ -210,18 +210,10 @@ class World:
         return differences(self.found(name), self.result[name])
 
 
-def made(base: Path, *, reuse: bool = False) -> World:
-    """Runs all jobs, undisturbed, and keeps copies of the folder on the way.
-
-    Args:
-        base: The world's folder.
-        reuse: Takes the folder of an earlier call.
-    """
-    world, states, record = World(base, {}), base / "states", base / "result.json"
+def made(base: Path) -> World:
+    """Runs all jobs, undisturbed, and keeps copies of the folder on the way."""
+    world, states = World(base, {}), base / "states"
     run = world.run
-    if reuse and record.is_file():
-        world.result.update(json.loads(record.read_bytes()))
-        return world
     shutil.rmtree(base, ignore_errors=True)
     states.mkdir(parents=True)
     (base / "text.txt").write_text("3 weeks ago\n\nlast Monday\n" * 20, encoding="utf-8")
@@ -251,7 +243,6 @@ def made(base: Path, *, reuse: bool = False) -> World:
         keep(name)
     world.begin("nothing")
     make("begin")
-    record.write_text(json.dumps(world.result), encoding="utf-8")
     return world
 
 

@@ -23,7 +23,6 @@ def relative_buckets(offset: Array, bidirectional: bool, buckets: int, distance:
     Args:
         offset: Position of the key minus position of the query, int32.
         bidirectional: Half of the buckets are for keys after the query; else these have bucket 0.
-        buckets: Number of buckets.
         distance: From here on all offsets have the last bucket of their half.
     """
     result = jnp.zeros_like(offset)
@@ -174,10 +173,9 @@ class Attention(nn.Module):
     def _cross_cache(
         self, y_BRM: Array, project: Callable[[Array], tuple[Array, Array]]
     ) -> tuple[Array, Array]:
-        """Projects the memory at position 0 and reads keys and values from the cache afterwards.
+        """Projects the memory at position 0, and reads it from the cache afterwards.
 
-        A cache without `cache_index` was filled before the first step (`m4.eval.decoding.search`):
-        inside a loop, the choice would copy the whole memory at every step.
+        A cache without `cache_index` was filled before the first step (`m4.eval.decoding.search`).
         """
         allocated = self.has_variable("cache", "cross_key")
         filled = allocated and not self.has_variable("cache", "cache_index")

@@ -74,10 +74,7 @@ def check(
 
 
 def about(mesh: Mesh | AbstractMesh, model: Any) -> dict[str, float]:
-    """Describes the pipeline for a run's notes; {} without one.
-
-    The bubble is that of each stack: the decoder begins when the encoder is through.
-    """
+    """Describes the pipeline for a run's notes, with the bubble of each stack; {} without one."""
     G, m = stages(mesh), model.pipeline_microbatches
     return {} if G == 1 else {"stages": G, "microbatches": m, "bubble": bubble(G, m)}
 
@@ -88,7 +85,7 @@ def _rows_over(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 
 
 def spread(x: Array, axes: tuple[str | None, ...]) -> Array:
-    """Constrains an array outside the stacks as `constrain` does, with rows over the stages too.
+    """Constrains an array outside the stacks, with rows over the stages too.
 
     Without it each stage would compute all embeddings and logits.
     """
@@ -137,9 +134,8 @@ def pipelined(
 ) -> Array:
     """Computes `stack(x_BLM, inputs, mode)` over the stages of the mesh; rows stay in order.
 
-    All axes of the mesh but "model" are manual here, for weights too: a weight's gradient is summed
-    over the copies of its stage once a step, where the partitioner would do it at every tick; and
-    sharded weights (`Training.fsdp_axes`) are gathered once a step, by each stage its own.
+    All axes of the mesh but "model" are manual here, for weights too: their gradients are summed,
+    and sharded ones gathered, once a step, where the partitioner would do it at every tick.
 
     Args:
         stack: Bound scan of dense layers (`m4.model.stack.scanned`), a layer a block.

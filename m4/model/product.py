@@ -2,10 +2,8 @@
 
 Precision: the router's products and those that make the vocabulary's logits have full float32
 precision on every platform, and so have their gradients: they ask for `FULL`. Otherwise TPUs round
-float32 operands to bfloat16 and recent GPUs to TF32, as they do in all other products. The product
-of two bfloat16 numbers is exact in float32: where the operands are bfloat16, as those of tied
-logits in a bfloat16 model, a float32 result is enough. For float32 operands a TPU multiplies six
-pairs of bfloat16 parts instead of one pair.
+float32 operands to bfloat16 and recent GPUs to TF32. The product of two bfloat16 numbers is exact
+in float32: for bfloat16 operands a float32 result is enough.
 
 Gradients: automatic differentiation writes x^T dy as (dy^T x)^T, which takes up to twice the time
 on a CPU (docs/lab/2026-11-23-performance.md, "Matrix products").

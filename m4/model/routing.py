@@ -135,9 +135,7 @@ def assign_positions(
     """Hands out slots in the papers' order: all first choices, then all second ones, ...
 
     Args:
-        expert_GSK: The expert of each choice, int32.
         wants_GSK: False for choices that take no slot.
-        capacity: C, slots of a (group, expert).
         priority_GS: Within a choice tokens come by falling priority, ties by the earlier token.
             Defaults to the order of tokens.
         by_token: All choices of a token come together, before those of the next token.
@@ -329,8 +327,7 @@ def masked_mean(x: Array, mask: Array) -> Array:
 def top_k(logits_GSE: Array, choices: int) -> tuple[Array, Array]:
     """Returns the largest logits and their experts, GSK; ties go to the lowest index.
 
-    `lax.top_k` promises that order too, but its gradient is a scatter and its CPU program a sort:
-    the few largest of a short row are found faster one after the other.
+    It is faster than `lax.top_k`, whose gradient is a scatter and whose CPU program a sort.
     """
     values, experts = [], []
     left_GSE = logits_GSE

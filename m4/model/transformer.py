@@ -203,10 +203,9 @@ class Transformer(nn.Module):
         encoder_direction_ids: Array | None = None,
         step: Array | None = None,
     ) -> Array:
-        """Encodes the sources, [B, L] -> [B, L, M].
+        """Encodes the sources, token ids [B, L] with 0 as padding -> [B, L, M].
 
         Args:
-            encoder_input_tokens: Token ids [B, L]; 0 is padding.
             encoder_segment_ids: Number of the pair that a token of a packed row belongs to.
             enable_dropout: True in training; the experts' gates and capacity follow it too.
             encoder_positions: Positions in packed sources; the relative bias does not need them.
@@ -256,10 +255,7 @@ class Transformer(nn.Module):
             encoder_input_tokens: Source token ids [B, L], for the padding.
             decoder_input_tokens: Target token ids [B, T], shifted right by one.
             decoder_target_tokens: Target token ids [B, T]; 0 is padding. Not read in decoding.
-            encoder_segment_ids, decoder_segment_ids, enable_dropout: See `encode`.
-            decoder_positions: Positions in packed targets; the relative bias does not need them.
             max_decode_length: Places of the cache, needed once it is allocated.
-            decoder_direction_ids, step: Directions [B, T], and the step, for gates and counts.
         """
         source_BL = encoder_input_tokens.astype(jnp.int32)
         input_BT = decoder_input_tokens.astype(jnp.int32)
@@ -330,10 +326,7 @@ class Transformer(nn.Module):
 
 
 def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Module:
-    """Makes layer `index` of a stack.
-
-    It is not a method, because a method would make the layer a child of the model.
-    """
+    """Makes layer `index` of a stack; as a method it would make it a child of the model."""
 
     def attention(name: str) -> Attention:
         return Attention(
@@ -364,9 +357,8 @@ def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Mod
 def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | None:
     """Makes a MoE layer of the encoder, or of the decoder (`causal`); None in a dense model.
 
-    Args:
-        model: The model whose sizes the layer has where it has none of its own.
-        place: Its name, or `parent=None` for an unbound layer.
+    It has the model's sizes where it has none of its own. `place` is its name, or `parent=None` for
+    an unbound layer.
     """
     if model.moe is None:
         return None
@@ -397,10 +389,7 @@ def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:
 
 @cast(Any, functools.lru_cache(maxsize=8))  # checkers do not see that a module is hashable
 def abstract_variables(model: Transformer) -> Mapping[str, Any]:
-    """Returns shapes of `params` and logical axes `params_axes`, computing no number.
-
-    The result is cached and must not be changed.
-    """
+    """Returns shapes of `params` and logical axes `params_axes`; cached, not to be changed."""
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     # The key is made inside the trace: outside it would be an array on a real device.
     with shapes_only():

@@ -291,8 +291,7 @@ def shutdown() -> None:
 def abort_process(status: int) -> None:
     """Ends this process after an error, without waiting for processes that do not know of it.
 
-    The primary runs the service that joins the others: without it they can only report that it is
-    gone. So it waits a moment for them to report their own errors.
+    The primary, which runs the service that joins the others, lets them report their own errors.
     """
     sys.stdout.flush()
     sys.stderr.flush()

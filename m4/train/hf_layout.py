@@ -1,7 +1,7 @@
 """Converts configs, names and numbers of Hugging Face's T5 family to m4's, and back.
 
-`FAMILIES` has what differs between the architectures, `_LAYERS` and `_OUTSIDE` the names: m4's path
-of a parameter decides where it is in a checkpoint. Numbers differ as T5X's do
+`FAMILIES` has what differs between the architectures, `_LAYERS` and `_OUTSIDE` the names. Numbers
+differ as T5X's do
 (`m4.train.t5x_layout.t5_factor`), and matrices are transposed: PyTorch has [out, in].
 """
 

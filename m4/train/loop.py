@@ -320,8 +320,7 @@ def _restored(
 ) -> TrainState:
     """Returns the state of a step, sharded as `state`; the stopper continues from it.
 
-    The state of groups of directions is taken over from a step with the same groups; else it begins
-    again.
+    That of groups of directions begins again where these are others.
     """
     place = f"{checkpoints.folder}/{step}"
     for name in ("vocabulary", "stream"):

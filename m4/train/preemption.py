@@ -26,11 +26,8 @@ STOP = "stop"
 def stop_signals(to_save: Callable[[], bool] = lambda: True) -> Iterator[list[int]]:
     """Collects Ctrl-C, SIGTERM (a preempted machine's notice) and SIGHUP until the step is done.
 
-    An exception in the middle of a step would leave no state to save: its memory is reused. A
-    second Ctrl-C interrupts at once. Only the main thread can have handlers.
-
-    Args:
-        to_save: whether there is something to save; else a signal does what it did before.
+    An exception in the middle of a step would leave no state to save. A second Ctrl-C interrupts at
+    once; without anything `to_save` a signal does what it did before.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

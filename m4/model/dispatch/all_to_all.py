@@ -1,8 +1,7 @@
 """Tokens go to the devices of their experts and back by explicit all-to-all exchanges.
 
 What GShard (arXiv 2006.16668, section 3.2) leaves to its partitioner is written out here: each
-device fills the slots of its groups, sends every expert its slots, and gets the results back.
-Nothing but the two exchanges crosses devices, whatever the partitioner does with the rest. Slots
+device fills the slots of its groups, sends every expert its slots, and gets the results back. Slots
 and combining are those of `gather`.
 """
 

@@ -1,11 +1,10 @@
 """All-to-all in two stages: inside a node over `expert`, then between nodes over `node`, and back.
 
 HetuMoE (arXiv 2203.14685, section 3.2) first brings together the rows that a node's devices have
-for each other node, so that few large messages cross the slow network instead of many small ones.
-There one device of a node sends for all; here each device sends the rows that its peers gave it, as
-in Tutel's two-dimensional all-to-all (arXiv 2206.03382), so that no device must hold a node's
-tokens. With N nodes of X devices a device sends N - 1 messages between nodes instead of (N - 1) X,
-each X times as large. The price is a second pass of the same bytes inside the node.
+for each other node. There one device of a node sends for all; here each device sends the rows that
+its peers gave it, as in Tutel's two-dimensional all-to-all (arXiv 2206.03382). With N nodes of X
+devices a device sends N - 1 messages between nodes instead of (N - 1) X, each X times as large. The
+price is a second pass of the same bytes inside the node.
 """
 
 import jax

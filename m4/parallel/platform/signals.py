@@ -100,10 +100,7 @@ def blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(condition: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Keeps one signal from ending the process while the condition is true.
-
-    The block notices the signal, or ends by itself.
-    """
+    """Keeps one signal, which the block notices, from ending it while the condition is true."""
     _state.holds.append(condition)
     try:
         yield
@@ -112,10 +109,9 @@ def held(condition: Callable[[], bool] = lambda: True) -> Iterator[None]:
 
 
 def end_with(parent: int) -> None:
-    """Has this process killed when its parent ends, however that ends.
+    """Has this process killed when its parent ends, however that ends, or has ended already.
 
-    On Linux the kernel does it, elsewhere a thread that looks every second. It ends at once where
-    the parent has ended already.
+    On Linux the kernel does it, elsewhere a thread that looks every second.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -23,10 +23,9 @@ class Flops:
 class StepClock:
     """Measures steps from outside of the devices.
 
-    A step lasts from the end of the one before, or of a pause, to its own end; waiting for its
-    batch and writing a row of metrics are part of it. Pauses are no step's: compiling (with the
-    step that is compiled for and its batch), evaluating and saving. With steps in flight the end
-    of a step is when the loop has seen it.
+    A step lasts from the end of the one before, or of a pause, until the loop has seen its own end;
+    waiting for its batch and writing a row of metrics are part of it. Pauses are no step's:
+    compiling (with the step that is compiled for and its batch), evaluating and saving.
 
     Attributes:
         step: the one that was dispatched last. phase: "step", "data" (waiting for a batch), or a

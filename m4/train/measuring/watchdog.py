@@ -82,9 +82,9 @@ def first_start(folder: Path) -> float:
 def watched(clock: StepClock, folder: Path, started: float) -> Iterator[None]:
     """Within it the run in `folder` has a heartbeat, and stalls are reported.
 
-    The primary process rewrites folder/heartbeat.json every ten seconds, but not during a stall:
-    its age says whether the run lives and moves. Every process reports its own stalls, each once,
-    with the stacks of all its threads: on stderr and in folder/stalls.
+    The primary process rewrites folder/heartbeat.json every ten seconds, but not during a stall.
+    Every process reports each of its stalls once, with the stacks of all its threads: on stderr and
+    in folder/stalls.
     """
     ended = threading.Event()
     watchdog = _Watchdog(clock, folder, started)

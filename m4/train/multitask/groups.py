@@ -150,8 +150,7 @@ def by_direction(setting: str, given: Factors, directions: Directions) -> npt.ND
     Args:
         given: Factors by direction ("en-gl"), language ("gl", both of its directions) or resource
             level ("low"); the narrower name counts, and all other directions have 1. Or a function,
-            such as a sampler, which gives every direction a number; these are divided by their
-            mean, so that equal numbers change nothing.
+            such as a sampler, whose numbers are divided by their mean.
 
     Raises:
         SettingError: A name that stands for no direction, or a function without a number for each.

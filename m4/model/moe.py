@@ -235,10 +235,9 @@ class MoeLayer(nn.Module):
         key: Array | None = None,
         by_task: bool = False,
     ) -> Array:
-        """Implements `Tokens.score`.
+        """Implements `Tokens.score`, by the matrix `<name>/kernel`.
 
         Args:
-            name: Name of the matrix, `<name>/kernel`.
             init: Its initial values, a name in `ROUTER_INITS`.
             jitter: The float32 copy of the tokens is multiplied by U(1 - jitter, 1 + jitter) first.
             by_task: Takes the learned embedding of each token's task in place of the token.

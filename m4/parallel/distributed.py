@@ -132,10 +132,7 @@ def _unknown_processes(options: DistributedOptions, said: str) -> str:
 
 
 def _check_port(address: str) -> None:
-    """Raises PeerLost where another program has the port of process 0.
-
-    JAX's own service crashes there, or shares the port with another one, so that two jobs meet.
-    """
+    """Raises PeerLost for a port that another program has: JAX would crash, or two jobs meet."""
     both = socket.has_dualstack_ipv6()
     with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:
         # Connections of a job that has ended are no hindrance.

@@ -194,9 +194,7 @@ class _Grid(NamedTuple):
 def _grid(ids: np.ndarray) -> _Grid:
     """Returns a mesh with this assignment, in the order 0, 1, 2 ... where that is possible.
 
-    Its axes have prime sizes, so that all of a program's annotations share one mesh where that is
-    possible: JAX states an output's sharding by the axes of one of them, and fails where they are
-    too long.
+    Its axes have prime sizes, so that a program's annotations share one mesh where they can.
     """
     digits = _all_digits(ids)
     if digits is None:

@@ -318,10 +318,7 @@ def _restored(
     stopper: EarlyStopper,
     about: Mapping[str, Any],
 ) -> TrainState:
-    """Returns the state of a step, sharded as `state`; the stopper continues from it.
-
-    That of groups of directions begins again where these are others.
-    """
+    """Returns the state of a step, sharded as `state`; the stopper continues from it."""
     place = f"{checkpoints.folder}/{step}"
     for name in ("vocabulary", "stream"):
         if name in about and saved.get(name) != about[name]:

@@ -109,10 +109,7 @@ _SMALLEST = 1e-30  # smallest moment, as in optax and T5X, so that nothing is di
 
 
 def _separate(x: Array) -> Array:
-    """Returns x as an array that XLA's CPU compiler takes for another one.
-
-    So sums of squares do not share the squares, and none are written out.
-    """
+    """Returns x as another array to XLA's CPU compiler: sums of squares share and write none."""
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 
 

@@ -110,10 +110,7 @@ def _in_turns(turn, begin: Array, end: Array, several: int, state):
 
 
 def _by_expert(expert, state, expert_N: Array, count: Array, E: int):
-    """Applies expert(e, first block, end of its blocks, state) -> state to experts with blocks.
-
-    So an expert's matrix is copied out of the stack once, not once a block.
-    """
+    """Applies expert(e, first block, end of its blocks, state) -> state to experts with blocks."""
     N = expert_N.shape[0]
     before_N = jnp.pad(expert_N, (1, 0), constant_values=-1)[:-1]
     first_N = (expert_N != before_N) & (jnp.arange(N) < count)
@@ -210,10 +207,7 @@ _LANES, _TILE_BYTES = 128, 2**21  # of the matrices' tiles in a TPU's vector mem
 
 
 def _megablox(x_NbM: Array, w_EMF: Array, expert_N: Array, *, interpret: bool = False) -> Array:
-    """Multiplies by JAX's kernel of MegaBlocks' grouped product (arXiv 2211.15841).
-
-    A block is a tile of rows; the kernel visits only tiles with rows.
-    """
+    """Multiplies by JAX's kernel of MegaBlocks' grouped product; a block is a tile of rows."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # a second to import
 
     N, b, M = x_NbM.shape
@@ -256,8 +250,7 @@ def _megablox_backward(
 def _tiles(rows: int, inner: int, outer: int, itemsize: int) -> tuple[int, int, int]:
     """Returns tile sizes of the rows, of the axis that is summed over, and of the result's axis.
 
-    They divide the axes. The second is as large as possible: a matrix that is whole along it is not
-    read again for the expert's next block.
+    A matrix that is whole along the second is not read again for the expert's next block.
     """
     out = _divisor(outer, 512)
     return rows, _divisor(inner, _TILE_BYTES // (out * itemsize)), out

@@ -99,14 +99,9 @@ def exchange(
 
 
 def _exchanges(first: Any, W: int, plan: ExchangePlan, P: int, axes: tuple[str, ...]):
-    """Returns the two exchanges of the rows from number `first` on.
+    """Returns the exchanges of the rows from `first` on: [P, M] -> [X*W, M], and back.
 
-    On TPUs and GPUs they are ragged and send only the rows that there are. CPUs have no ragged
-    exchange: there each pair of devices exchanges W rows in any case.
-
-    Returns:
-        there: [P, M] -> [X*W, M].
-        back: [X*W, M] -> [P, M].
+    On TPUs and GPUs they are ragged. CPUs have no such exchange: each pair of devices sends W rows.
     """
     X = plan.size_X.shape[0]
     received_X = jnp.sum(plan.received_XEG, axis=(1, 2))
@@ -192,11 +187,7 @@ def _forward(one: Callable[..., Array], x_PM: Array, experts: Any, plan: Exchang
 
 
 def _backward(one: Callable[..., Array], saved: Any, d_PM: Array):
-    """Repeats the exchange and the work of each round.
-
-    Nothing is kept from the forward pass: the number of rounds is not known when the program is
-    compiled, so no buffer could hold all of it.
-    """
+    """Repeats each round: as their number is not known, no buffer could keep what they did."""
     x_PM, experts, plan = saved
 
     def turn(number: Array, sums: Any) -> Any:

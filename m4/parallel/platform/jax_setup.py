@@ -49,10 +49,7 @@ def _trim(folder: Path, most_bytes: int) -> None:
 
 
 def _with_checksum(executable: bytes) -> bytes:
-    """Compresses a program for JAX's cache with a checksum, which unpacking verifies.
-
-    Without one, every second flipped bit gives another program, which is run.
-    """
+    """Compresses a program with a checksum: else a flipped bit makes another one, which is run."""
     return zstandard.ZstdCompressor(write_checksum=True).compress(executable)
 
 

@@ -131,10 +131,7 @@ class DirectionGroups:
         return weights_nG, None if surgery is None else after, {"conflicts": conflicts}
 
     def _rates(self, stacked: Any, weights_nG: Any, granularity: str, rates: Any) -> Any:
-        """Returns each row's factor: the groups' rates, weighed by their gradients' norms there.
-
-        Where they give the row none, it stays the last one.
-        """
+        """Returns each row's factor: rates weighed by the norms of gradients, or the last one."""
         assert self.rates_G is not None
         leaves, treedef = jax.tree.flatten(stacked)
         if weights_nG is None:
@@ -205,8 +202,7 @@ def parts(params: Any, granularity: str) -> tuple[int, list[tuple[slice, bool]]]
 
     Returns:
         The number of parts; and of each parameter the slice of its parts, with True where that has
-        a part for each layer, because the parameter is of a scanned stack and its first axis counts
-        layers.
+        a part for each layer of a scanned stack.
     """
     numbers: dict[str, slice] = {}
     found, count = [], 0

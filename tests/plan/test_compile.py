@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,15 @@ def _the_programs_as_they_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(config: str, folder: Path, *arguments: str) -> Said:
     return m4("plan", f"--gin_file={CONFIGS / config}.gin", f"--output={folder}", *arguments)
+
+
+def facts_of(config: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    """Returns the facts of a plan that fits; nothing is said of the compiler's log."""
+    said = plan(config, folder, *arguments)
+    assert said.status == 0, said.err
+    assert said.err == ""
+    (path,) = folder.glob("*.json")
+    return json.loads(path.read_text("utf-8"))
 
 
 # T(96L)'s widths with replicated weights, one layer a stack and no loops: the compiler refuses it
@@ -68,10 +78,7 @@ def test_program_for_v5p(tmp_path: Path) -> None:
     # Three dimensions, two cores that are one device, a printer that has failed. One layer a stack.
     layers = ("encoder_layers=1", "decoder_layers=1", "moe_every=1")
     given = (f"--gin.transformer.Transformer.{layer}" for layer in layers)
-    said = plan("strategies/expert_parallel", tmp_path, "--topology=v5p:2x2x2", *given)
-    assert said.status == 0, said.err
-    assert said.err == ""  # no log of the compiler
-    facts = json.loads((tmp_path / "expert_parallel.v5p-2x2x2.json").read_text("utf-8"))
+    facts = facts_of("strategies/expert_parallel", tmp_path, "--topology=v5p:2x2x2", *given)
     flops = facts["flops"]["step"]
     assert facts["devices"] == 8
     assert facts["device_bytes"] == 95 * GIB
@@ -89,10 +96,7 @@ def test_experts_exchange_inside_a_slice_and_gradients_cross(
     monkeypatch.setenv("JAX_EXEC_TIME_OPTIMIZATION_EFFORT", "-1.0")
     layers = ("encoder_layers=1", "decoder_layers=1", "moe_every=1", "scan_layers=False")
     given = (f"--gin.transformer.Transformer.{layer}" for layer in layers)
-    said = plan("v5e_8", tmp_path, "--topology=2*v5e:2x2", *given)
-    assert said.status == 0, said.err
-    assert said.err == ""  # no log of the compiler
-    facts = json.loads((tmp_path / "v5e_8.2xv5e-2x2.json").read_text("utf-8"))
+    facts = facts_of("v5e_8", tmp_path, "--topology=2*v5e:2x2", *given)
     assert facts["devices"] == 8
     # Two layers exchange there and back, forward and backward.
     assert facts["collectives"]["all-to-all"]["count"] == 2 * 2 * 2
@@ -118,10 +122,7 @@ def test_the_papers_smallest_model_on_its_128_cores(
     # products. `make plan-paper` compiles it as it would run.
     monkeypatch.setenv("JAX_EXEC_TIME_OPTIMIZATION_EFFORT", "-1.0")
     # A fourth of its batch, the tokens a core of the larger models.
-    said = plan("moe_128e_12l", tmp_path, "--topology=v3:8x8", "--gin.BATCH_SIZE=2048")
-    assert said.status == 0, said.err
-    assert said.err == ""  # no log of the compiler
-    facts = json.loads((tmp_path / "moe_128e_12l.v3-8x8.json").read_text("utf-8"))
+    facts = facts_of("moe_128e_12l", tmp_path, "--topology=v3:8x8", "--gin.BATCH_SIZE=2048")
     flops = facts["flops"]["step"]
     assert facts["devices"] == 128
     # 90 s of two cores for all of it, waiting left out.
@@ -148,9 +149,7 @@ def test_the_papers_smallest_model_on_its_128_cores(
 
 @pytest.mark.slow
 def test_search_over_experts_apart_multiplies_the_rows_that_there_are(tmp_path: Path) -> None:
-    said = plan("v4_128", tmp_path, "--topology=v4:4x4x4", "--program=decode")
-    assert said.status == 0, said.err
-    facts = json.loads((tmp_path / "v4_128.v4-4x4x4.decode.json").read_text("utf-8"))
+    facts = facts_of("v4_128", tmp_path, "--topology=v4:4x4x4", "--program=decode")
     for part in ("encoding", "step"):
         flops = facts["flops"][part]
         assert flops["kernels"] > 0
@@ -166,15 +165,8 @@ def test_search_over_experts_apart_multiplies_the_rows_that_there_are(tmp_path: 
 def test_rows_travel_where_training_drops_nothing(tmp_path: Path, machine: str) -> None:
     if machine.startswith("h100") and not launch.CUDA_COMPILER.is_dir():
         pytest.skip("needs the compiler for GPUs: make pod-gpu")
-    said = plan(
-        "strategies/expert_parallel",
-        tmp_path,
-        f"--topology={machine}",
-        "--gin.moe.MoeLayer.train_capacity_factor=None",
-    )
-    assert said.status == 0, said.err
-    (path,) = tmp_path.glob("*.json")
-    facts = json.loads(path.read_text("utf-8"))
+    every = "--gin.moe.MoeLayer.train_capacity_factor=None"
+    facts = facts_of("strategies/expert_parallel", tmp_path, f"--topology={machine}", every)
     # Two layers with experts: there and back; in the backward pass there again, and both ways back.
     assert facts["collectives"]["ragged-all-to-all"]["count"] >= 2 * (2 + 3)
     assert (facts["flops"]["step"]["kernels"] > 0) == (not machine.startswith("h100"))

@@ -22,6 +22,14 @@ SYSTEMS = {"moe_64": 8, "moe_8": 7, "dense": 6, "bilingual": 5}
 TEXTS = [f"{n} Swiss francs per hour on May {n}" for n in range(1, 6)]
 
 
+def decode(folder, directions, keep, texts=TEXTS):
+    """Translations that have the first words of their references."""
+    rows = [{"source": "x", "reference": t, "hypothesis": " ".join(t.split()[:keep])}
+            for t in texts]  # fmt: skip
+    for direction in directions:
+        write_jsonl(folder / f"test.{direction}.jsonl", rows)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
@@ -142,12 +150,9 @@ def large(tmp_path_factory):
     """Four hundred directions: two hundred languages, in all scripts, both ways."""
     folder = tmp_path_factory.mktemp("large")
     codes = [*LANGUAGES, *(f"{code}_2" for code in LANGUAGES)][:200]
+    directions = [each for code in codes for each in (f"{code}-en", f"en-{code}")]
     for system, keep in {"moe": 8, "bilingual": 5}.items():
-        for code in codes:
-            rows = [{"source": "x", "reference": t, "hypothesis": " ".join(t.split()[:keep])}
-                    for t in TEXTS[:2]]  # fmt: skip
-            for direction in (f"{code}-en", f"en-{code}"):
-                write_jsonl(folder / system / f"test.{direction}.jsonl", rows)
+        decode(folder / system, directions, keep, TEXTS[:2])
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
     levels = ResourceLevels(min_test_sentences=1)
     pairs = {code: 90_000 // (rank + 1) for rank, code in enumerate(codes)}
@@ -179,10 +184,7 @@ def test_four_hundred_directions_can_be_read_and_pointed_at(large, tmp_path, wid
 def test_pairs_without_english_are_heat_maps(tmp_path):
     """From French into Wolof and back, and English into French: 3 sources, 2 targets."""
     for system, keep in {"moe": 8, "other": 5}.items():
-        for direction in ("fr-wo", "wo-fr", "en-fr"):
-            rows = [{"source": "x", "reference": t, "hypothesis": " ".join(t.split()[:keep])}
-                    for t in TEXTS]  # fmt: skip
-            write_jsonl(tmp_path / system / f"test.{direction}.jsonl", rows)
+        decode(tmp_path / system, ("fr-wo", "wo-fr", "en-fr"), keep)
     systems = [System(name, tmp_path / name) for name in ("moe", "other")]
     pairs = {"fr-wo": 100, "fr": 200}
     framed = {"metric": "bleu", "subset": "all", "direction": "wo-en", "score": 12.3}

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,8 @@ from m4.eval.metrics import bootstrap
 from m4.eval.metrics.bleu import bleu
 from m4.eval.metrics.ter import ter
 from m4.eval.scoring import delta, score
-from m4.eval.scoring.levels import ResourceLevels
+from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
+from m4.settings import SettingError
 from m4.storage.files import write_jsonl
 
 TRAIN = {"de": 6000, "hr": 3000, "nl": 1500, "gl": 250, "bs": 200}
@@ -168,3 +170,14 @@ def test_users_mistakes(measured):
         delta.deltas(measured, TRAIN, "bleu", baseline="unknown")
     with pytest.raises(ValueError, match="no number of training pairs for 'bs'"):
         delta.deltas(measured, {}, "bleu")
+
+
+def test_levels():
+    sizes = (3000, 2999, 1000, 999)
+    assert [DEFAULT_LEVELS.of(n) for n in sizes] == ["high", "medium", "medium", "low"]
+
+
+def test_levels_that_overlap_are_refused():
+    message = "ResourceLevels.low_resource_below = 9: must be at most high_resource_from = 3"
+    with pytest.raises(SettingError, match=re.escape(message)):
+        ResourceLevels(high_resource_from=3, low_resource_below=9)

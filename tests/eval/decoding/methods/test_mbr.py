@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from m4.eval.decoding.decode import utilities
+from m4.eval.metrics import Metric
 from m4.eval.metrics.bleu import bleu
 from m4.eval.metrics.chrf import chrf
 from tests.eval.small_model import SETTINGS, Words, sentences, tiny, translations
@@ -16,15 +19,17 @@ from tests.eval.small_model import SETTINGS, Words, sentences, tiny, translation
 SAID = ["the cat sat down", "the cat sat", "a dog ran", "the cat sat"]
 
 
-def test_the_mean_of_chrf_is_that_of_sacrebleus_sentences() -> None:
-    plain = [np.mean([CHRF().sentence_score(c, [r]).score for r in SAID]) for c in SAID]
-    np.testing.assert_allclose(utilities(SAID, chrf, "en"), plain, rtol=1e-9)
-
-
-def test_any_metric_can_be_the_utility() -> None:
-    long = [f"{one} on the mat today" for one in SAID]
-    plain = [np.mean([BLEU().corpus_score([c], [[r]]).score for r in long]) for c in long]
-    np.testing.assert_allclose(utilities(long, bleu, "en"), plain, rtol=1e-9)
+@pytest.mark.parametrize(
+    ("metric", "score"),
+    [
+        (chrf, lambda said, other: CHRF().sentence_score(said, [other]).score),
+        (bleu, lambda said, other: BLEU().corpus_score([said], [[other]]).score),
+    ],
+)
+def test_the_utility_is_the_mean_of_sacrebleus_scores(metric: Metric, score: Any) -> None:
+    texts = [f"{one} on the mat today" for one in SAID]
+    plain = [np.mean([score(said, other) for other in texts]) for said in texts]
+    np.testing.assert_allclose(utilities(texts, metric, "en"), plain, rtol=1e-9)
 
 
 def test_the_first_translation_is_the_one_most_like_the_others() -> None:

@@ -237,18 +237,10 @@ def read_json(
         return parse(found)
 
 
-def read_jsonl(
-    path: Any,
-    kind: Kind = anything,
-    parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
-    *,
-    cut_off: bool = False,
-) -> list[_Parsed]:
-    """Returns what `parse` makes of the lines of a file, plain or .gz, each a JSON object.
+def read_jsonl(path: Any, kind: Kind = anything, *, cut_off: bool = False) -> list[dict[str, Any]]:
+    """Returns the lines of a file, plain or .gz, each a JSON object of the kind.
 
     Args:
-        kind: Kinds of an object's values (`m4.storage.records`).
-        parse: Makes something of an object. Defaults to the object itself.
         cut_off: Whether a last line without its end, of a job that was killed, is left out.
 
     Raises:
@@ -265,7 +257,7 @@ def read_jsonl(
     for number, line in enumerate(io.BytesIO(content), 1):
         if not cut_off or line.endswith(b"\n"):
             with undamaged(f"{path} line {number}"):
-                rows.append(parse(parsed(line, kind)))
+                rows.append(parsed(line, kind))
     return rows
 
 

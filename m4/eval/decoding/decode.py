@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TextIO, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import flax.linen as nn
 import jax
@@ -366,11 +366,10 @@ def warn_of_cut(index: int, pieces: int, limit: int) -> None:
     warn(f"source {index + 1}: {pieces} pieces, cut to {limit}")
 
 
-def warn(text: str, stream: TextIO | None = None) -> None:
-    """Prints a line on `stream` (default: stderr), or nothing where stderr is closed."""
-    stream = stream or sys.stderr
-    if stream is not None:
-        print(text, file=stream, flush=True)
+def warn(text: str) -> None:
+    """Prints a line on stderr, or nothing where it is closed."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def parts_of_a_batch(rows: int, beams: int, layout: Layout | None = None) -> int:

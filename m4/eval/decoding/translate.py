@@ -113,14 +113,13 @@ class Translator(TrainedModel):
         *,
         prefix: str | Sequence[str] | None = None,
         first_line: int = 1,
-        warnings: TextIO | None = None,
     ) -> list[Translations]:
         """Translates lines in any language of the model into the language `to`, in their order.
 
         Each has `decoding.n_best` translations, the best first; an empty line has an empty one. A
         line that is too long is translated in chunks, and a warning with its number (counted from
-        `first_line`) goes to `warnings`, default stderr. `prefix` is text that the translations
-        begin with, one or one a line. It defaults to `decoding.prefix`.
+        `first_line`) goes to stderr. `prefix` is text that the translations begin with, one or one
+        a line. It defaults to `decoding.prefix`.
 
         Raises:
             InputError: The model has no language `to`, or a line has a carriage return inside.
@@ -140,7 +139,7 @@ class Translator(TrainedModel):
             prefixes = [self.normalise(each) for each in prefixes]
 
         def too_long(index: int, said: str) -> None:
-            warn(f"line {first_line + index}: {said} (Decoding.max_source_length)", warnings)
+            warn(f"line {first_line + index}: {said} (Decoding.max_source_length)")
 
         small = replace(self, decoding=replace(self.decoding, batch_rows=self.batch_rows))
         found = translate_lines(
@@ -149,22 +148,11 @@ class Translator(TrainedModel):
         )  # fmt: skip
         for number, (_, counts) in enumerate(found, first_line):
             for limit in (name.removeprefix(UNENDED) for name in counts if UNENDED in name):
-                warn(
-                    f"line {number}: the translation is cut at its limit of {limit} tokens, "
-                    "without an end",
-                    warnings,
-                )
+                said = f"the translation is cut at its limit of {limit} tokens, without an end"
+                warn(f"line {number}: {said}")
         return [each for each, _ in found]
 
-    def stream(
-        self,
-        source: int,
-        to: str,
-        output: TextIO,
-        *,
-        written: Written = first_text,
-        warnings: TextIO | None = None,
-    ) -> int:
+    def stream(self, source: int, to: str, output: TextIO, *, written: Written = first_text) -> int:
         """Translates the lines of a file descriptor (stdin: 0) as they come; returns their number.
 
         Lines that are already waiting are translated together, a few batches at a time. No line
@@ -180,7 +168,7 @@ class Translator(TrainedModel):
         for waiting in waiting_lines(source):
             for start in range(0, len(waiting), most):
                 lines, bad = _decode_lines(waiting[start : start + most])
-                found = self.candidates(lines, to, first_line=number + 1, warnings=warnings)
+                found = self.candidates(lines, to, first_line=number + 1)
                 for line, each in zip(lines, found, strict=True):
                     try:
                         output.write(written(line, each) + "\n")

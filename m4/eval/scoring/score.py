@@ -101,14 +101,13 @@ class Measured:
         return found
 
 
-def _decode(row: Mapping[str, Any]) -> Decode:
-    several = row.get("references") or ()
-    return Decode(row["source"], row["reference"], row["hypothesis"], several, row.get("document"))
-
-
 def read_decodes(path: Path) -> list[Decode]:
     """Returns the hypotheses of one direction. InputError: the file is damaged or empty."""
-    decodes = read_jsonl(path, _DECODE, _decode)
+    decodes = [
+        Decode(row["source"], row["reference"], row["hypothesis"], row.get("references") or (),
+               row.get("document"))
+        for row in read_jsonl(path, _DECODE)
+    ]  # fmt: skip
     if not decodes:
         raise InputError(f"{path}: no sentences")
     return decodes

@@ -70,13 +70,13 @@ def test_order_empty_lines_and_tags(translator, louder):
     assert louder.calls == [["<2en> ola", "<2en> mundo"]]
 
 
-def test_a_line_that_is_too_long_is_named(pieces, louder):
+def test_a_line_that_is_too_long_is_named(pieces, louder, capsys):
     # Tag, three words of two pieces each and EOS are eight; the model takes four.
     translator = Translator(Transformer(pieces.size), {}, pieces, Decoding(max_source_length=4))
-    warnings = io.StringIO()
-    translator.candidates(["a", "", "a b c", "b"], "gl", first_line=10, warnings=warnings)
-    assert warnings.getvalue().startswith("line 12: 8 pieces, translated in 3 chunks, ")
-    assert warnings.getvalue().endswith(" (Decoding.max_source_length)\n")
+    translator.candidates(["a", "", "a b c", "b"], "gl", first_line=10)
+    said = capsys.readouterr().err
+    assert said.startswith("line 12: 8 pieces, translated in 3 chunks, ")
+    assert said.endswith(" (Decoding.max_source_length)\n")
 
 
 @pytest.mark.parametrize(

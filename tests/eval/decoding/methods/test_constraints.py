@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from m4.eval.decoding.beam import beam_search
-from m4.eval.decoding.methods.constraints import NEG_INF, constrain, constraints
+from m4.eval.decoding.methods.constraints import NEG_INF, constraints
 from tests.eval.search_over_lists import Tokens, search_over_lists
 
 EOS, VOCAB, LENGTH = 1, 6, 7
@@ -39,11 +38,9 @@ def test_one_step_is_that_of_plain_loops(min_length: int, ngram: int, forced: bo
     tokens_BKT = rng.integers(2, VOCAB, (3, 2, LENGTH))
     prefixes = [[2, 3], [], [5, 5, 5]]
     forced_BT = jnp.array([[*one, 0, 0, 0][:3] for one in prefixes]) if forced else None
-    apply = jax.jit(
-        functools.partial(
-            constrain, forced_BT=forced_BT, min_length=min_length, no_repeat_ngram=ngram
-        )
-    )
+    constrain = constraints(forced_BT, min_length, ngram)
+    assert constrain is not None
+    apply = jax.jit(constrain)
     logp_BKV = np.log(rng.dirichlet(np.ones(VOCAB), (3, 2))).astype(np.float32)
     for step in range(LENGTH):
         sequences_BKT = np.zeros((3, 2, LENGTH + 1), np.int32)

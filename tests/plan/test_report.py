@@ -73,11 +73,6 @@ REFUSED = {
 }
 
 
-def with_step(**changes: Any) -> dict[str, Any]:
-    """The facts with other FLOPs of the step."""
-    return {**FACTS, "flops": {"step": {**FACTS["flops"]["step"], **changes}}}
-
-
 def cells(facts: dict[str, Any]) -> dict[str, str]:
     """Name -> value of the rows of a plan."""
     return {name: value for _, name, value in report.report(facts).rows}

@@ -5,9 +5,9 @@ into a folder that all workers see, runs `program` there, and builds the corpus 
 it leaves. A shard is named by the hash of its inputs: one that is there is not made again.
 
 A file's text goes through the stages up to one that must know of other files, a barrier. There the
-keys of the pairs are grouped, or counts are added; then the next segment of stages begins. Pairs
-are numbered by file and line, and the first one wins, whoever comes first. Beam carries keys of 12
-bytes a pair, and no text.
+keys of the pairs are compared, or counts are added; then the next segment of stages begins. Pairs
+are numbered by file and line, and the first one wins, whoever comes first. Text and keys, of 12
+bytes a pair, are files; Beam carries their names, and counts.
 """
 
 import contextlib
@@ -23,13 +23,9 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
-import weakref
-import zlib
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +35,27 @@ import numpy.typing as npt
 from m4.data.cache.origins import FILE, Recorded
 from m4.data.cleaning import AnyCheck, Check, FirstCheck, FittedCheck, HeldOut
 from m4.data.cleaning.chunk import Chunk, Digests
-from m4.data.cleaning.clean import Cleaner, Cleaning, Part, alone, read_spool, write_spool
+from m4.data.cleaning.clean import Cleaner, Cleaning, Part, read_spool, write_spool
 from m4.data.cleaning.ledger import Count
-from m4.data.directions import SIDES
 from m4.data.sources import Source, shards_of
-from m4.data.sources.reading.files import packing
 from m4.data.sources.reading.lines import Reading, Tally
-from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.ragged import Ragged
 from m4.data.vocabulary.tokenizing import RangeTokenizer, TextRange, TokenArray, Tokenized
 from m4.parallel.platform.hardware import code_digest
 from m4.settings import InputError, SettingError, import_module
-from m4.storage.files import remove
-from m4.storage.objects import Objects, is_address
+from m4.storage.objects import is_address
+from m4.storage.work import Work
 
 Progress = Callable[[str, int, int], None]
 _BUCKET_BYTES = 1 << 28  # of text, whose keys one worker sorts in memory
 _SPANS = 64  # most ranges of text in a shard of tokens
-_TRIES = (
-    3  # of a pipeline that lost a worker; runners of many machines try bundles again themselves
-)
+# Of a pipeline that lost a worker; runners of many machines try bundles again themselves.
+_TRIES = 3
 _POLL_SECONDS = 1.0
-_SAMPLED_LANGUAGES, _SAMPLED_PAIRS = 20, 2000
-_KEY_BYTES = 12
+KEY = np.dtype([("key", "<u8"), ("number", "<u4")])  # of a pair, and its place in its shard
 _PROGRAM = "import sys; from m4.data import beam; beam.program(*sys.argv[1:])"
 _LOST = "Channel closed prematurely"
+_TURN = threading.Lock()
 
 
 class WorkersFailed(RuntimeError):
@@ -104,15 +96,15 @@ def from_json(value: Any) -> Any:
         return tuple(map(from_json, value))
     if not isinstance(value, dict):
         return value
-    if "items" in value:
-        return {key: from_json(one) for key, one in value["items"]}
-    kind = next(iter(value))
-    module, _, name = value[kind].partition(":")
+    kind, name = next(iter(value.items()))
+    if kind == "items":
+        return {key: from_json(one) for key, one in name}
+    module, _, name = name.partition(":")
     found: Any = functools.reduce(getattr, name.split("."), import_module(module))
     given = {key: from_json(one) for key, one in value.get("given", {}).items()}
-    return {"name": lambda: found, "partial": lambda: functools.partial(found, **given)}.get(
-        kind, lambda: found(**given)
-    )()
+    if kind == "partial":
+        return functools.partial(found, **given)
+    return found(**given) if kind == "made" else found
 
 
 def _name(value: Any, setting: str) -> str:
@@ -121,73 +113,6 @@ def _name(value: Any, setting: str) -> str:
         allowed = "a dataclass or a function of a module, which workers import (or --runner=local)"
         raise SettingError(setting, value, allowed)
     return f"{module}:{name}"
-
-
-class Work:
-    """The files of a job in a folder or a bucket that all workers see. Each appears whole."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-        self._objects = Objects(place) if is_address(place) else None
-
-    @functools.cached_property
-    def folder(self) -> Path:
-        """The folder; of a bucket, one of this process's copies."""
-        if self._objects is None:
-            Path(self.place).mkdir(parents=True, exist_ok=True)
-            return Path(self.place)
-        folder = tempfile.mkdtemp(prefix="m4-beam-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder)
-
-    @contextlib.contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        """Gives a path to write, whose file is there at the end."""
-        part = self.folder / f".{os.getpid()}.{name}"
-        yield part
-        if self._objects is not None:
-            self._objects.put(name, part)
-            part.unlink()
-        else:
-            os.replace(part, self.folder / name)
-
-    def write(self, name: str, content: bytes) -> None:
-        with self.writing(name) as part:
-            part.write_bytes(content)
-
-    def get(self, name: str) -> Path:
-        """Returns the path of a file that is there."""
-        path = self.folder / name
-        if self._objects is not None and not path.is_file():
-            self._objects.download(name, path)
-        return path
-
-    def json(self, name: str) -> Any:
-        """Returns the content of a file, or None if it is not there."""
-        if self._objects is not None:
-            content = self._objects.get(name)
-        else:
-            path = self.folder / name
-            content = path.read_bytes() if path.is_file() else None
-        return None if content is None else json.loads(content)
-
-    def made(self) -> set[str]:
-        """Returns the names of all shards."""
-        names = self._objects.list() if self._objects is not None else os.listdir(self.folder)
-        return {name[:-5] for name in names if name.endswith(".json") and name[0] != "."}
-
-    def shared(self, path: Path) -> str:
-        """Returns where workers read a file: its path, or the name of an object."""
-        if self._objects is None:
-            return os.path.abspath(path)
-        name = f"{hashlib.sha256(path.read_bytes()).hexdigest()}{path.suffix}"
-        self.write(name, path.read_bytes())
-        return name
-
-    def remove(self) -> None:
-        if self._objects is not None:
-            self._objects.delete(*self._objects.list())
-        remove(self.folder)
 
 
 # Workers.
@@ -210,9 +135,12 @@ class _Job:
                 "install the same one there"
             )
         if job["kind"] == "tokens":
+            self._kept = contextlib.ExitStack()  # vocabularies are read when they are first used
             arrays = [TokenArray(*one) for one in job["arrays"]]
-            self._arrays = [a._replace(vocabulary=self.work.get(str(a.vocabulary))) for a in arrays]
-            self._tokenizer = RangeTokenizer(self._arrays, job["ways"], job["alpha"])
+            names = {str(array.vocabulary) for array in arrays}
+            files = {name: self._kept.enter_context(self.work.reading(name)) for name in names}
+            arrays = [a._replace(vocabulary=files[str(a.vocabulary)]) for a in arrays]
+            self._tokenizer = RangeTokenizer(arrays, job["ways"], job["alpha"])
             return
         cleaning = from_json(job["cleaning"])
         if _hash(cleaning.identity()) != job["checks"]:
@@ -225,15 +153,9 @@ class _Job:
         self._cleaner = Cleaner(cleaning, self._source, job["pairs"], Path())
         self._stages = [*self._cleaner.opened]
         self._bounds = [-1, *job["barriers"], len(self._stages)]
-        self._held_out = {}
-        for stage, file in job["held_out"].items():
-            self._held_out[stage] = dict(np.load(self.work.get(file)))
-            self._opened(stage).load(self._held_out[stage])
-
-    def _opened(self, stage: str) -> HeldOut:
-        opened = self._cleaner.opened[stage]
-        assert isinstance(opened, HeldOut)
-        return opened
+        self._held_out = {stage: self.work.arrays(f) for stage, f in job["held_out"].items()}
+        for stage, arrays in self._held_out.items():
+            _held_out(self._cleaner)[stage].load(arrays)
 
     def segment(
         self, number: int, unit: int, given: Iterable[tuple[Any, ...]]
@@ -241,68 +163,129 @@ class _Job:
         """Takes a shard of text through a segment of stages, or finds that this is done.
 
         Args:
-            given: What it says of the segment before: ("shard", name), ("repeated", kind, numbers)
-                of pairs with a key that an earlier pair has, ("fitted", value).
+            given: What it says of the segment before: ("shard", name), ("repeated", kind, file) of
+                pairs with a key that an earlier pair has, ("fitted", value).
 
         Yields:
             (output of the step, element): shards (unit, fact), keys, counts, and metrics.
         """
         pair, index, identity = self._job["units"][unit]
-        first, last = self._bounds[number : number + 2]
-        checks, not_checked = self._cleaner.checks(pair, "train")
         facts = sorted(given)
         name = _hash([identity, number, facts])
+        about = self.work.json(f"{name}.json")
+        if about is None:
+            about = self._made(name, number, pair, index, facts)
+            self._end(name, about)
+        yield "shards", (unit, ("shard", name))
+        for kind, bucket in about["keys"]:
+            yield "keys", (f"{pair} {kind} {bucket}", (unit, f"{name}.{kind}.{bucket}"))
+        if about["counts"] is not None:
+            yield "counts", (pair, Counter(dict(about["counts"])))
+        if number == len(self._bounds) - 2:
+            count = about["count"]
+            for counter in ("dropped", "changed", "not_checked"):
+                for reason, pairs in count.get(counter, {}).items():
+                    yield "metrics", (f"{pair}: {counter}: {reason}", pairs)
+            yield "metrics", (f"{pair}: kept", count["kept"])
+
+    def _made(
+        self, name: str, number: int, pair: str, index: int, facts: Sequence[tuple[Any, ...]]
+    ) -> dict[str, Any]:
+        """Writes a shard; returns what is known of it."""
+        first, last = self._bounds[number : number + 2]
+        checks, not_checked = self._cleaner.checks(pair, "train")
         barrier = checks.get(self._stages[last]) if last < len(self._stages) else None
         met = _Met(barrier)
-        if self.work.json(f"{name}.json") is None:
-            if number == 0:
-                about = {"count": Count().as_json(), "read": name, "held_out": []}
+        former = next((fact[1] for fact in facts if fact[0] == "shard"), None)
+        with contextlib.ExitStack() as stack:
+            if former is None:
+                about: dict[str, Any] = {"read": name, "held_out": [], "kinds": 0}
                 self._cleaner.tallies.clear()
                 part = Part(pair, "train", Count())
                 shard = shards_of(self._source, pair, "train")[index]
                 stream = part.read(self._recorded.noted(shard.pairs()))
             else:
-                former = next(fact[1] for fact in facts if fact[0] == "shard")
                 about = self.work.json(f"{former}.json")
                 part = Part(pair, "train", Count.from_json(about["count"]))
-                stream = read_spool(self.work.get(f"{former}.tsv"))
-            for place in range(max(first, 0), last):
-                stage = self._stages[place]
+                stream = read_spool(stack.enter_context(self.work.reading(f"{former}.tsv")))
+            for stage in self._stages[max(first, 0) : last]:
                 if stage in checks:
-                    stream = part.checked(stage, _look(checks[stage], facts), stream)
-            with self.work.writing(f"{name}.tsv") as path:
-                write_spool(path, part, met.watched(stream))
-            if number == 0:
-                part.leave_to_others(not_checked)
-                tallies = self._cleaner.tallies.items()
-                about["tallies"] = {file: [t.skipped, t.normalised] for file, t in tallies}
-                about["files"], places = self._recorded.found()
-                with self.work.writing(f"{name}.npy") as path, path.open("wb") as file:
-                    np.save(file, places)
-            about["held_out"] += self._learned(name)
-            self._end(name, about | {"count": part.count.as_json()})
-            if last == len(self._stages):
-                for counter in ("dropped", "changed", "not_checked"):
-                    for reason, pairs in getattr(part.count, counter).items():
-                        yield "metrics", (f"{pair}: {counter}: {reason}", pairs)
-                yield "metrics", (f"{pair}: kept", part.count.kept)
-        elif barrier is not None:
-            for _ in met.watched(read_spool(self.work.get(f"{name}.tsv"))):
-                pass
-        yield "shards", (unit, ("shard", name))
-        yield from met.outputs(unit, pair, self._job["buckets"][pair])
+                    look = self._look(checks[stage], facts, about["kinds"])
+                    stream = part.checked(stage, look, stream)
+            path = stack.enter_context(self.work.writing(f"{name}.tsv"))
+            write_spool(path, part, met.watched(stream))
+        if former is None:
+            part.leave_to_others(not_checked)
+            tallies = self._cleaner.tallies.items()
+            about["tallies"] = {file: [t.skipped, t.normalised] for file, t in tallies}
+            about["files"], places = self._recorded.found()
+            self.work.write(f"{name}.places", places.tobytes())
+        about["held_out"] += self._learned(name)
+        keys, counts = met.keys(), [*met.counts.items()]
+        about |= {"kinds": len(keys), "keys": self._keys(name, pair, keys)}
+        about |= {"count": part.count.as_json()}
+        about["counts"] = counts if isinstance(barrier, FittedCheck) else None
+        return about
+
+    def _look(self, check: AnyCheck, facts: Sequence[tuple[Any, ...]], kinds: int) -> Check:
+        """Returns the check of a barrier with what is known of all pairs.
+
+        Args:
+            kinds: Number of kinds of keys.
+        """
+        if isinstance(check, FittedCheck):
+            fitted = next(fact[1] for fact in facts if fact[0] == "fitted")
+            return lambda chunk: check.judge(chunk, fitted)
+        if not isinstance(check, FirstCheck):
+            return check
+        found = [[np.zeros(0, np.uint32)] for _ in range(kinds)]
+        for kind, file in (fact[1:] for fact in facts if fact[0] == "repeated"):
+            found[kind].append(self.work.array(file, np.uint32))
+        repeated = [Digests(np.sort(np.concatenate(of)).astype(np.uint64)) for of in found]
+        return lambda chunk: check.judge(
+            chunk, [of_kind.contains(chunk.numbers.astype(np.uint64)) for of_kind in repeated]
+        )
+
+    def _keys(self, name: str, pair: str, kinds: Sequence[npt.NDArray[Any]]) -> list[list[int]]:
+        """Writes the keys of a shard's pairs in buckets; returns [kind, bucket] of each file."""
+        found = []
+        for kind, rows in enumerate(kinds):
+            bucket = rows["key"] % self._job["buckets"][pair]
+            for number in np.unique(bucket).tolist():
+                self.work.write(f"{name}.{kind}.{number}", rows[bucket == number].tobytes())
+                found.append([kind, number])
+        return found
+
+    def repeated(self, key: str, files: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
+        """Yields (unit, fact): the pairs of a bucket with a key that an earlier pair has."""
+        files, kind = sorted(files), int(key.split(" ")[1])
+        rows = [self.work.array(file, KEY) for _, file in files]
+        every = np.concatenate(rows)
+        # Stable: among equal keys the first shard, and there the first pair, comes first.
+        order = np.argsort(every["key"], kind="stable")
+        keys, again = every["key"][order], np.zeros(len(every), bool)
+        again[order[1:][keys[1:] == keys[:-1]]] = True
+        ends = np.cumsum([*map(len, rows)])[:-1]
+        for (unit, _), numbers, of in zip(
+            files, np.split(every["number"], ends), np.split(again, ends), strict=True
+        ):
+            if of.any():
+                content = numbers[of].tobytes()
+                file = f"{hashlib.sha256(content).hexdigest()}.numbers"
+                self.work.write(file, content)
+                yield unit, ("repeated", kind, file)
 
     def _learned(self, name: str) -> list[list[str]]:
         """Writes what stages remember of this shard, and makes them forget it."""
         found = []
         for stage, before in self._held_out.items():
-            now = self._opened(stage).arrays()
+            opened = _held_out(self._cleaner)[stage]
+            now = opened.arrays()
             new = {key: of for key, of in now.items() if len(of) > len(before.get(key, ()))}
             if new:
                 found.append([stage, f"{name}.{len(found)}.npz"])
-                with self.work.writing(found[-1][1]) as path, path.open("wb") as file:
-                    np.savez(file, **new)  # type: ignore[arg-type]
-                self._opened(stage).load(before)
+                self.work.write(found[-1][1], _npz(new))
+                opened.load(before)
         return found
 
     def _end(self, name: str, about: Mapping[str, Any]) -> None:
@@ -317,123 +300,79 @@ class _Job:
             if of == pair:
                 yield unit, ("fitted", value)
 
-    def tokens(self, unit: int) -> tuple[int, tuple[str, str]]:
+    def tokens(self, unit: int, _given: Iterable[Any]) -> Iterator[tuple[int, tuple[str, str]]]:
         """Tokenizes some ranges of text, or finds that this is done."""
-        identity, file, offset, spans = self._job["units"][unit]
-        if self.work.json(f"{identity}.json") is None:
+        name, spans = self._job["units"][unit]
+        if self.work.json(f"{name}.json") is None:
             arrays: dict[str, npt.NDArray[Any]] = {}
-            with self.work.get(file).open("rb") as text:
-                for number, (name, *span) in enumerate(spans):
-                    span = TextRange(Path(name), *span)
-                    text.seek(span.start - offset)
-                    made = self._tokenizer.of(span, text.read(span.stop - span.start))
-                    for store, ways in made.items():
-                        for way, ragged in enumerate(ways):
-                            arrays[f"{number} {store} {way} ids"] = ragged.ids
-                            arrays[f"{number} {store} {way} lengths"] = ragged.lengths
-            with self.work.writing(f"{identity}.npz") as path, path.open("wb") as out:
-                np.savez(out, **arrays)  # type: ignore[arg-type]
-            self._end(identity, {})
-        return unit, ("shard", identity)
+            text = self.work.array(f"{name}.text", np.uint8).tobytes()
+            for number, (path, *of) in enumerate(spans):
+                span = TextRange(Path(path), *of)
+                start = span.start - spans[0][1]
+                made = self._tokenizer.of(span, text[start : start + span.stop - span.start])
+                for store, ways in made.items():
+                    for way, ragged in enumerate(ways):
+                        arrays[f"{number} {store} {way} ids"] = ragged.ids
+                        arrays[f"{number} {store} {way} lengths"] = ragged.lengths
+            self.work.write(f"{name}.npz", _npz(arrays))
+            self._end(name, {})
+        yield unit, ("shard", name)
+
+
+def _held_out(cleaner: Cleaner) -> dict[str, HeldOut]:
+    return {name: of for name, of in cleaner.opened.items() if isinstance(of, HeldOut)}
+
+
+def _npz(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    return content.getvalue()
 
 
 class _Met:
-    """Collects the facts that a barrier's check needs of the pairs of a shard that reach it."""
+    """Collects what a barrier's check needs of the pairs of a shard that reach it."""
 
     def __init__(self, check: AnyCheck | None) -> None:
         self._check = check
-        self._counts: Counter[Any] = Counter()
-        self._keys: list[list[npt.NDArray[np.uint64]]] = []
-        self._numbers: list[npt.NDArray[np.int64]] = []
+        self.counts: Counter[Any] = Counter()
+        self._rows: list[list[npt.NDArray[Any]]] = []
 
     def watched(self, stream: Iterator[Chunk]) -> Iterator[Chunk]:
         for chunk in stream:
             if isinstance(self._check, FittedCheck):
-                self._counts.update(self._check.measure(chunk))
+                self.counts.update(self._check.measure(chunk))
             elif isinstance(self._check, FirstCheck):
-                self._keys.append(self._check.keys(chunk))
-                self._numbers.append(chunk.numbers)
+                self._rows.append([])
+                for keys in self._check.keys(chunk):
+                    rows = np.empty(len(chunk), KEY)
+                    rows["key"], rows["number"] = keys, chunk.numbers
+                    self._rows[-1].append(rows)
             yield chunk
 
-    def outputs(self, unit: int, pair: str, buckets: int) -> Iterator[tuple[str, Any]]:
-        if isinstance(self._check, FittedCheck):
-            yield "counts", (pair, self._counts)
-        if not self._keys:
-            return
-        numbers = np.concatenate(self._numbers).astype(np.uint32)
-        for kind, keys in enumerate(map(np.concatenate, zip(*self._keys, strict=True))):
-            yield "shards", (unit, ("repeated", kind, b""))  # so that each kind is there
-            bucket = (keys % np.uint64(buckets)).astype(np.int64)
-            order = np.argsort(bucket, kind="stable")
-            ends = np.cumsum(np.bincount(bucket, minlength=buckets))
-            for number, rows in enumerate(np.split(order, ends[:-1])):
-                if len(rows):
-                    value = unit, keys[rows].tobytes(), numbers[rows].tobytes()
-                    yield "keys", (f"{pair} {kind} {number}", value)
+    def keys(self) -> list[npt.NDArray[Any]]:
+        """Returns keys and numbers of all pairs, by kind of key."""
+        return [np.concatenate(of_kind) for of_kind in zip(*self._rows, strict=True)]
 
 
-def _look(check: AnyCheck, facts: Sequence[tuple[Any, ...]]) -> Check:
-    """Returns the check of a barrier with what is known of all pairs."""
-    if isinstance(check, FittedCheck):
-        fitted = next(fact[1] for fact in facts if fact[0] == "fitted")
-        return lambda chunk: check.judge(chunk, fitted)
-    if not isinstance(check, FirstCheck):
-        return check
-    found: dict[int, list[npt.NDArray[np.uint64]]] = {}
-    for kind, numbers in (fact[1:] for fact in facts if fact[0] == "repeated"):
-        found.setdefault(kind, []).append(np.frombuffer(numbers, np.uint32).astype(np.uint64))
-    repeated = [Digests(np.sort(np.concatenate(found[kind]))) for kind in sorted(found)]
-    return lambda chunk: check.judge(
-        chunk, [of_kind.contains(chunk.numbers.astype(np.uint64)) for of_kind in repeated]
-    )
+def _do(element: tuple[Any, ...], place: str, name: str, step: str, *given: Any) -> list[Any]:
+    """Does a step of a job; runners give a process several bundles at once."""
+    with _TURN:
+        return [*getattr(_opened(place, name), step)(*given, *element)]
 
 
-def _segment(element: tuple[int, Any], place: str, name: str, number: int) -> Iterator[Any]:
+def _segment(*given: Any) -> Iterator[Any]:
     from apache_beam.metrics import Metrics  # pyright: ignore[reportMissingImports]
     from apache_beam.pvalue import TaggedOutput  # pyright: ignore[reportMissingImports]
 
-    unit, given = element
-    for output, value in _opened(place, name).segment(number, unit, given):
+    for output, value in _do(*given):
         if output == "metrics":
             Metrics.counter("m4", value[0]).inc(value[1])
         else:
             yield TaggedOutput(output, value)
 
 
-def _tokens(unit: int, place: str, name: str) -> tuple[int, Any]:
-    return _opened(place, name).tokens(unit)
-
-
-def _fitted(
-    element: tuple[str, Counter[Any]], place: str, name: str, number: int
-) -> Iterator[tuple[int, Any]]:
-    yield from _opened(place, name).fitted(number, *element)
-
-
 def _added(counters: Iterable[Counter[Any]]) -> Counter[Any]:
-    total: Counter[Any] = Counter()
-    for one in counters:
-        total.update(one)
-    return total
-
-
-def _repeated(element: tuple[str, Iterable[tuple[int, bytes, bytes]]]) -> Iterator[Any]:
-    """Yields (unit, fact): the pairs of a bucket with a key that an earlier pair has."""
-    key, values = element
-    kind = int(key.split(" ")[1])
-    values = sorted(values)
-    keys = np.concatenate([np.frombuffer(of, np.uint64) for _, of, _ in values])
-    numbers = np.concatenate([np.frombuffer(of, np.uint32) for *_, of in values])
-    # Stable: among equal keys the first shard, and there the first pair, comes first.
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    rows = np.sort(order[1:][keys[1:] == keys[:-1]])
-    ends = np.cumsum([len(of) // 4 for *_, of in values])
-    for (unit, *_), part in zip(
-        values, np.split(rows, np.searchsorted(rows, ends[:-1])), strict=True
-    ):
-        if len(part):
-            yield unit, ("repeated", kind, numbers[part].tobytes())
+    return sum(counters, Counter())
 
 
 def _end(element: tuple[int, Iterable[tuple[int, tuple[Any, ...]]]], place: str, name: str) -> None:
@@ -443,12 +382,7 @@ def _end(element: tuple[int, Iterable[tuple[int, tuple[Any, ...]]]], place: str,
 
 
 def program(place: str, name: str, *given: str) -> None:
-    """Runs a job's pipeline, in Beam's environment.
-
-    Args:
-        place: Folder or bucket of the job's `Work`.
-        name: Name of the job.
-        given: Options of Beam.
+    """Runs the pipeline of a job in a `Work`, in Beam's environment and with its options.
 
     Raises:
         InputError: Beam refuses an option; a line of the corpus is bad.
@@ -459,24 +393,23 @@ def program(place: str, name: str, *given: str) -> None:
     job = Work(place).json(f"{name}.job")
     units = range(len(job["units"]))
     with beam.Pipeline(options=options) as pipeline:
-        started = pipeline | beam.Create(units) | beam.Reshuffle()
+        ready = pipeline | beam.Create([(unit, []) for unit in units]) | beam.Reshuffle()
         if job["kind"] == "tokens":
-            shards = started | "tokens" >> beam.Map(_tokens, place, name)
+            shards = ready | "tokens" >> beam.FlatMap(_do, place, name, "tokens")
         else:
-            ready = started | beam.Map(lambda unit: (unit, []))
             for number in range(len(job["barriers"]) + 1):
                 made = ready | f"segment {number}" >> beam.FlatMap(
-                    _segment, place, name, number
+                    _segment, place, name, "segment", number
                 ).with_outputs("shards", "keys", "counts")
                 repeated = (
                     made.keys
                     | f"keys {number}" >> beam.GroupByKey()
-                    | f"repeated {number}" >> beam.FlatMap(_repeated)
+                    | f"repeated {number}" >> beam.FlatMap(_do, place, name, "repeated")
                 )
                 fitted = (
                     made.counts
                     | f"counts {number}" >> beam.CombinePerKey(_added)
-                    | f"fitted {number}" >> beam.FlatMap(_fitted, place, name, number)
+                    | f"fitted {number}" >> beam.FlatMap(_do, place, name, "fitted", number)
                 )
                 shards = made.shards
                 known = (shards, repeated, fitted) | f"facts {number}" >> beam.Flatten()
@@ -536,7 +469,6 @@ class Engine:
         runner: Its name in Beam without "Runner", in small letters: "direct", "dataflow".
         options: Options of Beam.
         workers: Processes of the direct runner, which change nothing.
-        price: Dollars of a CPU hour, for `cost`.
         work: Where shards are kept until the corpus is there.
         progress: Called with (stage, done, total).
     """
@@ -544,7 +476,6 @@ class Engine:
     runner: str
     options: Sequence[str]
     workers: int
-    price: float | None = None
     work: Work = dataclasses.field(init=False)
     progress: Progress = lambda *_: None
 
@@ -560,88 +491,51 @@ class Engine:
         self.work = Work(place)
         self.work.write("started", b"")
 
-    def cost(self, source: Source, cleaning: Cleaning, pairs: Sequence[str]) -> str:
-        """Returns what the corpus takes, measured on some pairs of it, which it cleans."""
-        files = {pair: [s.path for s in shards_of(source, pair, "train")] for pair in pairs}
-        cleaner = Cleaner(cleaning, source, pairs, Path())
-        sample: list[str] = []
-        read = kinds = 0
-        started = time.process_time()
-        for pair in pairs[:: 1 + len(pairs) // _SAMPLED_LANGUAGES]:
-            part = Part(pair, "train", Count())
-            found = [*part.read(islice(source.pairs(pair, "train"), _SAMPLED_PAIRS))]
-            sample += [
-                f"{text}\n" for chunk in found for side in SIDES for text in chunk.side(side)
-            ]
-            for stage, check in cleaner.checks(pair, "train")[0].items():
-                if isinstance(check, FirstCheck) and found:
-                    kinds = max(kinds, len(check.keys(found[0])))
-                look = alone(check, functools.partial(iter, found))
-                found = [*part.checked(stage, look, iter(found))]
-            read += part.count.read
-        seconds = time.process_time() - started
-        text = "".join(sample).encode()
-        with tempfile.TemporaryDirectory() as folder:
-            path, model = Path(folder) / "text", Path(folder) / "vocabulary.model"
-            path.write_bytes(text)
-            vocabulary.train(model, sample, 1000, [])
-            tokenizer = RangeTokenizer([TokenArray("first", model, 128)], 1, None)
-            started = time.process_time()
-            tokenizer(TextRange(path, 0, len(text), True))
-            seconds += time.process_time() - started
-        packed = len(text) / max(len(zlib.compress(text)), 1)
-        size = sum(
-            path.stat().length * (packed if packing(path.name) else 1)
-            for of_pair in files.values()
-            for path in of_pair
-            if path is not None
-        )
-        number = size * read / max(len(text), 1)
-        hours = number * seconds / max(read, 1) / 3600
-        dollars = "" if self.price is None else f", {hours * self.price:,.2f} dollars"
-        shuffled = f"{number * kinds * _KEY_BYTES / 1e9:,.3f} GB of keys shuffled"
-        return (
-            f"about {number:,.0f} pairs: {hours:,.3f} CPU hours ({read / max(seconds, 1e-9):,.0f} "
-            f"pairs a CPU second, measured on {read:,}), {shuffled}{dollars}"
-        )
-
     def clean(
-        self,
-        cleaner: Cleaner,
-        cleaning: Cleaning,
-        source: Source,
-        pairs: Sequence[str],
+        self, cleaner: Cleaner, cleaning: Cleaning, source: Source, pairs: Sequence[str]
     ) -> "Cleaned":
         """Returns the training text; its counts are in the cleaner's ledger.
 
         Args:
             cleaner: It has cleaned dev and test.
         """
-        learns = any(isinstance(opened, HeldOut) for opened in cleaner.opened.values())
         english = [pair for pair in pairs if pair.startswith("en-")]
         others = [pair for pair in pairs if pair not in english]
-        found = Cleaned(self.work, pairs)
+        found = Cleaned(self.work)
         # What is dropped of pairs with English counts for the others.
-        for some in (english, others) if learns else (pairs,):
-            if some:
-                self._clean(found, cleaner, cleaning, source, some)
+        for some in filter(None, (english, others) if _held_out(cleaner) else (pairs,)):
+            job = self._job(cleaner, cleaning, source, some)
+            total = len(job["units"]) * (1 + len(job["barriers"]))
+            names = self._run(
+                job, lambda made, n=total: self.progress("text", min(len(made), n), n)
+            )
+            for (pair, *_), name in zip(job["units"], names, strict=True):
+                self._add(cleaner, pair, found.add(pair, name))
         return found
 
-    def _clean(
-        self,
-        found: "Cleaned",
-        cleaner: Cleaner,
-        cleaning: Cleaning,
-        source: Source,
-        pairs: Sequence[str],
-    ) -> None:
+    def _add(self, cleaner: Cleaner, pair: str, about: Mapping[str, Any]) -> None:
+        """Adds what a worker counted and learned of a shard to the command's cleaner."""
+        tallies = {}
+        for file, (skipped, normalised) in about["tallies"].items():
+            tallies[file] = Tally(Reading("", "skip", 0), file, file, "")
+            tallies[file].skipped.update(skipped)
+            tallies[file].normalised.update(normalised)
+        cleaner.add(pair, "train", Count.from_json(about["count"]), tallies)
+        for stage, file in about["held_out"]:
+            opened = _held_out(cleaner)[stage]
+            arrays = opened.arrays()
+            for key, new in self.work.arrays(file).items():
+                arrays[key] = np.union1d(arrays[key], new) if key in arrays else new
+            opened.load(arrays)
+
+    def _job(
+        self, cleaner: Cleaner, cleaning: Cleaning, source: Source, pairs: Sequence[str]
+    ) -> dict[str, Any]:
         held_out = {}
-        for stage, opened in cleaner.opened.items():
-            if isinstance(opened, HeldOut):
-                content = io.BytesIO()
-                np.savez(content, **opened.arrays())  # type: ignore[arg-type]
-                held_out[stage] = f"{hashlib.sha256(content.getvalue()).hexdigest()}.npz"
-                self.work.write(held_out[stage], content.getvalue())
+        for stage, opened in _held_out(cleaner).items():
+            content = _npz(opened.arrays())
+            held_out[stage] = f"{hashlib.sha256(content).hexdigest()}.npz"
+            self.work.write(held_out[stage], content)
         text = source.identity()
         by_pair = text.pop("by_pair", {})
         decides = [code_digest(), text, cleaning.identity(), held_out]
@@ -659,7 +553,7 @@ class Engine:
             for stage, check in cleaner.checks(pair, "train")[0].items()
             if isinstance(check, FirstCheck | FittedCheck)
         }
-        job = {
+        return {
             "kind": "text",
             "source": as_json(source, "CorpusSpec.source"),
             "cleaning": as_json(cleaning, "CorpusSpec.cleaning"),
@@ -670,23 +564,6 @@ class Engine:
             "buckets": buckets,
             "barriers": sorted(barriers),
         }
-        total = len(units) * (1 + len(barriers))
-        names = self._run(job, lambda made: self.progress("text", min(len(made), total), total))
-        for (pair, *_), name in zip(units, names, strict=True):
-            about = found.add(pair, name)
-            tallies = {}
-            for file, (skipped, normalised) in about["tallies"].items():
-                tallies[file] = Tally(Reading("", "skip", 0), file, file, "")
-                tallies[file].skipped.update(skipped)
-                tallies[file].normalised.update(normalised)
-            cleaner.add(pair, "train", Count.from_json(about["count"]), tallies)
-            for stage, file in about["held_out"]:
-                opened = cleaner.opened[stage]
-                assert isinstance(opened, HeldOut)
-                arrays = opened.arrays()
-                for key, new in np.load(self.work.get(file)).items():
-                    arrays[key] = np.union1d(arrays[key], new) if key in arrays else new
-                opened.load(arrays)
 
     def tokenized(
         self,
@@ -696,10 +573,12 @@ class Engine:
         alpha: float | None,
     ) -> Iterator[Tokenized]:
         """Yields the ranges' results in their order, as `tokenizing.tokenized` does."""
-        vocabularies = {path: self.work.shared(path) for path in {a.vocabulary for a in arrays}}
-        models = [hashlib.sha256(a.vocabulary.read_bytes()).hexdigest() for a in arrays]
-        given = [[*a._replace(vocabulary=Path())] for a in arrays]
-        decides = [code_digest(), models, repr(given), ways, alpha]
+        files = {a.vocabulary: a.vocabulary.read_bytes() for a in arrays}
+        names = {path: f"{hashlib.sha256(of).hexdigest()}.model" for path, of in files.items()}
+        for path, content in files.items():
+            self.work.write(names[path], content)
+        given = [[*a._replace(vocabulary=names[a.vocabulary])] for a in arrays]  # type: ignore
+        decides = [code_digest(), given, ways, alpha]
         most = max(1, min(_SPANS, len(spans) // 64))
         groups: list[list[TextRange]] = []
         for span in spans:
@@ -709,44 +588,28 @@ class Engine:
                 groups.append([span])
         units = []
         for group in groups:
-            first, last = group[0], group[-1]
-            text = _bytes_of(first.path, first.start, last.stop)
-            key = _hash([decides, hashlib.sha256(text).hexdigest(), *(s[1:] for s in group)])
-            units.append([key, *self._place_of(key, first, text), group])
-        job = {
-            "kind": "tokens",
-            "units": [
-                [key, file, offset, [[s.path.name, *s[1:]] for s in group]]
-                for key, file, offset, group in units
-            ],
-            "arrays": [[*a._replace(vocabulary=vocabularies[a.vocabulary])] for a in arrays],
-            "ways": ways,
-            "alpha": alpha,
-        }
-        sizes = {key: group[-1].stop - group[0].start for key, *_, group in units}
-
-        def tell(made: set[str]) -> None:
-            done = sum(sizes[key] for key in made & sizes.keys())
-            self.progress("tokens", done, sum(sizes.values()))
-
-        names = self._run(job, tell)
+            with group[0].path.open("rb") as file:
+                file.seek(group[0].start)
+                text = file.read(group[-1].stop - group[0].start)
+            name = _hash([decides, hashlib.sha256(text).hexdigest(), *(s[1:] for s in group)])
+            self.work.write(f"{name}.text", text)
+            units.append([name, [[s.path.name, *s[1:]] for s in group]])
+        job = {"kind": "tokens", "units": units, "arrays": given, "ways": ways, "alpha": alpha}
+        sizes = {name: group[-1][2] - group[0][1] for name, group in units}
+        total = sum(sizes.values())
+        names = self._run(
+            job, lambda made: self.progress("tokens", sum(sizes.get(m, 0) for m in made), total)
+        )
         for group, name in zip(groups, names, strict=True):
-            with np.load(self.work.get(f"{name}.npz")) as found:
-                for number, span in enumerate(group):
-                    yield {
-                        store: [
-                            Ragged(*(found[f"{number} {store} {way} {f}"] for f in Ragged._fields))
-                            for way in range(ways if span.train else 1)
-                        ]
-                        for store in span.stores
-                    }
-
-    def _place_of(self, key: str, first: TextRange, text: bytes) -> tuple[str, int]:
-        """Returns where workers read the text of a group, and the offset of its file."""
-        if not is_address(self.work.place):
-            return os.path.abspath(first.path), 0
-        self.work.write(f"{key}.text", text)
-        return f"{key}.text", first.start
+            found = self.work.arrays(f"{name}.npz")
+            for number, span in enumerate(group):
+                yield {
+                    store: [
+                        Ragged(*(found[f"{number} {store} {way} {f}"] for f in Ragged._fields))
+                        for way in range(ways if span.train else 1)
+                    ]
+                    for store in span.stores
+                }
 
     def _run(self, job: dict[str, Any], progress: Callable[[set[str]], None]) -> list[str]:
         """Runs a job and returns the names of its shards, in the order of its units.
@@ -824,9 +687,9 @@ class Engine:
 class Cleaned:
     """Training text as shards, read as from a `Cleaner` and its `Recorded` source."""
 
-    def __init__(self, work: Work, pairs: Sequence[str]) -> None:
+    def __init__(self, work: Work) -> None:
         self._work = work
-        self._shards: dict[str, list[tuple[str, Any]]] = {pair: [] for pair in pairs}
+        self._shards: dict[str, list[tuple[str, Any]]] = defaultdict(list)
 
     def add(self, pair: str, name: str) -> Any:
         """Adds a shard of two languages; returns what is known of it."""
@@ -840,10 +703,11 @@ class Cleaned:
         for name, about in self._shards[pair]:
             self.knows = about["files"] is not None
             if self.knows:
-                places = np.load(self._work.get(f"{about['read']}.npy"))
+                places = self._work.array(f"{about['read']}.places", np.int64)
                 own = [self._files.setdefault(file, len(self._files)) for file in about["files"]]
                 self._places = np.array([*own, 0])[places // FILE] * FILE + places % FILE
-            yield from read_spool(self._work.get(f"{name}.tsv"))
+            with self._work.reading(f"{name}.tsv") as path:
+                yield from read_spool(path)
 
     def keep(self, numbers: npt.NDArray[np.int64], path: Path) -> None:
         """Writes the origins of pairs of the last chunk's shard."""
@@ -857,9 +721,3 @@ class Cleaned:
             return {}
         path.touch()
         return {"files": [*self._files]}
-
-
-def _bytes_of(path: Path, start: int, stop: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(stop - start)

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import random
+import re
+import sys
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from m4.data import beam
-from m4.data.cleaning import CleaningStage, Findings, clean
-from m4.data.cleaning.chunk import Chunk
+from m4.data.cache.origins import Origin
+from m4.data.cleaning import CleaningStage, clean
 from m4.data.cleaning.stages import Duplicates, Empty
 from m4.data.corpus import CorpusSpec
+from m4.data.preparation_cost import cost
 from m4.data.sources import SPLITS, Source, shards_of
 from m4.data.sources.cldr import Cldr
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.tsv import Tsv
 from m4.settings import InputError, SettingError
-from tests.data.cleaning.cases import Killed
+from tests.data.cleaning.cases import Killed, Raises
 from tests.data.corpora import WRITERS, joined, texts_of, write, write_files
 from tests.data.corpus import Made
 
@@ -36,6 +42,7 @@ def corpus(folder: Path, pairs: int = PAIRS) -> Callable[[], Source]:
 
     The English of all languages is the same, so that overlap and duplicates are. Pairs of gl are
     in two files with the same pairs at the end; fr-wo has the French of a test sentence's English.
+    gl~bt is Galician that a model wrote, gl~lexicon has words.
     """
     rng = random.Random(0)
     words = [pair.first for pair in Made({"gl": pairs}).pairs("en-gl", "train")]
@@ -54,6 +61,9 @@ def corpus(folder: Path, pairs: int = PAIRS) -> Callable[[], Source]:
     rows = [f"{english[::-1]} ez\t{english[::-1]} wo" for english in words[:40]]
     rows += [f"Autre {n}\tmeneen {n}" for n in range(6)]
     write(folder / "a.fr-wo.train.tsv", "".join(f"{row}\n" for row in rows))
+    rows = [f"{english}\t{english[::-1]} modelo" for english in words[20:60]]
+    write(folder / "a.en-gl~bt.train.tsv", "".join(f"{row}\n" for row in rows))
+    write(folder / "a.en-gl~lexicon.train.tsv", "sea\tmar\nword\tpalabra\nsea\tmar\n")
     return lambda: Tsv(folder, files="*.{pair}.{split}.tsv", on_bad_line="skip")
 
 
@@ -92,8 +102,8 @@ class Shuffled(beam.Engine):
         units = [*range(len(job["units"]))]
         rng.shuffle(units)
         if job["kind"] == "tokens":
-            made = [worker.tokens(unit) for unit in units]
-            return [fact[1] for _, fact in sorted(made)]
+            made = sorted(fact for unit in units for fact in worker.tokens(unit, ()))
+            return [fact[1] for _, fact in made]
         ready: dict[int, list[Any]] = {unit: [] for unit in units}
         for number in range(len(job["barriers"]) + 1):
             outputs: dict[str, list[Any]] = defaultdict(list)
@@ -109,7 +119,7 @@ class Shuffled(beam.Engine):
             for key, value in rng.sample(outputs["keys"], len(outputs["keys"])):
                 grouped[key].append(value)
             for key, values in grouped.items():
-                facts += beam._repeated((key, values))
+                facts += worker.repeated(key, values)
             counts: dict[str, list[Any]] = defaultdict(list)
             for pair, counter in outputs["counts"]:
                 counts[pair].append(counter)
@@ -140,6 +150,10 @@ def test_shards_in_any_order_give_the_corpus_of_one_process(
         work = engine(tmp_path / f"work{seed}", seed)
         many = spec(source, cleaning=cleaning).build(tmp_path / f"many{seed}", engine=work)
         assert files_of(many.folder) == files_of(one.folder)
+    # What a source says of a pair besides its text: that a model wrote it, its file and line.
+    origins = one.origins("en-gl~bt", "train")
+    assert origins == [Origin("a.en-gl~bt.train.tsv", line) for line in range(1, 41)]
+    assert one.size("en-gl~lexicon", "train") == 2
 
 
 def test_other_settings_and_sources(tmp_path: Path) -> None:
@@ -198,34 +212,24 @@ def test_what_is_made_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert 0 < len(set(written)) < len(set(made))
 
 
-@dataclasses.dataclass(frozen=True)
-class Raises(CleaningStage):
-    """A stage with a mistake: it cannot do with one line."""
-
-    name = "raises"
-
-    def check(self, chunk: Chunk) -> Findings:
-        if any("Only this" in text for text in chunk.first):
-            raise ZeroDivisionError("of Raises")
-        return Findings()
+def mistakes(folder: Path) -> tuple[CorpusSpec, CorpusSpec]:
+    """Returns corpora that cannot be built: line 2 is no pair, a stage raises for line 3."""
+    write(folder / "gl.train.tsv", "One\tUn\nTwo\nOnly this\tIsto\n")
+    cleaning = clean.Cleaning([Raises("Only this")])
+    skips = spec(lambda: Tsv(folder, on_bad_line="skip"), cleaning=cleaning)
+    return spec(lambda: Tsv(folder)), skips
 
 
 def test_bad_lines_and_stages_stop_it_as_on_one_machine(tmp_path: Path) -> None:
-    write(tmp_path / "gl.train.tsv", "One\tUn\nTwo\nOnly this\tIsto\n")
-
-    def bad() -> Source:
-        return Tsv(tmp_path)
-
+    line, stage = mistakes(tmp_path)
     said = []
     for work in (None, engine(tmp_path / "work")):
         with pytest.raises(InputError, match=r"gl.train.tsv line 2: ") as found:
-            spec(bad).build(tmp_path / "c", engine=work)
+            line.build(tmp_path / "c", engine=work)
         said.append(str(found.value))
+        with pytest.raises(ZeroDivisionError, match="a mistake of Raises"):
+            stage.build(tmp_path / "c", engine=work)
     assert said[0] == said[1]
-    source, cleaning = (lambda: Tsv(tmp_path, on_bad_line="skip")), clean.Cleaning([Raises()])
-    for work in (None, engine(tmp_path / "work")):
-        with pytest.raises(ZeroDivisionError):
-            spec(source, cleaning=cleaning).build(tmp_path / "c", engine=work)
 
 
 def test_settings_come_back_from_json(tmp_path: Path) -> None:
@@ -257,6 +261,24 @@ def test_a_worker_with_another_m4_is_refused(
         beam._Job(work.place, "name")
 
 
+def test_steps_of_a_process_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner gives a process several bundles at once, and a job has one source and cleaner."""
+    told: list[str] = []
+
+    class Slow:
+        def step(self, unit: int) -> Iterator[int]:
+            told.append("begins")
+            time.sleep(0.01)
+            told.append("ends")
+            yield unit
+
+    monkeypatch.setattr(beam, "_opened", lambda place, name: Slow())
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda unit: beam._do((unit,), "place", "name", "step"), range(8))
+    assert [*found] == [[unit] for unit in range(8)]
+    assert told == ["begins", "ends"] * 8
+
+
 class WithoutIdentifier(Shuffled):
     """Workers that lack, or have, the identifier of languages that the command has, or lacks."""
 
@@ -276,10 +298,9 @@ def test_a_worker_with_another_identifier_of_languages_is_refused(tmp_path: Path
 
 def test_cost_is_measured_on_the_corpus(tmp_path: Path) -> None:
     source = corpus(tmp_path / "text")
-    work = engine(tmp_path / "work")
-    work.price = 3600.0  # a dollar a second
     given = spec(source)
-    said = work.cost(given.opened_source, given.cleaning, given.language_pairs())
+    # A dollar a second.
+    said = cost(given.opened_source, given.cleaning, given.language_pairs(), 3600.0)
     number = int(said.split()[1].replace(",", ""))
     # Pairs in all files for training; the packed ones' sizes are guessed.
     assert 0.5 < number / (3 * (PAIRS + 40) + 40) < 2
@@ -353,6 +374,20 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, workers: int) -> None:
 
 
 @BEAM
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=SLOW)])
+def test_workers_that_raise_stop_it_with_what_they_said(tmp_path: Path, workers: int) -> None:
+    line, stage = mistakes(tmp_path)
+    work = beam.Engine("direct", [], workers)
+    work.open(str(tmp_path / "work"))
+    with pytest.raises(InputError) as alone:
+        line.build(tmp_path / "c")
+    with pytest.raises(InputError, match=re.escape(str(alone.value))):
+        line.build(tmp_path / "c", engine=work)
+    with pytest.raises(beam.WorkersFailed, match="ZeroDivisionError: a mistake of Raises"):
+        stage.build(tmp_path / "c", engine=work)
+
+
+@BEAM
 @pytest.mark.parametrize(
     ("runner", "options", "said"),
     [
@@ -365,6 +400,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, workers: int) -> None:
                 "--beam_options: .*invalid int value: 'many'",
             ),
             ("flink", [], "--runner: FlinkRunner needs java on the PATH, or "),
+            ("dataflow", [], "--runner=dataflow needs Google's clients next to Beam: uv pip in"),
         )
     ],
 )
@@ -373,7 +409,7 @@ def test_what_beam_refuses_is_said_in_one_line(
 ) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ, "PATH": str(tmp_path)})
     work = beam.Engine(runner, options, 1)
-    work.open(str(tmp_path / "work"))
+    work.work = beam.Work(str(tmp_path / "work"))
     with pytest.raises(InputError, match=said):
         spec(corpus(tmp_path / "text", 120)).build(tmp_path / "c", engine=work)
 
@@ -396,3 +432,12 @@ def test_dataflow_needs_a_bucket(tmp_path: Path) -> None:
     work = Shuffled("dataflow", [], 1)
     with pytest.raises(InputError, match=r"--runner=dataflow needs a bucket, gs://"):
         work.open(str(tmp_path))
+
+
+def test_beam_that_is_not_installed_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(InputError, match=r"--runner=flink needs Apache Beam, which is not .*make"):
+        beam.Engine("flink", [], 1)

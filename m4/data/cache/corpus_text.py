@@ -6,7 +6,7 @@ each other.
 """
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -69,10 +69,13 @@ class Lines:
 class TextWriter:
     """The text of a split as it is written, and its pairs as [n, 2] numbers of sentences."""
 
-    def __init__(self, folder: Path, split: str, *, once: bool = True) -> None:
-        """Writes nothing yet. Equal sentences are stored once, or each time."""
+    def __init__(
+        self, folder: Path, split: str, pairs: Sequence[str], *, once: bool = True
+    ) -> None:
+        """Writes nothing yet. Equal sentences are stored once, or each time; `pairs` are added."""
         self._folder, self._split, self._once = folder, split, once
         self._numbers: dict[str, Numbers] = defaultdict(Numbers)
+        self._left = Counter(code for pair in pairs for code in split_direction(pair))
 
     def add(self, pair: str, chunk: Chunk) -> None:
         """Adds pairs of two languages; InputError for a tab or line end inside a sentence."""
@@ -99,6 +102,9 @@ class TextWriter:
         _numbers_file(self._folder, self._split, pair).touch()
         for code in split_direction(pair):
             text_file(self._folder, self._split, code).touch()
+            self._left[code] -= 1
+            if not self._left[code]:
+                self._numbers.pop(code, None)
 
 
 def _numbers_file(folder: Path, split: str, pair: str) -> Path:
@@ -106,8 +112,10 @@ def _numbers_file(folder: Path, split: str, pair: str) -> Path:
 
 
 def take_numbers(folder: Path, split: str, pair: str) -> npt.NDArray[np.uint32]:
-    """Returns [n, 2] what `TextWriter` wrote of a pair of languages."""
-    return np.fromfile(_numbers_file(folder, split, pair), np.uint32).reshape(-1, 2)
+    """Returns [n, 2] what `TextWriter` wrote of a pair of languages, as a map of the file."""
+    path = _numbers_file(folder, split, pair)
+    there = np.memmap(path, np.uint32, "r") if path.stat().st_size else np.zeros(0, np.uint32)
+    return there.reshape(-1, 2)
 
 
 def put_numbers(folder: Path, split: str, pair: str, numbers: npt.NDArray[np.uint32]) -> None:
@@ -151,7 +159,7 @@ def write_text(
                 sides.read(pair, split, chunks(source.pairs(pair, split)))
                 sides.check(pair, split)
             text_of = origins_of = engine.clean(cleaner, cleaning, source, pairs)
-        writer = TextWriter(folder, split)
+        writer = TextWriter(folder, split, pairs)
         for pair in pairs:
             progress("text", done, len(SPLITS) * len(pairs))
             kept, origins = 0, pair_file(folder, split, pair, "origin")
@@ -187,14 +195,21 @@ def why_none(count: Count) -> str:
     return f"all {count.read:,} are dropped: {reasons} (Cleaning.stages)"
 
 
+def texts_of_pairs(
+    folder: Path, split: str, pair: str, numbers: npt.NDArray[np.integer], lines: dict[str, Lines]
+) -> tuple[list[str], list[str]]:
+    """Returns the texts of [n, 2] sentences; `lines` keeps languages' lines for others."""
+    codes = split_direction(pair)
+    for code in codes:
+        if code not in lines:
+            lines[code] = Lines(text_file(folder, split, code))
+    first, second = (lines[code].take(numbers[:, side]) for side, code in enumerate(codes))
+    return first, second
+
+
 def lines_of_pairs(
     folder: Path, split: str, pair: str, numbers: npt.NDArray[np.integer], lines: dict[str, Lines]
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Yields blocks of the texts of [n, 2] sentences; `lines` keeps languages' lines for others."""
-    for code in split_direction(pair):
-        if code not in lines:
-            lines[code] = Lines(text_file(folder, split, code))
-    first, second = (lines[code] for code in split_direction(pair))
+    """Yields the texts of pairs in blocks."""
     for start in range(0, len(numbers), BLOCK):
-        block = numbers[start : start + BLOCK]
-        yield first.take(block[:, 0]), second.take(block[:, 1])
+        yield texts_of_pairs(folder, split, pair, numbers[start : start + BLOCK], lines)

@@ -46,7 +46,7 @@ def write(
         pair: {split: {} for split in SPLITS} for pair in pairs
     }
     for split in SPLITS:
-        writer = TextWriter(folder, split, once=False)
+        writer = TextWriter(folder, split, pairs, once=False)
         for pair in pairs:
             unfinished = [Unfinished(folder, split, c, arrays) for c in split_direction(pair)]
             for chunk, sides in blocks.of(split, pair):

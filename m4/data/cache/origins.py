@@ -71,7 +71,7 @@ class Recorded:
         return {"files": [*self._files]}
 
 
-def compress_origins(path: Path, kept: npt.NDArray[np.int64]) -> None:
+def compress_origins(path: Path, kept: npt.NDArray[np.bool_]) -> None:
     """Compresses what `Recorded` has written, of the pairs that are kept, if it has."""
     if path.is_file():
         deltas = np.diff(np.fromfile(path, np.int64)[kept], prepend=0)

@@ -56,7 +56,8 @@ _WORKER_SENTENCES, _SENTENCE_BYTES = 200_000, 50
 # Tokens of a translation, whatever its source; and its tokens a token of the source, at least.
 SPARE_TOKENS, LEAST_FACTOR = 16, 2
 _MOST_PAIRS = 1_000_000  # that decide a direction's length factor
-Ints = npt.NDArray[np.int64]
+Ints, Numbers = npt.NDArray[np.int64], npt.NDArray[np.uint32]
+Mask = npt.NDArray[np.bool_]
 Counts = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -178,7 +179,7 @@ class Unfinished:
         there = path.is_file() and path.stat().st_size
         return np.memmap(path, np.int32, "r") if there else np.zeros(0, np.int32)
 
-    def used(self, store: str, way: int, used: npt.NDArray[np.bool_]) -> Iterator[Ragged]:
+    def used(self, store: str, way: int, used: Mask) -> Iterator[Ragged]:
         """Yields the sentences that are used, and removes them here."""
         lengths = self.lengths(store, way)
         if not len(lengths):  # the language has none in this role, but its numbers stay
@@ -272,10 +273,10 @@ class ArrayWriter:
         self,
         pair: str,
         split: str,
-        numbers: npt.NDArray[np.uint32],
+        numbers: Numbers,
         unfinished: Mapping[str, Unfinished],
-    ) -> Ints:
-        """Returns the rows of a pair of languages that stay, and counts those that are too long."""
+    ) -> Mask:
+        """Returns which rows of a pair of languages stay, and counts those that are too long."""
         long = np.zeros(len(numbers), bool)
         for array in self._arrays:
             side = SIDES.index(array.side)
@@ -283,20 +284,20 @@ class ArrayWriter:
             long |= lengths[numbers[:, side]] > array.longest
         self._counts[pair][split]["too_long"] = int(long.sum())
         if split != "train":
-            return np.arange(len(numbers))
+            return np.ones(len(numbers), bool)
         if len(numbers) and long.all():
             raise InputError(
                 f"{pair} has no training pairs: all {len(numbers)} are longer "
                 f"than {min(a.longest for a in self._arrays)} pieces (CorpusSpec.lengths)"
             )
-        return np.flatnonzero(~long)
+        return ~long
 
     def _store(self, split: str, store: str) -> SentenceShards:
         shards = self._made["shards"][split][store]
         return SentenceShards(Folder(self._folder), array_name(split, store), shards)
 
     def _finish_pairs(
-        self, split: str, kept: Mapping[str, Ints], numbers_now: Mapping[str, Ints]
+        self, split: str, kept: Mapping[str, Mask], numbers_now: Mapping[str, Numbers]
     ) -> Iterator[Ints]:
         """Yields the numbers of each pair's sentences, and counts for the manifest."""
         folder, sizes, row, lines = self._folder, self._made["sentences"][split], 0, {}
@@ -304,10 +305,11 @@ class ArrayWriter:
         stores = {a.store: self._store(split, a.store) for a in self._arrays}
         for pair in self._pairs:
             old, codes = take_numbers(folder, split, pair), split_direction(pair)
+            lines = {code: lines[code] for code in codes if code in lines}
             compress_origins(pair_file(folder, split, pair, "origin"), kept[pair])
             remove_numbers(folder, split, pair)
             columns = [numbers_now[code][old[kept[pair], side]] for side, code in enumerate(codes)]
-            numbers, digest = np.stack(columns, axis=1), hashlib.sha256()
+            numbers, digest = np.stack(columns, axis=1).astype(np.int64), hashlib.sha256()
             for texts in lines_of_pairs(folder, split, pair, numbers, lines):
                 block = "".join([f"{a}\t{b}\n" for a, b in zip(*texts, strict=True)])
                 digest.update(block.encode())
@@ -402,7 +404,7 @@ def bases(sizes: Mapping[str, int]) -> dict[str, int]:
     return {code: end - size for (code, size), end in zip(sizes.items(), ends, strict=True)}
 
 
-def _leave_out(folder: Path, split: str, code: str, used: npt.NDArray[np.bool_]) -> Ints:
+def _leave_out(folder: Path, split: str, code: str, used: Mask) -> Numbers:
     """Leaves sentences that are not used out of a text; returns [n] the numbers of all."""
     if not used.all():
         path = text_file(folder, split, code)
@@ -410,7 +412,7 @@ def _leave_out(folder: Path, split: str, code: str, used: npt.NDArray[np.bool_])
         with path.open("rb") as file, part.open("wb") as left:
             left.writelines(compress(file, used.tobytes()))
         part.replace(path)
-    return np.cumsum(used) - 1
+    return np.cumsum(used, dtype=np.uint32) - np.uint32(1)
 
 
 def whole_factors(factors: Mapping[str, float], directions: Sequence[str]) -> dict[str, int]:

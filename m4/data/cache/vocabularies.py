@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data import permutation
-from m4.data.cache.corpus_text import Progress, lines_of_pairs, take_numbers
+from m4.data.cache.corpus_text import BLOCK, Progress, take_numbers, texts_of_pairs
 from m4.data.cache.tokens import vocabulary_file
 from m4.data.directions import (
     ROLES,
@@ -65,8 +65,8 @@ def train_vocabularies(
         progress("vocabulary", done, len(wanted))
         path = vocabulary_file(folder, role)
         texts = sample(
-            lambda pair: lines_of_pairs(
-                folder, "train", pair, take_numbers(folder, "train", pair), lines
+            lambda pair, rows: texts_of_pairs(
+                folder, "train", pair, take_numbers(folder, "train", pair)[rows], lines
             ),
             {pair: size for pair, size in sizes.items() if pair in text},
             sides,
@@ -85,7 +85,7 @@ def train_vocabularies(
 
 
 def sample(
-    text: Callable[[str], Iterator[tuple[list[str], list[str]]]],
+    text: Callable[[str, npt.NDArray[np.int64]], tuple[list[str], list[str]]],
     sizes: Mapping[str, int],
     sides: Mapping[str, Sequence[str]],
     sentences: int,
@@ -94,10 +94,10 @@ def sample(
     """Yields training sentences for a vocabulary, of every language by temperature.
 
     A language's sentences are those of all its pairs, one after another. Its share is taken from a
-    keyed permutation of them, as many times over as it needs. The text is read once.
+    keyed permutation of them, as many times over as it needs. No other text is read.
 
     Args:
-        text: Pair of languages -> its text, in blocks of both sides.
+        text: Pair of languages and some of its rows -> both sides of these.
         sizes: Pair -> number of training pairs.
         sides: Pair -> the sides that are taken.
         sentences: Number of sentences in all.
@@ -113,22 +113,23 @@ def sample(
         {code: size for code, size in totals.items() if size}, temperature_
     )
     budget = min(sentences, sum(totals.values()))
-    for pair in sizes:
-        codes, start = dict(zip(SIDES, split_direction(pair), strict=True)), 0
-        for columns in text(pair):
-            stop = start + len(columns[0])
-            texts, times = dict(zip(SIDES, columns, strict=True)), {}
+    for pair, size in sizes.items():
+        codes = dict(zip(SIDES, split_direction(pair), strict=True))
+        for start in range(0, size, BLOCK):
+            stop, times = min(start + BLOCK, size), {}
             for side in SIDES[::-1]:
                 if side in sides[pair]:
                     first, code = firsts[pair, side], codes[side]
                     rows = totals[code], first + start, first + stop, code
                     times[side] = _times(*rows, round(budget * rates[code]))
-            needed = np.any([*times.values(), np.zeros(stop - start, bool)], axis=0)
-            for row in np.flatnonzero(needed).tolist():
+            needed = np.flatnonzero(np.any([*times.values(), np.zeros(stop - start, bool)], axis=0))
+            if not len(needed):
+                continue
+            texts = dict(zip(SIDES, text(pair, start + needed), strict=True))
+            for place, row in enumerate(needed.tolist()):
                 for side, of_row in times.items():
                     for _ in range(of_row[row]):
-                        yield texts[side][row]
-            start = stop
+                        yield texts[side][place]
 
 
 def _times(size: int, start: int, stop: int, name: str, wanted: int) -> npt.NDArray[np.int64]:

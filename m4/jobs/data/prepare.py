@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     with command.experiment_of(arguments) as (experiment, config):
         from m4.data.beam import Engine
         from m4.data.cache.cache import Cache, fingerprint_of
+        from m4.data.preparation_cost import cost
         from m4.jobs import corpus
         from m4.jobs.open_run import open_run
         from m4.storage.objects import is_address
@@ -55,11 +56,11 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.runner != "local":
             workers = spec.workers or len(available_cpus())
             options = shlex.split(arguments.beam_options)
-            engine = Engine(arguments.runner, options, workers, arguments.cpu_hour_price)
+            engine, price = Engine(arguments.runner, options, workers), arguments.cpu_hour_price
 
             def by_engine(folder: Path, identity: Mapping[str, Any], **more: Any) -> Cache:
                 engine.open(f"{place.rstrip('/')}/.{fingerprint_of(identity)}.beam")
-                print(engine.cost(spec.opened_source, spec.cleaning, spec.read_pairs()))
+                print(cost(spec.opened_source, spec.cleaning, spec.read_pairs(), price))
                 done.append(engine.work.remove)
                 return spec.build(folder, identity=identity, engine=engine, **more)
 

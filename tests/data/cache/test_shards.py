@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -167,6 +168,9 @@ def test_any_sentences_in_any_shards(
         starts = np.cumsum([0, *map(len, sentences)])[:-1]
         number = np.searchsorted(firsts[0], np.arange(len(sentences)), side="right") - 1
         assert number.tolist() == [start // (shard_bytes // 2) for start in starts.tolist()]
+        for path in folder.glob("*.npy"):
+            np.save(whole := io.BytesIO(), np.load(path))
+            assert path.read_bytes() == whole.getvalue()
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdefghij")), max_size=30))

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -246,11 +245,11 @@ def test_the_sample_for_a_vocabulary_has_a_fixed_budget(tmp_path: Path, made_cac
 
     def drawn(sentences: int, sides: tuple[str, ...], temperature: float) -> list[str]:
         of_pairs = dict.fromkeys(pairs, sides)
-        return list(vocabularies.sample(blocks, pairs, of_pairs, sentences, temperature))
+        return list(vocabularies.sample(some, pairs, of_pairs, sentences, temperature))
 
-    def blocks(pair: str) -> Iterator[tuple[list[str], list[str]]]:
-        for first, second in made_cache.pairs(pair, "train"):
-            yield [first], [second]
+    def some(pair: str, rows: np.ndarray) -> tuple[list[str], list[str]]:
+        every = [*made_cache.pairs(pair, "train")]
+        return [every[row].first for row in rows], [every[row].second for row in rows]
 
     english, translation = (set(texts(made_cache, "train", side)) for side in SIDES)
     # Shares are rounded language by language: at most one off for each of the four.

@@ -76,3 +76,16 @@ class Killed(CleaningStage):
             mark.unlink()
             os._exit(9)
         return Findings()
+
+
+@dataclasses.dataclass(frozen=True)
+class Raises(CleaningStage):
+    """Has a mistake: it cannot do with the word."""
+
+    name = "raises"
+    word: str = ""
+
+    def check(self, chunk: Chunk) -> Findings:
+        if self.word in chunk.first:
+            raise ZeroDivisionError("a mistake of Raises")
+        return Findings()

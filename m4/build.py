@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import pair_of
+from m4.data.samplers.kept import kept_of
 from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
@@ -198,7 +199,7 @@ class Parts:
 
     def _judged(self) -> list[str]:
         """Returns the directions by whose dev sentences training is judged: none that is kept."""
-        kept = self.data.kept(self.corpus.directions)
+        kept = kept_of(self.data.keep, self.corpus.directions)
         return [name for name in dev_directions(self.corpus, self.stream) if name not in kept]
 
     def evaluators(self) -> list[Evaluator]:
@@ -208,7 +209,7 @@ class Parts:
             SettingError: Early stopping by a direction that has no dev sentences.
         """
         training, given = self.training, (self.corpus, self.stream, self.model, self.mesh)
-        kept = self.data.kept(self.corpus.directions)
+        kept = kept_of(self.data.keep, self.corpus.directions)
         made = [Evaluator(training.dev_period, dev_loss(*given, training.dev_pairs, kept))]
         if (rule := training.early_stopping) is not None:
             _check_stopping(rule, self._judged())
@@ -247,7 +248,7 @@ class Parts:
         if training.cosines is not None:
             training.cosines.of(self.directions)
         if self.data.keep:
-            self.data.kept(self.directions.names)
+            kept_of(self.data.keep, self.directions.names)
         _ = self.program.shardings
 
     def check_decoding(self) -> None:

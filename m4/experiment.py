@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from m4.data.corpus import CorpusSpec
 from m4.data.directions import pair_of
 from m4.data.samplers import Planned, Sampler
-from m4.data.samplers.kept import Kept, kept_of
+from m4.data.samplers.kept import Kept
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS
@@ -88,10 +88,6 @@ class Data:
     def untrained(self) -> set[str]:
         """The pairs of languages that may lack training pairs."""
         return {*map(pair_of, self.keep)}
-
-    def kept(self, directions: Sequence[str]) -> list[str]:
-        """Returns the directions that are kept. SettingError: an unknown one, or all of them."""
-        return kept_of(self.keep, directions)
 
 
 @checked

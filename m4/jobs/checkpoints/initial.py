@@ -6,6 +6,7 @@ from typing import Any
 
 from m4.build import build
 from m4.data.cache.cache import Cache
+from m4.data.samplers.kept import kept_of
 from m4.experiment import Experiment, changes
 from m4.jobs.checkpoints.source import Source
 from m4.jobs.checkpoints.source_hf import is_hf, opened
@@ -64,7 +65,7 @@ def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cac
         "taken": len(by_rule.pop("taken")),
         "new_pieces": {path: len(one.spelled) for path, one in plan.rows.items() if one.spelled},
         "left": plan.unused(),
-        "kept": experiment.data.kept(cache.directions),
+        "kept": kept_of(experiment.data.keep, cache.directions),
     }
     if distributed.is_primary():
         print("\n".join(_lines(about, by_rule, rules.new_pieces, source)))

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import sys
+from collections.abc import Container, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -123,13 +124,7 @@ def sentences(experiment: Experiment, cache: Cache, portion: Portion) -> Pairs:
     testset = experiment.testsets[name]
     asked = portion.directions or cache.directions
     chosen = directions_for(name, testset, asked)
-    if missing := [direction for direction in asked if direction not in chosen]:
-        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
-        said = f"testset {name}: has no references for {shown}"
-        if portion.directions:
-            raise InputError(said)
-        if distributed.is_primary():
-            print(f"{said} (of {len(asked)} directions)", file=sys.stderr)
+    say_lacking(f"testset {name}", asked, chosen, refused=bool(portion.directions))
     return {
         ours: portion.chosen(
             [
@@ -139,6 +134,17 @@ def sentences(experiment: Experiment, cache: Cache, portion: Portion) -> Pairs:
         )
         for ours, theirs in chosen.items()
     }
+
+
+def say_lacking(what: str, asked: Sequence[str], there: Container[str], *, refused: bool) -> None:
+    """Says which directions have no references. InputError: that is to be refused."""
+    if lacking := [direction for direction in asked if direction not in there]:
+        shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
+        said = f"{what}: has no references for {shown}"
+        if refused:
+            raise InputError(said)
+        if distributed.is_primary():
+            print(f"{said} ({len(lacking)} of {len(asked)} directions)", file=sys.stderr)
 
 
 def subsets(experiment: Experiment, cache: Cache, portion: Portion, within: str = "") -> Subsets:

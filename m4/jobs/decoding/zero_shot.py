@@ -3,8 +3,6 @@
 Directions of pairs that the mixture any_to_any made belong to them: they have no test sentences.
 """
 
-import sys
-
 from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.directions import is_held_out, pair_of, split_direction
@@ -26,6 +24,7 @@ from m4.jobs.decoding.testsets import (
     decodes_folder,
     halves,
     open_for,
+    say_lacking,
     scores_folder,
     subsets,
     trained_step,
@@ -35,7 +34,6 @@ from m4.settings import InputError
 
 PIVOT = "en"
 ZERO_SHOT, PIVOTED = "zero_shot", "pivot"
-_SHOWN = 8  # directions of a line
 
 
 def evaluate_zero_shot(
@@ -109,13 +107,7 @@ def chosen(experiment: Experiment, cache: Cache, portion: Portion, asked: str) -
         there = portion._replace(directions=tuple(named or every)).pairs(cache)
     else:
         there = directions_for(split, experiment.testsets[split], named or every)
-    if lacking := [direction for direction in named or every if direction not in there]:
-        shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
-        said = f"{split}: has no references for {shown}"
-        if named or not there:
-            raise InputError(said)
-        if distributed.is_primary():
-            print(f"{said} ({len(lacking)} of {len(every)} directions)", file=sys.stderr)
+    say_lacking(split, named or every, there, refused=bool(named) or not there)
     found = list(there)
     return found if named or asked == "all" else sorted(found, key=text_hash)[: int(asked)]
 

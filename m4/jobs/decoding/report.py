@@ -46,7 +46,10 @@ def report(experiment: Experiment) -> Results:
 
     An experiment that names no baselines has no ΔBLEU.
     """
-    trained_step(experiment.folder)
+    step = trained_step(experiment.folder)
+    note, steps = read_note(experiment.folder, step), str(step)
+    if (best := note.get("best_step")) is not None:
+        steps += f"; parameters of step {best}, dev's best"
     cache = open_corpus(experiment, test_sets)
     model = system_of(experiment, cache)
     check_hypotheses(
@@ -59,7 +62,7 @@ def report(experiment: Experiment) -> Results:
     compared = experiment.baselines is not None
     found = find_baselines(experiment, cache) if compared else {}
     systems = [model, *(_bilingual(experiment, cache, found) if compared else [])]
-    shares, epochs = _seen(experiment, cache)
+    shares, epochs = _seen(experiment.folder, note, cache)
     folder, data = scores_folder(experiment), experiment.data
     untrained = sorted(path.parent.name for path in folder.glob("zero_shot*/report.html"))
     return write_results(
@@ -70,7 +73,7 @@ def report(experiment: Experiment) -> Results:
         background=Background(
             title=DELTA_TITLE if compared else "Scores of one multilingual model",
             corpus=data.about or "",
-            facts=_facts(experiment, cache, found),
+            facts=_facts(experiment, cache, found, steps),
             configs={"multilingual": folder / "operative_config.gin"},
             curves={model.name: curve(experiment.folder)},
             sampling=shares,
@@ -104,10 +107,10 @@ def show(written: Results, levels: ResourceLevels) -> None:
     streams.print_files(terminal, [*paths, *([config] if config.is_file() else [])])
 
 
-def _seen(experiment: Experiment, cache: Cache) -> tuple[dict[str, float], dict[str, float]]:
+def _seen(
+    folder: Path, note: Mapping[str, Any], cache: Cache
+) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the share of the pairs and the epochs by language, of the model's training."""
-    folder = experiment.folder
-    note = read_note(folder, trained_step(folder))
     warn_if_changed(folder, note)
     counts = folder / "atlas.train.json"
     if "assigned" in note and not counts.is_file():
@@ -166,14 +169,15 @@ def curve(folder: Path) -> list[dict[str, Any]]:
     return [*(row for row in before if row["step"] <= about["step"]), *rows]
 
 
-def _facts(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> dict[str, str]:
-    about, step = run_folder.read(experiment.folder), trained_step(experiment.folder)
-    best = read_note(experiment.folder, step).get("best_step")
+def _facts(
+    experiment: Experiment, cache: Cache, found: Mapping[str, Finished], steps: str
+) -> dict[str, str]:
+    about = run_folder.read(experiment.folder)
     facts = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "machine": about.get("machine", ""),
         "versions": ", ".join(f"{k} {v}" for k, v in about["versions"].items()),
-        "steps": f"{step}" if best is None else f"{step}; parameters of step {best}, dev's best",
+        "steps": steps,
         "seed": str(experiment.training.seed),
         "corpus": f"{cache.fingerprint[:16]}, {json.dumps(cache.manifest['identity']['source'])}",
     }

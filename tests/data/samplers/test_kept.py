@@ -11,7 +11,7 @@ import pytest
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.samplers import Sampler
-from m4.data.samplers.kept import Kept
+from m4.data.samplers.kept import Kept, kept_of
 from m4.data.samplers.shares import Shares
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import Pair
@@ -94,6 +94,6 @@ def test_what_cannot_be_kept(made: Made, made_cache: Cache) -> None:
     with pytest.raises(SettingError, match=r"Data.keep_share = 0.3: must be 0 where Data.keep"):
         Data(spec, keep_share=0.3)
     with pytest.raises(SettingError, match=r"Data.keep = 'fr': must be a language or direction of"):
-        Data(spec, keep=["fr"]).kept(made_cache.directions)
+        kept_of(["fr"], made_cache.directions)
     with pytest.raises(SettingError, match=r"must be some of the directions, so that one"):
         stream_of(made_cache, Data(spec, keep=[*made.sizes]).full_sampler)

@@ -15,7 +15,7 @@ from m4.eval.scoring.delta import BILINGUAL, plain
 from m4.eval.scoring.score import score_rows
 from m4.settings import InputError
 from m4.storage.files import write_jsonl, write_text
-from scripts.results import curves, kept, page, starts, summary, zero_shot
+from scripts.results import ablations, curves, kept, page, starts, summary, zero_shot
 from scripts.results.found import Compared, read
 
 
@@ -35,7 +35,9 @@ def draw(folder: Path) -> list[Path]:
     if found.curves:
         written += curves.draw(found.curves, folder)
     first = found.compared[0] if found.compared else None
-    if found.starts:
+    if found.ablation:
+        written += ablations.draw(found.ablation, found.asked, folder)
+    elif found.starts:
         write_jsonl(folder / "starts.jsonl", map(dataclasses.asdict, found.starts))
         written += [folder / "starts.jsonl", *starts.draw(found.asked, found.starts, folder)]
     elif found.zero_shot:

@@ -11,7 +11,7 @@ from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, f
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import COPY
 from m4.storage.files import read_json, read_jsonl
-from scripts.results import curves, kept, starts, zero_shot
+from scripts.results import ablations, curves, kept, starts, zero_shot
 from scripts.results.kept import Asked, Kept
 
 METRICS = ("bleu", "chrf")
@@ -47,6 +47,7 @@ class Found:
     curves: list[curves.Curve]
     starts: list[starts.Row]
     zero_shot: list[zero_shot.Row]
+    ablation: list[ablations.Run]
 
     def of(self, name: str) -> Kept | None:
         return next((one for one in self.systems if one.name == name), None)
@@ -76,7 +77,7 @@ def read(folder: Path, again: bool = True) -> Found:
     untrained = (zero_shot.rows(asked, systems, counted) if asked.zero_shot and again
                  else zero_shot.read(folder))  # fmt: skip
     return Found(asked, levels, sizes, systems, compared, counted, about, baselines, lines, rows,
-                 untrained)  # fmt: skip
+                 untrained, ablations.read(folder, asked))  # fmt: skip
 
 
 def computed(

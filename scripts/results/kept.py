@@ -66,6 +66,8 @@ class Asked:
         zero_shot: the systems that are `compared` ([system, other, "unseen" or "trained"], of the
             directions without English that the first run is not trained on, or is), and what was
             said `before` the runs.
+        ablation: the `run`s, each with `name`, `label`, number of `seeds`, `settings` (of gin, with
+            which `scripts.ablations` makes them); what was said `before` the runs.
         starts: `old`, the run that others continue; `seeds`, start -> its runs; the file of `cost`;
             what was said `before` the runs.
     """
@@ -85,6 +87,7 @@ class Asked:
     runs: Mapping[str, str]
     notes: str = ""
     curves: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    ablation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     starts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     zero_shot: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

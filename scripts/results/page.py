@@ -15,7 +15,7 @@ from m4.eval.scoring.delta import (
 from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.rates import RATES, notes, shown, summary
 from m4.eval.scoring.score import COPY
-from scripts.results import curves, starts, zero_shot
+from scripts.results import ablations, curves, starts, zero_shot
 from scripts.results.found import Compared, Found
 from scripts.results.tables import signed, table
 
@@ -38,7 +38,9 @@ def text(found: Found) -> str:
     if first := "folder" in asked.curves:
         parts += losses
     bilingual = [one for one in found.compared if one.baseline == BILINGUAL]
-    if found.starts:
+    if found.ablation:
+        parts += ablations.sections(found.ablation, asked)
+    elif found.starts:
         parts += starts.sections(asked.folder, asked, found.starts, found.sizes)
     elif found.zero_shot:
         parts += zero_shot.sections(asked, found.zero_shot)
@@ -60,6 +62,8 @@ def text(found: Found) -> str:
 
 def here(found: Found) -> str:
     """The mean differences of all languages, and what curves say, in a sentence each."""
+    if found.ablation:
+        return ablations.here(found.ablation, found.asked)
     if found.starts:
         return starts.here(found.starts)
     if found.zero_shot:
@@ -97,6 +101,10 @@ def difference(mean: Average) -> str:
 def state(found: Found) -> str:
     """Returns what there is and what is missing."""
     asked = found.asked
+    if found.ablation:
+        return (
+            f"{sum(len(run.nll) for run in found.ablation)} runs of {len(found.ablation)} settings."
+        )
     many = len(found.curves) if "folder" in found.asked.curves else 0
     trained = [f"{many} configs trained"] * bool(many)
     if not found.sizes:

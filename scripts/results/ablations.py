@@ -1,0 +1,277 @@
+"""One setting changed at a time: dev losses, routing and BLEU of each run against the first one.
+
+`keep` gathers runs of `scripts.ablations`; `sections` and `draw` read nothing else:
+
+  ablation.jsonl   a row of a run and seed: run, seed, steps and nll (of dev evaluations, the mean
+                   over languages), by_language (nll at the end), routing (means over the second
+                   half of training), bleu (language -> score of the test sentences, if
+                   they were translated)
+  languages.json   language -> its training pairs
+  seconds.json     run -> CPU seconds of a step on one core (benchmarks/frontier_steps.py)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+
+from m4.data.cache.cache import Cache
+from m4.data.directions import split_direction
+from m4.eval.decoding.testsets import train_pairs
+from m4.eval.report.figures import LIGHT, SIZE, blank, legend, save, style
+from m4.eval.scoring.score import COPY, read_scores
+from m4.storage.files import read_json, read_jsonl, write_jsonl
+from scripts.results.curves import steps_to
+from scripts.results.kept import Asked, languages, write_languages
+from scripts.results.tables import signed, table
+
+# Column of the tables -> key in metrics.jsonl: shares of tokens, but for dead experts.
+ROUTING = {
+    "first choice full": "first_overflow",
+    "second choice not sent": "second_dropped",
+    "tokens left behind": "fraction_tokens_left_behind",
+    "dead experts": "dead_experts",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Seeds of one setting. Losses are in nats a token.
+
+    Attributes:
+        nll: Dev losses at the end, [seed, language], languages from many pairs to few.
+        steps: Steps of the evaluations.
+        curve: Mean over languages and seeds, [evaluation].
+        bleu: Of the test sentences, [seed, language], of seeds that were translated.
+        seconds: CPU seconds of a step, if they were measured.
+    """
+
+    name: str
+    label: str
+    nll: np.ndarray
+    steps: np.ndarray
+    curve: np.ndarray
+    routing: dict[str, float]
+    bleu: np.ndarray | None
+    seconds: float | None
+
+
+def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
+    """Keeps the runs that came to the last step; returns a line on what is missing."""
+    rows, missing, out = [], [], base / asked.ablation["folder"]
+    for run in asked.ablation["run"]:
+        for seed in range(run["seeds"]):
+            at = out / f"{run['name']}_{seed}"
+            path = at / "metrics.jsonl"
+            found = read_jsonl(path) if path.is_file() else []
+            dev = [row for row in found if "dev/nll" in row]
+            if dev and dev[-1]["step"] == asked.ablation["steps"]:
+                rows.append({"run": run["name"], "seed": seed, **_row(found, dev, at)})
+            else:
+                missing.append(at.name)
+    if rows:
+        manifest = next((out / f"{rows[0]['run']}_0" / "vocabulary").glob("manifest.json"))
+        write_languages(folder, train_pairs(Cache(manifest.parent)))
+    write_jsonl(folder / "ablation.jsonl", rows)
+    return [f"{len(rows)} runs; not trained: {', '.join(missing) or 'none'}"]
+
+
+def _row(
+    found: Sequence[dict[str, Any]], dev: Sequence[dict[str, Any]], at: Path
+) -> dict[str, Any]:
+    """Returns what is kept of a run folder."""
+    names = [key for key in dev[-1] if key.startswith("dev/nll/") and key.endswith("-en")]
+    late = [row for row in found if "nll" in row and row["step"] > dev[-1]["step"] / 2]
+    scores = at / "scores.jsonl"
+    bleu = {
+        split_direction(row["direction"])[0]: round(row["score"], 2)
+        for row in (read_scores(scores) if scores.is_file() else [])
+        if (row["metric"], row["subset"]) == ("bleu", "all") and row["system"] != COPY
+    }
+    return {
+        "steps": [row["step"] for row in dev],
+        "nll": [round(float(np.mean([row[name] for name in names])), 5) for row in dev],
+        "by_language": {split_direction(name.removeprefix("dev/nll/"))[0]: round(dev[-1][name], 5)
+                        for name in names},
+        "routing": {key: round(float(np.mean([row[key] for row in late])), 5)
+                    for key in ROUTING.values() if key in late[-1]},
+        "bleu": bleu,
+    }  # fmt: skip
+
+
+def read(folder: Path, asked: Asked) -> list[Run]:
+    """Returns the runs that were kept, in the order of experiment.toml."""
+    path, seconds = folder / "ablation.jsonl", folder / "seconds.json"
+    rows = read_jsonl(path) if path.is_file() else []
+    timed = read_json(seconds) if seconds.is_file() else {}
+    sizes = languages(folder)
+    codes = sorted(sizes, key=lambda code: -sizes[code])
+    made = []
+    for run in asked.ablation.get("run", []):
+        mine = [row for row in rows if row["run"] == run["name"]]
+        if not mine:
+            continue
+        translated = [[row["bleu"][code] for code in codes] for row in mine if row["bleu"]]
+        made.append(Run(
+            run["name"],
+            run["label"],
+            np.array([[row["by_language"][code] for code in codes] for row in mine]),
+            np.array(mine[0]["steps"]),
+            np.mean([row["nll"] for row in mine], axis=0),
+            {key: float(np.mean([row["routing"][key] for row in mine]))
+             for key in mine[0]["routing"]},
+            np.array(translated) if translated else None,
+            timed.get(run["name"]),
+        ))  # fmt: skip
+    return made
+
+
+def differences(runs: Sequence[Run], languages: slice = slice(None)) -> list[tuple[float, float]]:
+    """Returns of each run its dev nll less the first run's, and half the 95% interval.
+
+    A seed is paired with the first run's of the same number: they have the same batches. How much
+    such differences scatter between seeds is pooled over all runs, as one run has few (Student's t
+    with the degrees of freedom of all).
+    """
+    first = runs[0].nll[:, languages].mean(1)
+    found = []
+    for run in runs:
+        mine = run.nll[:, languages].mean(1)
+        both = min(len(mine), len(first))
+        found.append(mine[:both] - first[:both])
+    freedom = sum(len(each) - 1 for each in found[1:])
+    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in found[1:])
+    error = float(stats.t.ppf(0.975, freedom)) * (squares / freedom) ** 0.5 if freedom else np.nan
+    return [(float(each.mean()), error / len(each) ** 0.5) for each in found]
+
+
+def here(runs: Sequence[Run], asked: Asked) -> str:
+    """Returns the differences of the runs that experiment.toml names (default: all)."""
+    names = asked.ablation.get("named") or [run.name for run in runs[1:]]
+    both = zip(runs, differences(runs), strict=True)
+    said = [f"{run.label} {_plus_minus(*found)}" for run, found in both if run.name in names]
+    return (f"Dev nll after {asked.ablation['steps']:,} steps less that of {runs[0].label}, mean "
+            f"over languages and seeds: {'; '.join(said)}.")  # fmt: skip
+
+
+def _plus_minus(mean: float, half: float) -> str:
+    return signed(mean, 3) + ("" if np.isnan(half) else f" ± {half:.3f}")
+
+
+def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
+    """Returns the parts of the page: what was expected, the picture and the table."""
+    third = runs[0].nll.shape[1] // 3
+    parts = {"largest": slice(0, third), "smallest": slice(-third, None)}
+    by_part = {name: differences(runs, part) for name, part in parts.items()}
+    losses = asked.ablation.get("losses", [])
+    reached = [[steps_to(run.steps, run.curve, loss) for loss in losses] for run in runs]
+    routed = [name for name, key in ROUTING.items() if any(key in run.routing for run in runs)]
+    routed = routed if asked.ablation.get("routing") else []
+    translated = any(run.bleu is not None for run in runs)
+    timed = any(run.seconds is not None for run in runs)
+    head = ["setting", "seeds", "dev nll", "less the first"]
+    head += [f"the {third} {name}" for name in parts]
+    head += [f"steps to {loss:.2f}" for loss in losses] + [f"{name}, %" for name in routed]
+    head += ["BLEU"] * translated + ["CPU s a step"] * timed
+    lines = []
+    for at, (run, (mean, half)) in enumerate(zip(runs, differences(runs), strict=True)):
+        cells = [run.label, str(len(run.nll)), f"{run.nll.mean():.3f}"]
+        cells.append(_plus_minus(mean, half) if at else "")
+        cells += [_plus_minus(*found[at]) if at else "" for found in by_part.values()]
+        for steps, of_first in zip(reached[at], reached[0], strict=True):
+            times = f" ({of_first / steps:.2f})" if at and steps and of_first else ""
+            cells.append(f"{steps:,.0f}{times}" if steps else "")
+        cells += [f"{100 * run.routing[ROUTING[name]]:.1f}" if ROUTING[name] in run.routing else ""
+                  for name in routed]  # fmt: skip
+        cells += ["" if run.bleu is None else f"{run.bleu.mean():.1f}"] * translated
+        cells += ["" if run.seconds is None else f"{run.seconds:.3f}"] * timed
+        lines.append(cells)
+    about = (
+        f"Dev nll after {asked.ablation['steps']:,} steps, in nats a token, mean over "
+        f"{runs[0].nll.shape[1]} languages. ± is half the 95% interval of a difference between "
+        "seeds that are paired by their batches; its width is pooled over all runs, so that it "
+        "stands where there is one seed too."
+    )
+    about += " In brackets: how many times fewer than the first." * bool(losses)
+    return [asked.ablation["before"], f"![{asked.title}](ablation.svg)", "## Each setting",
+            f"{about}\n\n{table(head, lines)}"]  # fmt: skip
+
+
+def draw(runs: Sequence[Run], asked: Asked, folder: Path) -> list[Path]:
+    """Draws ablation.svg and .png: differences by setting, or curves; and a plane, if asked."""
+    kind = asked.ablation.get("picture", "dots")
+    if kind == "curves":
+        figure = _curves(runs)
+    else:
+        figure = blank(
+            8.0 if kind == "dots" else 11.0, 1.4 + 0.34 * len(runs), layout="constrained"
+        )
+        panels = figure.subplots(1, 1 if kind == "dots" else 2, squeeze=False)[0]
+        _dots(panels[0], runs)
+        if kind != "dots":
+            _plane(panels[1], runs, kind)
+    paths = [folder / "ablation.svg", folder / "ablation.png"]
+    save(figure, paths)
+    return paths
+
+
+def _dots(panel: Axes, runs: Sequence[Run]) -> None:
+    """Draws a line a setting: the mean with its interval, and a mark for each seed."""
+    style(panel)
+    panel.grid(axis="x", color=LIGHT.faint, linewidth=0.7)
+    panel.axvline(0, color=LIGHT.ink, linewidth=0.8)
+    first = runs[0].nll.mean(1)
+    for at, (run, (mean, half)) in enumerate(zip(runs, differences(runs), strict=True)):
+        each = run.nll.mean(1)[: len(first)] - first[: len(run.nll)]
+        if at:
+            panel.plot([mean - half, mean + half], [at, at], color=LIGHT.series[0], linewidth=1.6)
+        panel.plot(mean, at, "o", color=LIGHT.series[0], markersize=6)
+        panel.plot(each, [at] * len(each), "|", color=LIGHT.ink, markersize=8)
+    panel.set_yticks(range(len(runs)), [run.label for run in runs], fontsize=0.9 * SIZE)
+    panel.invert_yaxis()
+    panel.set_xlabel(f"dev nll less that of: {runs[0].label}", fontsize=SIZE, color=LIGHT.ink)
+
+
+def _plane(panel: Axes, runs: Sequence[Run], kind: str) -> None:
+    """Draws the settings over two of their values: "levels" or "seconds"."""
+    style(panel)
+    third = runs[0].nll.shape[1] // 3
+    for run in runs:
+        x = run.nll[:, :third].mean() if kind == "levels" else run.seconds
+        y = run.nll[:, -third:].mean() if kind == "levels" else run.nll.mean()
+        if x is not None:
+            panel.plot(x, y, "o", color=LIGHT.series[0], markersize=6)
+            panel.annotate(run.label, (x, y), (4, 4), textcoords="offset points",
+                           fontsize=0.8 * SIZE, color=LIGHT.ink)  # fmt: skip
+    names = ((f"dev nll of the {third} largest languages", f"of the {third} smallest")
+             if kind == "levels" else ("CPU seconds a step", "dev nll"))  # fmt: skip
+    panel.set_xlabel(names[0], fontsize=SIZE, color=LIGHT.ink)
+    panel.set_ylabel(names[1], fontsize=SIZE, color=LIGHT.ink)
+    panel.margins(x=0.2, y=0.1)
+
+
+def _curves(runs: Sequence[Run]) -> Figure:
+    """Draws dev losses over steps, and over CPU minutes where steps were timed."""
+    figure = blank(9.0, 4.0, layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    colours = (*LIGHT.series, LIGHT.ink)
+    handles = []
+    for run, colour in zip(runs, colours, strict=False):
+        handles += left.plot(
+            run.steps, run.curve, "o-", color=colour, markersize=3, label=run.label
+        )
+        if run.seconds is not None:
+            right.plot(run.steps * run.seconds / 60, run.curve, "o-", color=colour, markersize=3)
+    for panel, name in ((left, "steps"), (right, "CPU minutes in steps")):
+        style(panel)
+        panel.set_xlabel(name, fontsize=SIZE, color=LIGHT.ink)
+    left.set_ylabel("dev nll", fontsize=SIZE, color=LIGHT.ink)
+    legend(figure, handles, SIZE)
+    return figure

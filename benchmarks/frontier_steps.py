@@ -1,12 +1,14 @@
-"""CPU seconds of a training step of each config of a frontier, on one core.
+"""CPU seconds of a training step of each config of a folder of results/, on one core.
 
     python benchmarks/frontier_steps.py results/frontier --corpus=CORPUS
+    python benchmarks/frontier_steps.py results/e4_gates --corpus=CORPUS
 
-Writes seconds.json into the folder, for the runs whose curves are kept there: run -> median seconds
-of a step. The configs take turns, one step each, so that a machine whose speed changes slows all of
-them; the seconds are those that all threads of this process had a core, so that other work on the
-machine counts less. Batches are the run's first ones of the first seed. CORPUS is a folder of a
-prepared corpus (DATA_DIR/<fingerprint>). All models are in memory at once, 2 GB.
+Writes seconds.json into the folder, for the runs whose curves are kept there, or those of its
+ablation: run -> median seconds of a step. The configs take turns, one step each, so that a machine
+whose speed changes slows all of them; the seconds are those that all threads of this process had a
+core, so that other work on the machine counts less. Batches are the run's first ones of the first
+seed. CORPUS is a folder of a prepared corpus (DATA_DIR/<fingerprint>). All models are in memory at
+once, 2 GB.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from m4.data.cache.cache import Cache
 from m4.parallel.platform.huge_pages import restart_with_huge_pages
 from m4.storage.files import write_json
 from m4.train.state import initialize
+from scripts import ablations
 
 
 class Config:
@@ -51,14 +54,18 @@ class Config:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path, help="runs.toml, curves/")
+    parser.add_argument("folder", type=Path, help="in results/")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=40)
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before XLA makes its threads
-    runs = tomllib.loads((arguments.folder / "runs.toml").read_text("utf-8"))["run"]
-    kept = {path.stem for path in (arguments.folder / "curves").glob("*.jsonl")}
-    configs = [Config(run, arguments.corpus) for run in runs if run["name"] in kept]
+    if (listed := arguments.folder / "runs.toml").is_file():
+        kept = {path.stem for path in (arguments.folder / "curves").glob("*.jsonl")}
+        runs = tomllib.loads(listed.read_text("utf-8"))["run"]
+        runs = [run for run in runs if run["name"] in kept]
+    else:
+        runs = ablations.timed(arguments.folder)
+    configs = [Config(run, arguments.corpus) for run in runs]
     for one in configs:
         for number in range(2):  # compiles, and makes caches warm
             one.run(number)

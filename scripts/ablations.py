@@ -12,11 +12,13 @@ import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from scripts.results import kept
 from scripts.starts import run_all
 
 GIN = "gin_configs/tatoeba_102/moe_8.gin"
+IMPORTS = "results/imports.gin"
 FOLDERS = ("e4_gates", "e6_sampling", "e5_capacity", "e7_gradients", "e3_experts", "e2_depth")
 LANGUAGES = (
     "rus", "spa", "por", "nld", "fin", "swe", "bul", "ina", "jbo", "cmn_Hant", "lit", "tgl",
@@ -66,13 +68,26 @@ def runs() -> Iterator[tuple[str, int, str, list[str]]]:
         yield from ((name, seed, *made[name]) for name in seeded)
 
 
+def timed(folder: Path) -> list[dict[str, Any]]:
+    """Returns the runs of a folder of results/ as `scripts.seeds` names them, their first seed."""
+    return [
+        {
+            "name": run["name"],
+            "gin": [run.get("gin", GIN), IMPORTS],
+            "bindings": [one.replace("=", " = ", 1) for one in (*SETTINGS, *run["settings"])],
+            "seeds": [0],
+        }
+        for run in kept.asked(folder).ablation["run"]
+    ]
+
+
 def training(
     out: Path, tatoeba: Path, name: str, seed: int, gin: str, settings: list[str]
 ) -> tuple[str, list[str]]:
     """Returns name and arguments of the command that trains a run."""
     folders = [f"TEXT_DIR='{tatoeba}'", f"DATA_DIR='{out / 'data'}'"]
     every = [*folders, *SETTINGS, f"experiment.Training.seed={seed}", *settings]
-    files = [f"--gin_file={gin}", "--gin_file=results/imports.gin"]
+    files = [f"--gin_file={gin}", f"--gin_file={IMPORTS}"]
     command = ["train", *files, f"--model_dir={out / f'{name}_{seed}'}"]
     return f"{name}_{seed}:train", [*command, *(f"--gin.{one}" for one in every)]
 

@@ -77,10 +77,14 @@ def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
             else:
                 missing.append(at.name)
     if rows:
-        manifest = next((out / f"{rows[0]['run']}_0" / "vocabulary").glob("manifest.json"))
-        write_languages(folder, train_pairs(Cache(manifest.parent)))
+        write_languages(folder, sizes_of(out / f"{rows[0]['run']}_{rows[0]['seed']}"))
     write_jsonl(folder / "ablation.jsonl", rows)
     return [f"{len(rows)} runs; not trained: {', '.join(missing) or 'none'}"]
+
+
+def sizes_of(run: Path) -> dict[str, int]:
+    """Returns language -> training pairs of a run's corpus."""
+    return train_pairs(Cache(run / "vocabulary"))
 
 
 def _row(
@@ -167,7 +171,7 @@ def _plus_minus(mean: float, half: float) -> str:
 
 def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
     """Returns the parts of the page: what was expected, the picture and the table."""
-    third = runs[0].nll.shape[1] // 3
+    third = max(1, runs[0].nll.shape[1] // 3)
     parts = {"largest": slice(0, third), "smallest": slice(-third, None)}
     by_part = {name: differences(runs, part) for name, part in parts.items()}
     losses = asked.ablation.get("losses", [])
@@ -242,7 +246,7 @@ def _dots(panel: Axes, runs: Sequence[Run]) -> None:
 def _plane(panel: Axes, runs: Sequence[Run], kind: str) -> None:
     """Draws the settings over two of their values: "levels" or "seconds"."""
     style(panel)
-    third = runs[0].nll.shape[1] // 3
+    third = max(1, runs[0].nll.shape[1] // 3)
     for run in runs:
         x = run.nll[:, :third].mean() if kind == "levels" else run.seconds
         y = run.nll[:, -third:].mean() if kind == "levels" else run.nll.mean()

@@ -32,12 +32,12 @@ from scripts.results.curves import steps_to
 from scripts.results.kept import Asked, languages, write_languages
 from scripts.results.tables import signed, table
 
-# Column of the tables -> key in metrics.jsonl: shares of tokens, but for dead experts.
+# Column of the tables -> key in metrics.jsonl, and what it is multiplied by.
 ROUTING = {
-    "first choice full": "first_overflow",
-    "second choice not sent": "second_dropped",
-    "tokens left behind": "fraction_tokens_left_behind",
-    "dead experts": "dead_experts",
+    "first choice full, %": ("first_overflow", 100),
+    "second choice not sent, %": ("second_dropped", 100),
+    "tokens left behind, %": ("fraction_tokens_left_behind", 100),
+    "dead experts": ("dead_experts", 1),  # a mean over layers
 }
 
 
@@ -105,7 +105,7 @@ def _row(
         "by_language": {split_direction(name.removeprefix("dev/nll/"))[0]: round(dev[-1][name], 5)
                         for name in names},
         "routing": {key: round(float(np.mean([row[key] for row in late])), 5)
-                    for key in ROUTING.values() if key in late[-1]},
+                    for key, _ in ROUTING.values() if key in late[-1]},
         "bleu": bleu,
     }  # fmt: skip
 
@@ -176,13 +176,13 @@ def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
     by_part = {name: differences(runs, part) for name, part in parts.items()}
     losses = asked.ablation.get("losses", [])
     reached = [[steps_to(run.steps, run.curve, loss) for loss in losses] for run in runs]
-    routed = [name for name, key in ROUTING.items() if any(key in run.routing for run in runs)]
-    routed = routed if asked.ablation.get("routing") else []
+    routed = {name: of for name, of in ROUTING.items() if any(of[0] in run.routing for run in runs)}
+    routed = routed if asked.ablation.get("routing") else {}
     translated = any(run.bleu is not None for run in runs)
     timed = any(run.seconds is not None for run in runs)
     head = ["setting", "seeds", "dev nll", "less the first"]
     head += [f"the {third} {name}" for name in parts]
-    head += [f"steps to {loss:.2f}" for loss in losses] + [f"{name}, %" for name in routed]
+    head += [f"steps to {loss:.2f}" for loss in losses] + [*routed]
     head += ["BLEU"] * translated + ["CPU s a step"] * timed
     lines = []
     for at, (run, (mean, half)) in enumerate(zip(runs, differences(runs), strict=True)):
@@ -192,8 +192,8 @@ def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
         for steps, of_first in zip(reached[at], reached[0], strict=True):
             times = f" ({of_first / steps:.2f})" if at and steps and of_first else ""
             cells.append(f"{steps:,.0f}{times}" if steps else "")
-        cells += [f"{100 * run.routing[ROUTING[name]]:.1f}" if ROUTING[name] in run.routing else ""
-                  for name in routed]  # fmt: skip
+        cells += [f"{times * run.routing[key]:.1f}" if key in run.routing else ""
+                  for key, times in routed.values()]  # fmt: skip
         cells += ["" if run.bleu is None else f"{run.bleu.mean():.1f}"] * translated
         cells += ["" if run.seconds is None else f"{run.seconds:.3f}"] * timed
         lines.append(cells)
@@ -218,7 +218,7 @@ def draw(runs: Sequence[Run], asked: Asked, folder: Path) -> list[Path]:
             8.0 if kind == "dots" else 11.0, 1.4 + 0.34 * len(runs), layout="constrained"
         )
         panels = figure.subplots(1, 1 if kind == "dots" else 2, squeeze=False)[0]
-        _dots(panels[0], runs)
+        _dots(panels[0], runs, numbered=kind != "dots")
         if kind != "dots":
             _plane(panels[1], runs, kind)
     paths = [folder / "ablation.svg", folder / "ablation.png"]
@@ -226,7 +226,7 @@ def draw(runs: Sequence[Run], asked: Asked, folder: Path) -> list[Path]:
     return paths
 
 
-def _dots(panel: Axes, runs: Sequence[Run]) -> None:
+def _dots(panel: Axes, runs: Sequence[Run], numbered: bool) -> None:
     """Draws a line a setting: the mean with its interval, and a mark for each seed."""
     style(panel)
     panel.grid(axis="x", color=LIGHT.faint, linewidth=0.7)
@@ -238,27 +238,28 @@ def _dots(panel: Axes, runs: Sequence[Run]) -> None:
             panel.plot([mean - half, mean + half], [at, at], color=LIGHT.series[0], linewidth=1.6)
         panel.plot(mean, at, "o", color=LIGHT.series[0], markersize=6)
         panel.plot(each, [at] * len(each), "|", color=LIGHT.ink, markersize=8)
-    panel.set_yticks(range(len(runs)), [run.label for run in runs], fontsize=0.9 * SIZE)
+    labels = [f"{run.label}  ({at})" if numbered else run.label for at, run in enumerate(runs, 1)]
+    panel.set_yticks(range(len(runs)), labels, fontsize=0.9 * SIZE)
     panel.invert_yaxis()
     panel.set_xlabel(f"dev nll less that of: {runs[0].label}", fontsize=SIZE, color=LIGHT.ink)
 
 
 def _plane(panel: Axes, runs: Sequence[Run], kind: str) -> None:
-    """Draws the settings over two of their values: "levels" or "seconds"."""
+    """Draws the settings' numbers over two of their values: "levels" or "seconds"."""
     style(panel)
     third = max(1, runs[0].nll.shape[1] // 3)
-    for run in runs:
+    for at, run in enumerate(runs, 1):
         x = run.nll[:, :third].mean() if kind == "levels" else run.seconds
         y = run.nll[:, -third:].mean() if kind == "levels" else run.nll.mean()
         if x is not None:
             panel.plot(x, y, "o", color=LIGHT.series[0], markersize=6)
-            panel.annotate(run.label, (x, y), (4, 4), textcoords="offset points",
+            panel.annotate(f"({at})", (x, y), (4, 4), textcoords="offset points",
                            fontsize=0.8 * SIZE, color=LIGHT.ink)  # fmt: skip
     names = ((f"dev nll of the {third} largest languages", f"of the {third} smallest")
              if kind == "levels" else ("CPU seconds a step", "dev nll"))  # fmt: skip
     panel.set_xlabel(names[0], fontsize=SIZE, color=LIGHT.ink)
     panel.set_ylabel(names[1], fontsize=SIZE, color=LIGHT.ink)
-    panel.margins(x=0.2, y=0.1)
+    panel.margins(0.1)
 
 
 def _curves(runs: Sequence[Run]) -> Figure:

@@ -180,13 +180,13 @@ def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
     routed = routed if asked.ablation.get("routing") else {}
     translated = any(run.bleu is not None for run in runs)
     timed = any(run.seconds is not None for run in runs)
-    head = ["setting", "seeds", "dev nll", "less the first"]
+    head = ["setting", "seeds", "dev nll, first seed", "less the first"]
     head += [f"the {third} {name}" for name in parts]
     head += [f"steps to {loss:.2f}" for loss in losses] + [*routed]
     head += ["BLEU"] * translated + ["CPU s a step"] * timed
     lines = []
     for at, (run, (mean, half)) in enumerate(zip(runs, differences(runs), strict=True)):
-        cells = [run.label, str(len(run.nll)), f"{run.nll.mean():.3f}"]
+        cells = [run.label, str(len(run.nll)), f"{run.nll[0].mean():.3f}"]
         cells.append(_plus_minus(mean, half) if at else "")
         cells += [_plus_minus(*found[at]) if at else "" for found in by_part.values()]
         for steps, of_first in zip(reached[at], reached[0], strict=True):
@@ -245,12 +245,12 @@ def _dots(panel: Axes, runs: Sequence[Run], numbered: bool) -> None:
 
 
 def _plane(panel: Axes, runs: Sequence[Run], kind: str) -> None:
-    """Draws the settings' numbers over two of their values: "levels" or "seconds"."""
+    """Draws the settings over two values of their first seeds: "levels" or "seconds"."""
     style(panel)
     third = max(1, runs[0].nll.shape[1] // 3)
     for at, run in enumerate(runs, 1):
-        x = run.nll[:, :third].mean() if kind == "levels" else run.seconds
-        y = run.nll[:, -third:].mean() if kind == "levels" else run.nll.mean()
+        x = run.nll[0, :third].mean() if kind == "levels" else run.seconds
+        y = run.nll[0, -third:].mean() if kind == "levels" else run.nll[0].mean()
         if x is not None:
             panel.plot(x, y, "o", color=LIGHT.series[0], markersize=6)
             panel.annotate(f"({at})", (x, y), (4, 4), textcoords="offset points",

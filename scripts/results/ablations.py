@@ -48,7 +48,7 @@ class Run:
     Attributes:
         nll: Dev losses at the end, [seed, language], languages from many pairs to few.
         steps: Steps of the evaluations.
-        curve: Mean over languages and seeds, [evaluation].
+        curve: Mean over languages of the first seed, [evaluation].
         bleu: Of the test sentences, [seed, language], of seeds that were translated.
         seconds: CPU seconds of a step, if they were measured.
     """
@@ -128,7 +128,7 @@ def read(folder: Path, asked: Asked) -> list[Run]:
             run["label"],
             np.array([[row["by_language"][code] for code in codes] for row in mine]),
             np.array(mine[0]["steps"]),
-            np.mean([row["nll"] for row in mine], axis=0),
+            np.array(mine[0]["nll"]),
             {key: float(np.mean([row["routing"][key] for row in mine]))
              for key in mine[0]["routing"]},
             np.array(translated) if translated else None,
@@ -203,7 +203,7 @@ def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
         "seeds that are paired by their batches; its width is pooled over all runs, so that it "
         "stands where there is one seed too."
     )
-    about += " In brackets: how many times fewer than the first." * bool(losses)
+    about += " Steps are of the first seed; in brackets how many times fewer." * bool(losses)
     return [asked.ablation["before"], f"![{asked.title}](ablation.svg)", "## Each setting",
             f"{about}\n\n{table(head, lines)}"]  # fmt: skip
 

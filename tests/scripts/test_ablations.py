@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,15 @@ from scripts.results import ablations, kept
 from scripts.results.ablations import Run
 
 
-def run(name: str, *nll: list[float], **more: object) -> Run:
+def run(name: str, *nll: list[float], **more: Any) -> Run:
     """Seeds with these losses of the languages, from many pairs to few."""
-    given = {"steps": np.array([500, 1000]), "curve": np.array([4.0, 3.0]), "routing": {},
-             "bleu": None, "seconds": None}  # fmt: skip
+    given: dict[str, Any] = {
+        "steps": np.array([500, 1000]),
+        "curve": np.array([4.0, 3.0]),
+        "routing": {},
+        "bleu": None,
+        "seconds": None,
+    }
     return Run(name, name, np.array(nll), **(given | more))
 
 

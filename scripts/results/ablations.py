@@ -5,7 +5,8 @@
   ablation.jsonl   a row of a run and seed: run, seed, steps and nll (of dev evaluations, the mean
                    over languages), by_language (nll at the end), routing (means over the second
                    half of training), bleu (language -> score of the test sentences, if
-                   they were translated)
+                   they were translated), cpu_seconds (of its training command, start and
+                   compilation included)
   languages.json   language -> its training pairs
   seconds.json     run -> CPU seconds of a step on one core (benchmarks/frontier_steps.py)
 """
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from scipy import stats
 
 from m4.data.cache.cache import Cache
@@ -50,6 +52,7 @@ class Run:
         steps: Steps of the evaluations.
         curve: Mean over languages of the first seed, [evaluation].
         bleu: Of the test sentences, [seed, language], of seeds that were translated.
+        cpu_seconds: Of the first seed's training command.
         seconds: CPU seconds of a step, if they were measured.
     """
 
@@ -60,12 +63,15 @@ class Run:
     curve: np.ndarray
     routing: dict[str, float]
     bleu: np.ndarray | None
+    cpu_seconds: float
     seconds: float | None
 
 
 def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
     """Keeps the runs that came to the last step; returns a line on what is missing."""
     rows, missing, out = [], [], base / asked.ablation["folder"]
+    spent = {row["name"]: row["cpu_seconds"]
+             for path in out.glob("*/cost.jsonl") for row in read_jsonl(path)}  # fmt: skip
     for run in asked.ablation["run"]:
         for seed in range(run["seeds"]):
             at = out / f"{run['name']}_{seed}"
@@ -73,7 +79,8 @@ def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
             found = read_jsonl(path) if path.is_file() else []
             dev = [row for row in found if "dev/nll" in row]
             if dev and dev[-1]["step"] == asked.ablation["steps"]:
-                rows.append({"run": run["name"], "seed": seed, **_row(found, dev, at)})
+                row = _row(found, dev, at) | {"cpu_seconds": spent[f"{at.name}:train"]}
+                rows.append({"run": run["name"], "seed": seed, **row})
             else:
                 missing.append(at.name)
     if rows:
@@ -132,6 +139,7 @@ def read(folder: Path, asked: Asked) -> list[Run]:
             {key: float(np.mean([row["routing"][key] for row in mine]))
              for key in mine[0]["routing"]},
             np.array(translated) if translated else None,
+            mine[0]["cpu_seconds"],
             timed.get(run["name"]),
         ))  # fmt: skip
     return made
@@ -161,8 +169,7 @@ def here(runs: Sequence[Run], asked: Asked) -> str:
     names = asked.ablation.get("named") or [run.name for run in runs[1:]]
     both = zip(runs, differences(runs), strict=True)
     said = [f"{run.label} {_plus_minus(*found)}" for run, found in both if run.name in names]
-    return (f"Dev nll after {asked.ablation['steps']:,} steps less that of {runs[0].label}, mean "
-            f"over languages and seeds: {'; '.join(said)}.")  # fmt: skip
+    return f"Dev nll less that of {runs[0].label}: {'; '.join(said)}."
 
 
 def _plus_minus(mean: float, half: float) -> str:
@@ -183,7 +190,7 @@ def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
     head = ["setting", "seeds", "dev nll, first seed", "less the first"]
     head += [f"the {third} {name}" for name in parts]
     head += [f"steps to {loss:.2f}" for loss in losses] + [*routed]
-    head += ["BLEU"] * translated + ["CPU s a step"] * timed
+    head += ["BLEU"] * translated + ["CPU s"] + ["a step"] * timed
     lines = []
     for at, (run, (mean, half)) in enumerate(zip(runs, differences(runs), strict=True)):
         cells = [run.label, str(len(run.nll)), f"{run.nll[0].mean():.3f}"]
@@ -195,13 +202,15 @@ def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
         cells += [f"{times * run.routing[key]:.1f}" if key in run.routing else ""
                   for key, times in routed.values()]  # fmt: skip
         cells += ["" if run.bleu is None else f"{run.bleu.mean():.1f}"] * translated
+        cells += [f"{run.cpu_seconds:.0f}"]
         cells += ["" if run.seconds is None else f"{run.seconds:.3f}"] * timed
         lines.append(cells)
     about = (
         f"Dev nll after {asked.ablation['steps']:,} steps, in nats a token, mean over "
         f"{runs[0].nll.shape[1]} languages. ± is half the 95% interval of a difference between "
         "seeds that are paired by their batches; its width is pooled over all runs, so that it "
-        "stands where there is one seed too."
+        "stands where there is one seed too. CPU seconds are of the first seed's training command, "
+        "start and compilation included."
     )
     about += " Steps are of the first seed; in brackets how many times fewer." * bool(losses)
     return [asked.ablation["before"], f"![{asked.title}](ablation.svg)", "## Each setting",
@@ -264,19 +273,18 @@ def _plane(panel: Axes, runs: Sequence[Run], kind: str) -> None:
 
 def _curves(runs: Sequence[Run]) -> Figure:
     """Draws dev losses over steps, and over CPU minutes where steps were timed."""
-    figure = blank(9.0, 4.0, layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    timed = any(run.seconds is not None for run in runs)
+    figure = blank(9.0 if timed else 5.0, 4.0, layout="constrained")
+    panels = figure.subplots(1, 1 + timed, sharey=True, squeeze=False)[0]
     colours = (*LIGHT.series, LIGHT.ink)
-    handles = []
     for run, colour in zip(runs, colours, strict=False):
-        handles += left.plot(
-            run.steps, run.curve, "o-", color=colour, markersize=3, label=run.label
-        )
-        if run.seconds is not None:
-            right.plot(run.steps * run.seconds / 60, run.curve, "o-", color=colour, markersize=3)
-    for panel, name in ((left, "steps"), (right, "CPU minutes in steps")):
+        for panel, step in zip(panels, (1.0, (run.seconds or np.nan) / 60), strict=False):
+            panel.plot(run.steps * step, run.curve, "o-", color=colour, markersize=3)
+    for panel, name in zip(panels, ("steps", "CPU minutes in steps"), strict=False):
         style(panel)
         panel.set_xlabel(name, fontsize=SIZE, color=LIGHT.ink)
-    left.set_ylabel("dev nll", fontsize=SIZE, color=LIGHT.ink)
+    panels[0].set_ylabel("dev nll", fontsize=SIZE, color=LIGHT.ink)
+    handles = [Line2D([], [], color=colour, label=run.label)
+               for run, colour in zip(runs, colours, strict=False)]  # fmt: skip
     legend(figure, handles, SIZE)
     return figure

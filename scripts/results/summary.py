@@ -28,7 +28,7 @@ def with_table(text: str, folders: Sequence[Path]) -> str:
 def _line(folder: Path) -> list[str]:
     asked = kept.asked(folder)
     link = f"[{asked.number}](../results/{folder.name}/README.md)"
-    return [link, asked.claim, asked.paper_result, _here(folder), f"**{asked.verdict}**"]
+    return [link, asked.claim, asked.paper, _here(folder), f"**{asked.verdict}**"]
 
 
 def _here(folder: Path) -> str:

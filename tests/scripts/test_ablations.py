@@ -22,6 +22,7 @@ def run(name: str, *nll: list[float], **more: Any) -> Run:
         "curve": np.array([4.0, 3.0]),
         "routing": {},
         "bleu": None,
+        "cpu_seconds": 75.0,
         "seconds": None,
     }
     return Run(name, name, np.array(nll), **(given | more))
@@ -104,6 +105,8 @@ def folder(tmp_path: Path) -> Path:
               for system, score in (("moe", 7.0), ("copy", 1.0)) for subset in ("all", "short")
               for direction in ("gl-en", "es-en") for metric in ("bleu", "chrf")]  # fmt: skip
     write_jsonl(tmp_path / "out" / "other_0" / "scores.jsonl", scores)
+    cost = [{"name": f"{name}:train", "cpu_seconds": 81.0} for name in ("first_0", "other_0")]
+    write_jsonl(tmp_path / "out" / "part0" / "cost.jsonl", cost)
     write_json(tmp_path / "x" / "languages.json", {"gl": 60, "es": 900})
     return tmp_path / "x"
 
@@ -128,7 +131,7 @@ def test_what_ended_is_kept_and_what_did_not_is_named(
     (row,) = [line for line in page.splitlines() if line.startswith("| changed")]
     # 4.0 less 4.4; to 3.5 nobody comes; a quarter of an expert is dead, 0.2 or 0.3; 7.0 BLEU.
     assert [cell.strip() for cell in row.split("|")][2:5] == ["1", "4.000", "−0.400"]
-    assert {"0.2", "7.0"} <= {cell.strip() for cell in row.split("|")}
+    assert {"0.2", "7.0", "81"} <= {cell.strip() for cell in row.split("|")}
     assert all(path.stat().st_size > 1000 for path in
                ablations.draw(read, kept.asked(folder), folder))  # fmt: skip
 

@@ -119,7 +119,8 @@ def main() -> None:
             sorted(path.relative_to(c).as_posix() for path in c.rglob("*") if path.is_file())
             for c in corpora
         )
-        same = one == two and not any(filecmp.cmpfiles(*corpora, one, shallow=False)[1:])
+        compared = filecmp.cmpfiles(corpora[0], corpora[1], one, shallow=False)
+        same = one == two and not any(compared[1:])
         overhead = found[1]["cpu_seconds"] / found[0]["cpu_seconds"]
         print(json.dumps({"equal": same, "overhead": round(overhead, 2)}))
 

@@ -48,7 +48,7 @@ class FittedCheck(Protocol):
     """A check that looks over all pairs that reach it before it judges the first one."""
 
     def measure(self, chunk: Chunk) -> Counter[Any]:
-        """Returns counts of a chunk; those of all chunks are added."""
+        """Returns counts of a chunk by number or text, as JSON has; those of all are added."""
         ...
 
     def fit(self, counts: Counter[Any]) -> Any:

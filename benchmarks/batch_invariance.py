@@ -33,8 +33,7 @@ from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.testsets import trained_step
 from m4.model.transformer import Transformer
 from m4.parallel import distributed
-from m4.parallel.layout import Layout
-from m4.parallel.mesh import make_mesh
+from m4.parallel.mesh import Layout, make_mesh
 from m4.progress import ProgressBar
 from m4.settings import InputError
 

@@ -2,43 +2,71 @@
 
 Text of --pairs made-up pairs, in files of 250,000, becomes a corpus: once by --workers processes,
 once by as many workers of Beam, each in a separate process. One JSON line each: CPU seconds of all
-processes, pairs a CPU second, and the largest resident memory of any process; and one for both:
-whether the corpora are equal, and the CPU seconds on Beam in those of the local runner. `make beam`
-first. The full size, which takes hours on two cores:
+processes, pairs a CPU second, the largest resident memory of any process, the most disk that text,
+corpus and shards took, and a hash of the corpus, which is then removed; and one for both: whether
+the corpora are equal, and the CPU seconds on Beam in those of the local runner. `make beam` first.
+Lines that are in --folder are not measured again. The full size, which takes hours on two cores:
 
   python benchmarks/beam.py --pairs=50000000 --workers=4 --folder=FOLDER
 """
 
 import argparse
-import filecmp
+import hashlib
 import json
-import random
+import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from m4.data.beam import Engine
 from m4.data.corpus import CorpusSpec
 from m4.data.sources.tsv import Tsv
 
 LANGUAGES = ("gl", "fy", "de", "es")
-FILE_PAIRS = 250_000
+FILE_PAIRS, WORDS, BLOCK = 250_000, 50_000, 50_000
+RUNNERS = ("local", "direct")
 
 
-def sentences(rng: random.Random, ending: str) -> Iterator[str]:
-    """Yields sentences of 4 to 30 words out of 50,000, frequent ones more often (Zipf)."""
-    words = [f"{number:x}{ending}"[::-1] for number in range(50_000)]
-    weights = [1 / (10 + number) for number in range(len(words))]
-    while True:
-        drawn = rng.choices(words, weights, k=20_000)
-        while len(drawn) > 30:
-            length = rng.randint(4, 30)
-            yield " ".join(drawn[:length])
-            del drawn[:length]
+class Sentences:
+    """Pairs of sentences of 4 to 30 words out of 50,000, frequent ones more often (Zipf)."""
+
+    def __init__(self, language: str) -> None:
+        self._rng = np.random.default_rng([*language.encode()])
+        shares = 1 / (10 + np.arange(WORDS))
+        self._drawn = np.repeat(
+            np.arange(WORDS), np.ceil(shares * (1 << 20) / shares.sum()).astype(int)
+        )
+        # A side's words, and those that end it.
+        self._table = np.array(
+            [
+                f"{f'{number:x}{side}'[::-1]}{end}"
+                for side, last in (("a", "\t"), (language, "\n"))
+                for end in (" ", last)
+                for number in range(WORDS)
+            ],
+            object,
+        )
+        self._seen: list[str] = []
+
+    def lines(self, pairs: int, again: float = 0.02) -> list[str]:
+        """Returns pairs as lines, of which a share was there before."""
+        lengths = self._rng.integers(4, 31, 2 * pairs)
+        ends = np.cumsum(lengths)
+        index = self._drawn[self._rng.integers(0, len(self._drawn), ends[-1])]
+        index[ends - 1] += WORDS
+        index += np.repeat(np.tile([0, 2 * WORDS], pairs), lengths)
+        lines = "".join(self._table[index].tolist()).splitlines(keepends=True)
+        self._seen = self._seen or lines[:10_000]
+        for row in np.flatnonzero(self._rng.random(pairs) < again).tolist():
+            lines[row] = self._seen[self._rng.integers(len(self._seen))]
+        return lines
 
 
 def write_text(folder: Path, pairs: int) -> None:
@@ -46,20 +74,14 @@ def write_text(folder: Path, pairs: int) -> None:
     folder.mkdir(parents=True)
     of_language = pairs // len(LANGUAGES)
     for language in LANGUAGES:
-        rng = random.Random(language)
-        first, second = sentences(rng, "a"), sentences(rng, language)
-        seen: list[str] = []
+        sentences = Sentences(language)
         for part, start in enumerate(range(0, of_language, FILE_PAIRS)):
+            stop = min(start + FILE_PAIRS, of_language)
             with (folder / f"{part:04}.{language}.train.tsv").open("w") as file:
-                for _ in range(min(FILE_PAIRS, of_language - start)):
-                    line = f"{next(first)}\t{next(second)}\n"
-                    if seen and rng.random() < 0.02:
-                        line = rng.choice(seen)
-                    elif len(seen) < 10_000:
-                        seen.append(line)
-                    file.write(line)
+                for block in range(start, stop, BLOCK):
+                    file.writelines(sentences.lines(min(BLOCK, stop - block)))
         for split in ("dev", "test"):
-            text = "".join(f"{next(first)}\t{next(second)}\n" for _ in range(200))
+            text = "".join(sentences.lines(200, 0))
             (folder / f"0.{language}.{split}.tsv").write_text(text)
 
 
@@ -75,7 +97,7 @@ def prepare(folder: Path, runner: str, workers: int) -> None:
     cache = spec.build(folder / runner, engine=engine)
     usage = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     read = cache.ledger().total("train").read
-    cpu = sum(one.ru_utime + one.ru_stime for one in usage)
+    cpu, command = (sum(one.ru_utime + one.ru_stime for one in of) for of in (usage, usage[:1]))
     print(
         json.dumps(
             {
@@ -84,13 +106,49 @@ def prepare(folder: Path, runner: str, workers: int) -> None:
                 "pairs": read,
                 "seconds": round(time.perf_counter() - started, 1),
                 "cpu_seconds": round(cpu, 1),
+                "command_cpu_seconds": round(command, 1),
                 "pairs_a_cpu_second": round(read / cpu),
                 "command_peak_rss_mb": usage[0].ru_maxrss // 1024,
                 "worker_peak_rss_mb": usage[1].ru_maxrss // 1024,
-                "corpus": str(cache.folder),
             }
         )
     )
+
+
+def measured(folder: Path, runner: str, workers: int) -> dict[str, Any]:
+    """Returns what `prepare` prints in a process of its own, and what becomes of it."""
+    given = [f"--folder={folder}", f"--runner={runner}", f"--workers={workers}"]
+    most = 0
+    with tempfile.TemporaryFile("w+") as said:
+        running = subprocess.Popen([sys.executable, __file__, *given], stdout=said)
+        while running.poll() is None:
+            most = max(most, size(folder))
+            time.sleep(2)
+        if running.returncode:
+            sys.exit(running.returncode)
+        said.seek(0)
+        found = json.loads(said.read())
+    files = sorted(path for path in (folder / runner).rglob("*") if path.is_file())
+    whole = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{path.relative_to(folder / runner)} {content}\n".encode())
+    shutil.rmtree(folder / runner)
+    shutil.rmtree(folder / "work", ignore_errors=True)
+    return {**found, "most_disk_gb": round(most / 1e9, 2), "corpus": whole.hexdigest()}
+
+
+def size(folder: Path) -> int:
+    """Returns the bytes of a folder's files, some of which may go meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(place, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
 
 
 def main() -> None:
@@ -106,22 +164,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = arguments.folder or Path(folder)
         if not (place / "text").is_dir():
-            write_text(place / "text", arguments.pairs)
+            write_text(place / "new", arguments.pairs)
+            (place / "new").rename(place / "text")
         found = []
-        for runner in ("local", "direct"):
-            given = [f"--folder={place}", f"--runner={runner}", f"--workers={arguments.workers}"]
-            command = [sys.executable, __file__, *given]
-            said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            print(said, end="", flush=True)
-            found.append(json.loads(said))
-        corpora = [Path(one["corpus"]) for one in found]
-        one, two = (
-            sorted(path.relative_to(c).as_posix() for path in c.rglob("*") if path.is_file())
-            for c in corpora
-        )
-        compared = filecmp.cmpfiles(corpora[0], corpora[1], one, shallow=False)
-        same = one == two and not any(compared[1:])
-        overhead = found[1]["cpu_seconds"] / found[0]["cpu_seconds"]
+        for runner in RUNNERS:
+            path = place / f"{runner}.json"
+            if not path.is_file():
+                path.write_text(json.dumps(measured(place, runner, arguments.workers)))
+            print(path.read_text(), flush=True)
+            found.append(json.loads(path.read_text()))
+        local, direct = found
+        overhead = direct["cpu_seconds"] / local["cpu_seconds"]
+        same = local["corpus"] == direct["corpus"]
         print(json.dumps({"equal": same, "overhead": round(overhead, 2)}))
 
 

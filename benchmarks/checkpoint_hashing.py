@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from m4.parallel.platform.accelerator import check_accelerator
-from m4.storage import checksums, manifest
+from m4.parallel.platform.jax_setup import check_accelerator
+from m4.storage import checksums, steps
 from m4.storage.checkpoints import Checkpoints, shapes
 
 _ARRAYS = 16
@@ -44,13 +44,13 @@ def main() -> None:
     seconds: _Seconds = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stores:
         hashed, plain = (
-            stores.enter_context(contextlib.closing(Checkpoints(Path(folder) / name, keep=1)))
+            stores.enter_context(Checkpoints(Path(folder) / name, keep=1))
             for name in ("hashed", "plain")
         )
         for step in range(parsed.rounds + 1):
             with (
-                _timed(manifest, "write_own", seconds),
-                _timed(manifest, "write_whole", seconds),
+                _timed(steps, "write_own", seconds),
+                _timed(steps, "write_whole", seconds),
             ):
                 _save(hashed, step, tree, "hashed", seconds)
             with _replaced(checksums, "hashes", _no_hashes):
@@ -62,9 +62,9 @@ def main() -> None:
             with _replaced(checksums, "hashes", _no_hashes):
                 _steps(plain, step, tree, "plain steps", seconds)
         for _ in range(parsed.rounds + 1):
-            checksums.forget()
+            checksums._same.clear()
             start = time.perf_counter()
-            assert manifest.problem(hashed.folder / str(later[-1])) is None
+            assert steps.problem(hashed.folder / str(later[-1])) is None
             verified = time.perf_counter()
             hashed.restore(later[-1], {"params": shapes(tree)})
             seconds["verify"].append(verified - start)

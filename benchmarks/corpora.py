@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from m4.data.cache.cache import Cache, manifest_digest
+from m4.data.cache.cache import Cache
 from m4.data.cache.shards import write_pairs, write_sentences
 from m4.data.directions import split_direction
 from m4.data.languages import LANGUAGES
 from m4.data.sources import Source
 from m4.data.sources.cldr import Cldr
 from m4.data.sources.tsv import Tsv
-from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary import Ragged
+from m4.storage.files import write_json
 
 # Pieces of a news sentence: lognormal, median 26, 1 % above 105.
 _MEDIAN, _SPREAD = 26, 0.6
@@ -97,6 +98,5 @@ def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
         "pairs": write_pairs(folder, "train", numbers()),
     }
     manifest["fingerprint"] = f"made up, {gigabytes} GB"
-    manifest["sha256"] = manifest_digest(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    write_json(folder / "manifest.json", manifest)
     return Cache(folder)

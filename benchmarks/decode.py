@@ -28,13 +28,13 @@ from process import device
 from m4.data.preprocess import EOS_ID
 from m4.eval.decoding.decode import parts_of_a_batch, searched
 from m4.eval.decoding.search import search
+from m4.model.flops import forward_model_flops, search_flops
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.moe import MoeLayer, assigned_choices
 from m4.model.routing import Capacity, Routing, Tokens
 from m4.model.transformer import Transformer
-from m4.parallel.platform.huge_pages import restart_with_huge_pages
-from m4.plan.flops import forward_model_flops, search_flops
-from m4.plan.peaks import peak_flops
+from m4.parallel.platform.hardware import restart_with_huge_pages
+from m4.train.measuring.step_clock import peak_flops
 
 
 def parser() -> argparse.ArgumentParser:
@@ -118,9 +118,8 @@ def main() -> None:
     params = jax.jit(init)(jax.random.key(0), short, short, short)["params"]
 
     def translated(rows_BL: np.ndarray) -> np.ndarray:
-        found = search(
-            model, params, rows_BL, args.target, args.beams, 0.6, grows=not args.whole_cache
-        )
+        batch, grows = {"encoder_input_tokens": rows_BL}, not args.whole_cache
+        found = search(model, params, batch, args.target, args.beams, 0.6, grows=grows)
         return np.asarray(jax.block_until_ready(found)[0])[:, 0]
 
     parts = np.split(source_BL, args.at_once)

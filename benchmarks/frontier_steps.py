@@ -1,14 +1,15 @@
 """CPU seconds of a training step of each config of a folder of results/, on one core.
 
-    python benchmarks/frontier_steps.py results/frontier --corpus=CORPUS
+    python benchmarks/frontier_steps.py results/frontier --corpus=CORPORA
     python benchmarks/frontier_steps.py results/e4_gates --corpus=CORPUS
 
-Writes seconds.json into the folder, for the runs whose curves are kept there, or those of its
-ablation: run -> median seconds of a step. The configs take turns, one step each, so that a machine
-whose speed changes slows all of them; the seconds are those that all threads of this process had a
-core, so that other work on the machine counts less. Batches are the run's first ones of the first
-seed. CORPUS is a folder of a prepared corpus (DATA_DIR/<fingerprint>). All models are in memory at
-once, 2 GB.
+Writes seconds.json into the folder, for the runs of its runs.toml (where curves are kept, those
+that have one), or those of its ablation: run -> median seconds of a step. The configs take turns,
+one step each, so that a machine whose speed changes slows all of them; the seconds are those that
+all threads of this process had a core, so that other work on the machine counts less. Batches are
+the run's first ones of the first seed. CORPUS is a folder of a prepared corpus
+(DATA_DIR/<fingerprint>), CORPORA one with the folders that runs.toml names. All models are in
+memory at once, 2 GB.
 """
 
 import argparse
@@ -25,9 +26,9 @@ from interleaved import interleaved_steps
 from m4 import config
 from m4.build import build
 from m4.data.cache.cache import Cache
-from m4.parallel.platform.huge_pages import restart_with_huge_pages
+from m4.parallel.platform.hardware import restart_with_huge_pages
 from m4.storage.files import write_json
-from m4.train.state import initialize
+from m4.train.program import initialize
 from scripts import ablations
 
 
@@ -38,7 +39,8 @@ class Config:
         bindings = [*run.get("bindings", []), f"experiment.Training.seed = {run['seeds'][0]}"]
         experiment = config.load(run["gin"], bindings).experiment()
         self.name = run["name"]
-        self.parts = build(experiment, Cache(corpus, experiment.data.corpus.mixture))
+        cache = Cache(corpus / run.get("corpus", ""), experiment.data.corpus.mixture)
+        self.parts = build(experiment, cache)
         program, model = self.parts.program, self.parts.model
         self.state = jax.jit(lambda: initialize(model, program.optimizer, 0))()
         self.step = jax.jit(program.step, donate_argnums=0)
@@ -60,9 +62,9 @@ def main() -> None:
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before XLA makes its threads
     if (listed := arguments.folder / "runs.toml").is_file():
-        kept = {path.stem for path in (arguments.folder / "curves").glob("*.jsonl")}
-        runs = tomllib.loads(listed.read_text("utf-8"))["run"]
-        runs = [run for run in runs if run["name"] in kept]
+        runs, curves = tomllib.loads(listed.read_text("utf-8"))["run"], arguments.folder / "curves"
+        runs = [run for run in runs
+                if not curves.is_dir() or (curves / f"{run['name']}.jsonl").is_file()]  # fmt: skip
     else:
         runs = ablations.timed(arguments.folder)
     configs = [Config(run, arguments.corpus) for run in runs]

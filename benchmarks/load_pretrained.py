@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from m4.data.vocabulary.vocabulary import Model
-from m4.jobs.checkpoints.source_hf import SourceHf
-from m4.model.transformer import Transformer, abstract_variables
+from m4.jobs.checkpoints.initial import SourceHf
+from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
 from m4.storage import safetensors
 from m4.storage.checkpoints import by_path
@@ -44,7 +44,7 @@ def write(folder: Path, layers: int) -> None:
     (folder / "spiece.model").write_bytes(spelled.SerializeToString())
     model = Transformer(**hf_layout.settings_of(config))
     shards: dict[str, dict[str, tuple[int, ...]]] = {}
-    for path, shape in initial.shapes_of(abstract_variables(model)["params"]).items():
+    for path, shape in initial.shapes_of(model).items():
         place = hf_layout.place(path, shape, model)
         assert place is not None
         shards.setdefault(path.partition("/")[0], {})[place.names[0]] = place.shape(shape)
@@ -76,7 +76,7 @@ def main() -> None:
     training = Training(optimizer=adafactor, total_steps=1, batch_size=8)
     program = train_program(training, model, ["en-gl"], make_mesh())
     rows = Rows(np.arange(there.vocabulary().size, dtype=np.int32), {})
-    state = there.begin(program, initial.plan(there.shapes, there.shapes, None, lambda _: rows))
+    state = there.begin(program, initial.plan(there.shapes, model, None, lambda _: rows))
     size = sum(array.nbytes for array in by_path(state.params).values())
     (peak,) = (
         int(line.split()[1]) * 1024

@@ -26,7 +26,7 @@ from process import device
 
 from m4.model import dispatch, gates
 from m4.model.moe import MoeLayer
-from m4.parallel.platform.huge_pages import restart_with_huge_pages
+from m4.parallel.platform.hardware import restart_with_huge_pages
 
 
 def in_folder(package) -> dict:
@@ -40,7 +40,7 @@ def in_folder(package) -> dict:
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    result = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     for name, default in {
         "tokens": 4096,
         "width": 1024,

@@ -66,7 +66,7 @@ def grouped_mm(x_SM, weights, group_tokens: int):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     for name, default in {
         "tokens": 4096,
         "width": 1024,

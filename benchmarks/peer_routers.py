@@ -10,6 +10,7 @@ Algorithm 1 for it (tests/testdata/gates). A router passes where it chooses the 
 same tokens, with the same weights within 2e-6. m4's gates pass all of them: tests/model/gates.
 """
 
+import importlib
 import json
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -58,14 +59,16 @@ def weights(inputs, case: str, settings: tuple[str, bool] | None) -> Iterator[np
             config = transformers.SwitchTransformersConfig(
                 d_model=experts, num_experts=experts, expert_capacity=capacity
             )
-            from transformers.models.switch_transformers import modeling_switch_transformers as code
+            code = importlib.import_module(
+                "transformers.models.switch_transformers.modeling_switch_transformers"
+            )
 
             router = code.SwitchTransformersTop1Router(config).eval()
             router.classifier.weight.data = torch.eye(experts)
             chosen, largest, _ = router(logits_SE[None])
             yield (chosen * largest)[0].detach().numpy()
             continue
-        from transformers.models.nllb_moe import modeling_nllb_moe as code
+        code = importlib.import_module("transformers.models.nllb_moe.modeling_nllb_moe")
 
         config = transformers.NllbMoeConfig(
             d_model=experts,

@@ -16,8 +16,8 @@ import time
 import jax
 import jax.numpy as jnp
 
-from m4.model.product import expert_product, input_gradient, product, weight_gradient
-from m4.parallel.platform.huge_pages import restart_with_huge_pages
+from m4.model.product import input_gradient, product, weight_gradient
+from m4.parallel.platform.hardware import restart_with_huge_pages
 
 kept = jax.lax.optimization_barrier  # what XLA does not fold into a product
 
@@ -27,7 +27,7 @@ def turned(x: jax.Array) -> jax.Array:
 
 
 def ours(x: jax.Array, w: jax.Array) -> jax.Array:
-    return product(x, w) if x.ndim == 2 else expert_product(x[:, None], w)[:, 0]
+    return product(x, w) if x.ndim == 2 else product(x[:, None], w)[:, 0]
 
 
 def wider(x: jax.Array, w: jax.Array, d: jax.Array) -> jax.Array:
@@ -52,7 +52,7 @@ WAYS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--experts", type=int, default=0, help="0: one product")
     for name, default in {"rows": 1024, "K": 256, "N": 1024, "times": 25}.items():
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -23,8 +23,8 @@ import jax
 
 from m4.config import load
 from m4.parallel.platform.jax_setup import use_fake_devices
-from m4.plan import hlo, memory
-from m4.plan.program import train_program
+from m4.plan import hlo
+from m4.plan.program import bytes_by_kind, given_bytes, kept_bytes, train_program
 from m4.storage.files import write_text
 from m4.storage.metrics_log import read_metrics
 
@@ -117,11 +117,11 @@ def measured(name: str) -> dict:
     program = train_program(load([CONFIGS / f"{name}.gin"]).experiment(), jax.devices(), 10)
     compiled = program.lowered.compile()
     found = hlo.summary(hlo.collectives(compiled.as_text() or ""))
-    given = memory.given(program.parts.model, program.params, program.optimizer)
+    given = given_bytes(program.params, program.optimizer)
     stats = compiled.memory_analysis()
     return {
         "collectives": {kind: total._asdict() for kind, total in found.items()},
-        "memory_bytes": memory.by_kind(given, stats, memory.kept(program)),
+        "memory_bytes": bytes_by_kind(given, stats, kept_bytes(program)),
     }
 
 

@@ -28,22 +28,22 @@ from process import device
 
 from m4.model.dispatch.einsum import einsum
 from m4.model.dispatch.gather import gather
+from m4.model.flops import forward_flops, model_flops
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.moe import MoeLayer
 from m4.model.routing import Capacity, Routing, Tokens
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import make_mesh
-from m4.parallel.platform.huge_pages import restart_with_huge_pages
-from m4.plan.flops import forward_flops, model_flops
-from m4.plan.peaks import peak_flops
+from m4.parallel.platform.hardware import restart_with_huge_pages
+from m4.train.measuring.step_clock import peak_flops
 from m4.train.optimizer import adafactor, adamw, muon
-from m4.train.program import train_program
-from m4.train.state import initialize
+from m4.train.program import initialize, train_program
 from m4.train.training import Training
 
 DISPATCH = {"einsum": einsum, "gather": gather}
 OPTIMIZERS = {
     "adamw": adamw,
+    "adamw_experts_every_4": functools.partial(adamw, experts_every=4),  # compare `mean`
     "adafactor": adafactor,
     "muon": muon,
     "muon_without_experts": functools.partial(muon, experts=False),
@@ -182,6 +182,7 @@ class Setting:
             **settings,
             "parameters": self.parameters,
             "seconds": round(seconds, 5),
+            "mean": round(statistics.mean(self.seconds), 5),
             "fastest": round(min(self.seconds), 5),
             "limit_seconds": round(self.flops / max(self.peaks), 5),
             "cpu_seconds": round(statistics.median(self.cpu_seconds[-len(self.seconds) :]), 5),

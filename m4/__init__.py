@@ -79,14 +79,10 @@ def _as_package(function: _Function) -> _Function:
 
 @_as_package
 def train(
-    experiment: Experiment | str | Path,
-    *,
-    model_dir: str | Path | None = None,
-    bindings: Collection[str] = (),
-    init_from: str | Path | None = None,
-    fresh: bool = False,
+    experiment: Experiment | str | Path, *, model_dir: str | Path | None = None,
+    bindings: Collection[str] = (), init_from: str | Path | None = None, fresh: bool = False,
     log: Callable[[dict[str, Any]], None] | None = None,
-) -> Run:
+) -> Run:  # fmt: skip
     """Trains an experiment, or the one of a gin file, from its latest checkpoint.
 
     Args:

@@ -8,7 +8,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from m4.data.sources import Source
 from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
-from m4.eval.decoding.decode import Translations
 from m4.eval.decoding.translate import Translator
 from m4.experiment import Decoding, Experiment
 from m4.settings import InputError
@@ -63,44 +62,27 @@ class Corpus:
         return self.cache.vocabulary
 
     def stream(
-        self,
-        batch_size: int = 64,
-        *,
-        sampler: Sampler = temperature,
-        total_steps: int = 10_000,
-        seed: int = 0,
-        sample_by: str = "examples",
-    ) -> Stream:
+        self, batch_size: int = 64, *, sampler: Sampler = temperature, total_steps: int = 10_000,
+        seed: int = 0, sample_by: str = "examples",
+    ) -> Stream:  # fmt: skip
         """Returns the training stream, whose `batch(step)` is a function of the step alone.
 
-        Args:
-            batch_size: Packed rows of a batch.
-            total_steps: Number of steps, for samplers that plan ahead.
-            sample_by: Unit of the sampler's rates, "examples" or "tokens".
+        The sampler's rates are in the unit `sample_by`, "examples" or "tokens"; `total_steps` is
+        for samplers that plan ahead.
         """
         lengths = self.spec.lengths
         return mixture.make_stream(
-            self.cache,
-            sampler,
-            sample_by,
-            total_steps,
-            Stream,
-            seed=seed,
-            batch_rows=batch_size,
-            source_length=lengths["inputs"],
-            target_length=lengths["targets"],
-        )
+            self.cache, sampler, sample_by, total_steps, Stream, seed=seed, batch_rows=batch_size,
+            source_length=lengths["inputs"], target_length=lengths["targets"],
+        )  # fmt: skip
 
     def batches(
         self, batch_size: int = 64, *, start: int = 0, **settings: Any
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields batches without end, for any trainer.
+        """Yields batches from step `start` on, without end, for any trainer.
 
         A batch has int32 arrays [batch_size, length] by T5X's names (encoder_input_tokens, ...).
-
-        Args:
-            start: The first step.
-            settings: Other settings of `stream`.
+        Other settings are those of `stream`.
         """
         stream = self.stream(batch_size, **settings)
         for step in itertools.count(start):
@@ -132,30 +114,10 @@ class Run:
     experiment: Experiment
     config: Config
 
-    @overload
     def translate(
-        self, lines: Sequence[str], to: str, *, source: str | None = ...,
-        prefix: str | Sequence[str] | None = ...,
-        n_best: None = ..., **decoding: Any,
-    ) -> list[str]: ...  # fmt: skip
-
-    @overload
-    def translate(
-        self, lines: Sequence[str], to: str, *, source: str | None = ...,
-        prefix: str | Sequence[str] | None = ...,
-        n_best: int, **decoding: Any,
-    ) -> list[Translations]: ...  # fmt: skip
-
-    def translate(
-        self,
-        lines: Sequence[str],
-        to: str,
-        *,
-        source: str | None = None,
-        prefix: str | Sequence[str] | None = None,
-        n_best: int | None = None,
-        **decoding: Any,
-    ) -> list[str] | list[Translations]:
+        self, lines: Sequence[str], to: str, *, source: str | None = None,
+        prefix: str | Sequence[str] | None = None, n_best: int | None = None, **decoding: Any,
+    ) -> list[Any]:  # fmt: skip
         """Translates lines in any language of the model; returns them in their order.
 
         Args:
@@ -164,14 +126,13 @@ class Run:
             source: Language of the lines. Defaults to English. Only models whose gate is
                 `by_direction` depend on it.
             prefix: Beginning of all translations, or one for each line. Defaults to none.
-            n_best: Translations per line, with their scores. Defaults to one text per line.
+            n_best: Number of `Translations` per line, with scores. Defaults to a text per line.
             decoding: Other settings of `m4.Decoding`: beams, sampling=m4.Sampling(top_p=0.9), ...
 
         Raises:
             InputError: The model does not translate into `to`, or a setting is wrong.
         """
-        if isinstance(lines, str):
-            raise InputError(f"lines = {lines!r}: must be a list of lines, [{lines!r}]")
+        _refuse_text("lines", lines)
         if wrong := [one for one in lines if not isinstance(one, str)]:
             raise InputError(f"lines: {wrong[0]!r} is no line: must be text")
         given = decoding if n_best is None else {**decoding, "n_best": n_best}
@@ -183,10 +144,7 @@ class Run:
     ) -> Explanation:
         """Translates a line, and returns its pieces, the experts of each and the attention.
 
-        The arguments are those of `translate`.
-
-        Raises:
-            InputError: The model does not translate into `to`, or the line is empty.
+        The arguments are those of `translate`. InputError: the model does not translate into `to`.
         """
         from m4.eval.decoding.explain import explain
 
@@ -201,10 +159,7 @@ class Run:
         return dataclasses.replace(self._translator, decoding=settings, source=source)
 
     def decode(self, split: str = "test", step: int | None = None) -> dict[str, list[str]]:
-        """Translates a split, "test" or "dev"; returns the translations by direction.
-
-        They are written to decodes/, too.
-        """
+        """Translates a split, "test" or "dev", into decodes/; returns the texts by direction."""
         from m4.jobs.decoding.testsets import decode
 
         with self._opened("eval" if step is None else "steps") as experiment:
@@ -215,10 +170,7 @@ class Run:
         }
 
     def evaluate(self) -> list[dict[str, Any]]:
-        """Scores the test sets, translating them first if needed; returns the rows of scores.jsonl.
-
-        There is a row for every system, direction, metric and subset.
-        """
+        """Scores the test sets, translated first if needed; returns the rows of scores.jsonl."""
         from m4.jobs.decoding.evaluate import evaluate
 
         with self._opened("eval") as experiment:
@@ -268,10 +220,11 @@ def prepare_corpus(folder: str | Path, source: Source | str | Path, **settings: 
         InputError: A setting is wrong, or the text cannot be read.
     """
     from m4.jobs import corpus
+    from m4.storage.local_copy import finished_folder
 
     made = Tsv(str(source)) if isinstance(source, str | Path) else source
     spec, place = CorpusSpec(source=made, **settings), str(folder)
-    here = corpus.fetched(place, corpus.build_corpus(spec, place), corpus.everything)
+    here = finished_folder(place, corpus.build_corpus(spec, place))
     assert here is not None
     cache = Cache(here, spec.mixture)
     cache.verify()
@@ -317,7 +270,7 @@ def delta(run: Run | str | Path) -> list[dict[str, Any]]:
     Raises:
         InputError: Translations or baselines are missing, or the config names no baselines.
     """
-    from m4.jobs.bilingual.baselines import baselines_of
+    from m4.jobs.bilingual import baselines_of
     from m4.jobs.decoding.report import report
 
     run = run if isinstance(run, Run) else load(run)
@@ -347,11 +300,9 @@ def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
 
 
 def config_of(
-    experiment: Experiment | str | Path,
-    model_dir: str | Path | None,
-    bindings: Collection[str],
+    experiment: Experiment | str | Path, model_dir: str | Path | None, bindings: Collection[str],
     init_from: str | Path | None,
-) -> Config:
+) -> Config:  # fmt: skip
     """Returns the config of an experiment, or of a gin file and further bindings."""
     _refuse_text("bindings", bindings)
     given = [*bindings]
@@ -370,6 +321,5 @@ def config_of(
 
 
 def _refuse_text(name: str, given: Collection[str]) -> None:
-    """Raises InputError for a text, which is a collection of letters, too."""
     if isinstance(given, str):
         raise InputError(f"{name} = {given!r}: must be a list of texts: [{given!r}]")

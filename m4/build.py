@@ -6,45 +6,48 @@ the config asks for: checking them is the same call.
 
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import pair_of
-from m4.data.samplers.kept import kept_of
+from m4.data.directions import split_direction
+from m4.data.preprocess import tag
+from m4.data.samplers import kept_of
 from m4.data.samplers.learned import ALIGNMENT, Learned
 from m4.data.stream import mixture
 from m4.data.stream.stream import Stream
+from m4.eval.decoding.decode import translations
+from m4.eval.decoding.testsets import split_pairs, train_pairs
 from m4.eval.decoding.translate import Translator
-from m4.eval.scoring.dev_chrf import dev_chrf
-from m4.experiment import Data, Decoding, Experiment, Training, identity
+from m4.eval.metrics.chrf import chrf
+from m4.experiment import Decoding, Experiment, identity
+from m4.model.flops import forward_flops, model_flops
 from m4.model.transformer import Transformer, abstract_variables
-from m4.parallel.layout import Layout
-from m4.parallel.mesh import axis_rules_context
+from m4.parallel import distributed
+from m4.parallel.mesh import Layout, axis_rules_context
 from m4.settings import SettingError, first_line
 from m4.train import program
-from m4.train.batches import BatchShape
 from m4.train.early_stopping import EarlyStopping
 from m4.train.loop import Evaluator
 from m4.train.measuring.dev import dev_directions, dev_loss
+from m4.train.measuring.step_clock import Flops, peak_flops
 from m4.train.multitask.cosines import gradient_cosines
 from m4.train.multitask.groups import Directions, check_groups
-from m4.train.program import TrainProgram
+from m4.train.program import BatchShape, TrainProgram
 from m4.train.sampling import LearnedSampling
 from m4.train.training import BY_DIRECTION
 
 
 def build(
-    experiment: Experiment,
-    corpus: Cache | None,
-    *,
-    languages: Sequence[str] | None = None,
+    experiment: Experiment, corpus: Cache | None, *, languages: Sequence[str] | None = None,
     make_mesh: Callable[[], Mesh] | None = None,
-) -> "Parts":
+) -> "Parts":  # fmt: skip
     """Returns the parts of an experiment; nothing is computed, and each is made when it is used.
 
     Args:
@@ -52,18 +55,14 @@ def build(
             config asks for. A built vocabulary may come a little below, but not the model's sizes.
         languages: Languages without a corpus. Defaults to those of the config.
         make_mesh: Makes the mesh. Defaults to the config's, over all devices.
-
-    Raises:
-        SettingError: A model that cannot be made, or tasks that do not group the directions.
     """
     training, data = experiment.training, experiment.data
     if corpus is not None:
-        names = corpus.directions
-        pairs = {name: corpus.size(pair_of(name), "train") for name in names}
+        pairs = corpus.sizes()
         levels: dict[str, list[str]] = {"high": [], "medium": [], "low": []}
         for name, size in pairs.items():
             levels[data.levels.of(size)].append(name)
-        directions = Directions(names, pairs, levels)
+        directions = Directions(corpus.directions, pairs, levels)
         sizes = {"vocab_size": corpus.target_vocabulary.size}
         if corpus.separate:
             sizes["source_vocab_size"] = corpus.source_vocabulary.size
@@ -74,29 +73,42 @@ def build(
         sizes = {"vocab_size": spec.target_vocabulary_size or spec.vocabulary_size}
         if spec.target_vocabulary_size is not None:
             sizes["source_vocab_size"] = spec.vocabulary_size
-    tasks: dict[str, Any] = {}
-    if experiment.tasks is not None:
-        groups = check_groups(experiment.tasks, directions, "Experiment.tasks")
-        of = {name: task for task, group in enumerate(groups.values()) for name in group}
-        tasks["tasks"] = [of[name] for name in directions.names]
-    model = experiment.build_model(sizes, len(names), **tasks)
-    return Parts(
-        training, data, experiment.decoding, model, directions, corpus, make_mesh or training.mesh
-    )
+    return Parts(experiment, directions, sizes, corpus, make_mesh or training.mesh)
+
+
+def model_of(
+    experiment: Experiment, sizes: Mapping[str, int], directions: int, **more: Any
+) -> Transformer:
+    """Returns the model for vocabularies of these sizes (vocab_size, source_vocab_size)."""
+    multiple, corpus = experiment.vocabulary_multiple, experiment.data.corpus
+    asked = {"vocab_size": corpus.target_vocabulary_size or corpus.vocabulary_size}
+    # At least what is asked for: vocabularies of little text come out smaller by chance, and models
+    # of one size share a compiled program.
+    sizes = {name: max(size, asked.get(name, 0)) for name, size in sizes.items()}
+    rounded = {name: -(-size // multiple) * multiple for name, size in sizes.items()}
+    return experiment.model(**rounded, directions=directions, **more)
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """The parts of an experiment."""
 
-    training: Training
-    data: Data
-    decoding: Decoding
-    model: Transformer  # the model, without parameters
+    experiment: Experiment
     # Directions in the order of the corpus, with their sizes and resource levels.
     directions: Directions
+    _sizes: Mapping[str, int]  # of the vocabularies, for `model_of`
     _corpus: Cache | None
     _make_mesh: Callable[[], Mesh]
+
+    @functools.cached_property
+    def model(self) -> Transformer:
+        """The model, without parameters. SettingError: one that cannot be made."""
+        grouping, tasks = self.experiment.tasks, dict[str, Any]()
+        if grouping is not None:
+            groups = check_groups(grouping, self.directions, "Experiment.tasks").values()
+            of = {name: task for task, group in enumerate(groups) for name in group}
+            tasks["tasks"] = [of[name] for name in self.directions.names]
+        return model_of(self.experiment, self._sizes, len(self.directions.names), **tasks)
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -112,37 +124,29 @@ class Parts:
     @functools.cached_property
     def stream(self) -> Stream:
         """The batches of training, drawn at the sampler's first rates."""
-        training, data = self.training, self.data
+        training, data = self.experiment.training, self.experiment.data
         return mixture.make_stream(
-            self.corpus,
-            data.full_sampler,
-            data.sample_by,
-            training.total_steps,
-            data.stream,
-            seed=training.seed,
-            batch_rows=training.batch_size,
+            self.corpus, data.full_sampler, data.sample_by, training.total_steps, data.stream,
+            seed=training.seed, batch_rows=training.batch_size,
             source_length=data.corpus.lengths["inputs"],
             target_length=data.corpus.lengths["targets"],
-        )
+        )  # fmt: skip
 
     @property
     def batch_shape(self) -> BatchShape:
         """The shape of the batches."""
-        lengths = self.data.corpus.lengths
-        return self.training.batch_size, lengths["inputs"], lengths["targets"]
+        lengths = self.experiment.data.corpus.lengths
+        return self.experiment.training.batch_size, lengths["inputs"], lengths["targets"]
 
     @functools.cached_property
     def trained(self) -> Directions:
-        """The directions that are trained, in the order of the stream.
-
-        SettingError: a gate by task, and a sampler that leaves out a direction.
-        """
+        """The directions that are trained, in the order of the stream, which may leave some out."""
         if self._corpus is None:
             return self.directions
         names = self.stream.directions
         if self.model.by_task and list(names) != list(self.directions.names):
             allowed = "a sampler with a rate for every direction, for a gate by task"
-            raise SettingError("Data.sampler", self.data.sampler, allowed)
+            raise SettingError("Data.sampler", self.experiment.data.sampler, allowed)
         inside = {level: [name for name in members if name in names]
                   for level, members in self.directions.levels.items()}  # fmt: skip
         return Directions(names, {name: self.directions.sizes[name] for name in names}, inside)
@@ -151,12 +155,20 @@ class Parts:
     def program(self) -> TrainProgram:
         """The training step. SettingError: sizes that do not divide over the mesh."""
         return program.train_program(
-            self.training, self.model, self.trained, self.mesh, self.batch_shape
+            self.experiment.training, self.model, self.trained, self.mesh, self.batch_shape
         )
+
+    @property
+    def flops(self) -> Flops:
+        """The model FLOPs of a training step, and the peak of the devices."""
+        peak = math.inf  # the primary process alone writes the share of it that is used
+        if distributed.is_primary():
+            peak = peak_flops([*self.mesh.devices.flat], self.model.dtype)
+        return Flops(model_flops(forward_flops(self.model, *self.batch_shape)), peak)
 
     def layout(self) -> Layout | None:
         """Returns the model's layout in translation. None: on one device."""
-        training, mesh = self.training, self.mesh
+        training, mesh = self.experiment.training, self.mesh
         with axis_rules_context(mesh, training.extra_axis_rules):
             program.check_model(mesh, self.model)
         if mesh.size == 1:
@@ -178,87 +190,114 @@ class Parts:
         """Returns the model with parameters, to translate by these settings."""
         corpus = self.corpus
         return Translator(
-            self.model,
-            params,
-            corpus.vocabulary,
-            decoding,
-            layout,
-            corpus.length_factors,
-            normalise=self.data.corpus.cleaning.normalise,
-            trained=corpus.directions,
-        )
+            self.model, params, corpus.vocabulary, decoding, layout, corpus.length_factors,
+            normalise=self.experiment.data.corpus.cleaning.normalise, trained=corpus.directions,
+        )  # fmt: skip
 
     def dev_chrf(self, limit: int | None = None) -> Evaluator:
-        """Returns the evaluation by chrF of at most `limit` dev sentences a direction."""
+        """Returns the evaluation by chrF, percent, of greedy translations of dev sentences.
 
-        def ready(params: Any, decoding: Decoding) -> Translator:
-            return self.ready(params, decoding, self.layout())
+        It and not the loss picks a model trained on few sentences, whose loss rises early.
 
-        measured = dev_chrf(self.corpus, ready, self.decoding, self._judged(), limit)
-        return Evaluator(self.training.dev_period, measured)
+        Args:
+            limit: Number of sentences of each direction, the first ones. Defaults to all.
+        """
+        corpus, decoding = self.corpus, self.experiment.decoding
+        every = split_pairs(corpus, self._judged, "dev")
+        pairs = {direction: found[:limit] for direction, found in every.items()}
+        numbers = [corpus.directions.index(name) for name in pairs for _ in pairs[name]]
+        sources = [
+            tag(source, split_direction(name)[1]) for name in pairs for source, _ in pairs[name]
+        ]
+        # Of its settings only the lengths count, which are part of a baseline's identity.
+        lengths = ("max_source_length", "max_target_length", "batch_rows")
+        greedy = Decoding(beams=1, **{name: getattr(decoding, name) for name in lengths})
 
+        def measured(params: Any) -> dict[str, float]:
+            model, scores = self.ready(params, greedy, self.layout()), dict[str, float]()
+            found = iter(translations(model, sources, directions=numbers, on_cut=lambda *_: None))
+            for direction, sentences in pairs.items():
+                references = [reference for _, reference in sentences]
+                texts = [next(found).texts[0] for _ in references]
+                one = chrf(texts, references, split_direction(direction)[1])
+                scores[f"dev/chrf/{direction}"] = one.value()
+            return {"dev/chrf": float(np.mean(list(scores.values()))), **scores}
+
+        return Evaluator(self.experiment.training.dev_period, measured)
+
+    @functools.cached_property
+    def kept(self) -> list[str]:
+        """The directions of `Data.keep`. SettingError: an unknown one."""
+        keep = self.experiment.data.keep
+        return kept_of(keep, self.directions.names) if keep else []
+
+    @property
     def _judged(self) -> list[str]:
-        """Returns the directions by whose dev sentences training is judged: none that is kept."""
-        kept = kept_of(self.data.keep, self.corpus.directions)
-        return [name for name in dev_directions(self.corpus, self.stream) if name not in kept]
+        """The directions by whose dev sentences training is judged: none that is kept."""
+        return [name for name in dev_directions(self.corpus, self.stream) if name not in self.kept]
 
     def evaluators(self) -> list[Evaluator]:
-        """Returns dev losses and, where they are asked for, dev chrF and cosines of gradients.
-
-        Raises:
-            SettingError: Early stopping by a direction that has no dev sentences.
-        """
-        training, given = self.training, (self.corpus, self.stream, self.model, self.mesh)
-        kept = kept_of(self.data.keep, self.corpus.directions)
-        made = [Evaluator(training.dev_period, dev_loss(*given, training.dev_pairs, kept))]
+        """Returns dev losses and, where they are asked for, dev chrF and cosines of gradients."""
+        training = self.experiment.training
+        given = self.corpus, self.stream, self.model, self.mesh
+        made = [Evaluator(training.dev_period, dev_loss(*given, training.dev_pairs, self.kept))]
         if (rule := training.early_stopping) is not None:
-            _check_stopping(rule, self._judged())
+            _check_stopping(rule, self._judged)
             made += [self.dev_chrf(training.dev_pairs)] if rule.by_chrf else []
         if (cosines := training.cosines) is not None:
             made.append(Evaluator(cosines.period, gradient_cosines(*given, cosines, self.trained)))
         return made
 
+    @property
+    def note(self) -> dict[str, Any]:
+        """The note about the corpus in every checkpoint of a training."""
+        corpus = self.corpus
+        names = {"vocabulary": corpus.vocabulary.fingerprint, "corpus": corpus.fingerprint}
+        return {**names, "train_pairs": train_pairs(corpus)}
+
     def sampling(self) -> LearnedSampling | None:
         """Returns what joins a sampler that learns to the stream. None: it does not learn."""
-        sampler, by = self.data.sampler, self.data.sample_by
+        sampler, by = self.experiment.data.sampler, self.experiment.data.sample_by
         if not isinstance(sampler, Learned):
             return None
-        unit = mixture.units(self.corpus, by)
-        return LearnedSampling(
-            sampler,
-            sampler(mixture.sizes(self.corpus, by)),
-            lambda rates: mixture.pair_rates(rates, unit),
-            self.stream,
-            _measured(self.training, sampler),
-        )
+        unit, training = mixture.units(self.corpus, by), self.experiment.training
+        # The settings that decide when and on what it learns.
+        measured: dict[str, Any] = {f"Training.{name}": getattr(training, name)
+                                    for name in ("dev_period", "dev_pairs")}  # fmt: skip
+        if sampler.reads == ALIGNMENT and (cosines := training.cosines) is not None:
+            about = {"period": cosines.period, "pairs": cosines.pairs}
+            about["groups"] = identity(cosines.groups)
+            measured = {f"GradientCosines.{name}": value for name, value in about.items()}
+        rates = functools.partial(mixture.pair_rates, unit=unit)
+        start = sampler(mixture.sizes(self.corpus, by))
+        return LearnedSampling(sampler, start, rates, self.stream, measured)
 
     def check_training(self) -> None:
-        """Checks all of a multilingual training whose size is known before the corpus is there.
-
-        Raises:
-            SettingError: A mesh that these devices cannot make, sizes that do not divide over it or
-                do not fit together, an optimizer or sampler that cannot be made.
-        """
-        training, sampler = self.training, self.data.sampler
-        _ = self.mesh
+        """Checks all of a training that is known before the corpus. Raises SettingError."""
+        training, sampler = self.experiment.training, self.experiment.data.sampler
+        _ = self.mesh, self.kept
         if (rule := training.early_stopping) is not None and rule.direction is not None:
             _check_stopping(rule, self.directions.names)
         if isinstance(sampler, Learned):
-            _check_learned(training, sampler)
+            setting, period = "Training.dev_period", training.dev_period
+            if sampler.reads == ALIGNMENT:
+                if training.cosines is None:
+                    allowed = "measured for the signal alignment: @cosines.GradientCosines()"
+                    raise SettingError("Training.cosines", None, allowed)
+                setting, period = "GradientCosines.period", training.cosines.period
+            if period >= training.total_steps:
+                allowed = f"less than total_steps = {training.total_steps}: a learned sampler "
+                allowed += "learns from the evaluations within training"
+                raise SettingError(setting, period, allowed)
         if training.cosines is not None:
             training.cosines.of(self.directions)
-        if self.data.keep:
-            kept_of(self.data.keep, self.directions.names)
         _ = self.program.shardings
 
-    def check_decoding(self) -> None:
-        """Checks the model and its layout. SettingError: it cannot lie over the mesh."""
-        variables = abstract_variables(self.model)
-        if layout := self.layout():
-            layout.shardings(variables["params_axes"], variables["params"])
-
     def placed_params(self) -> Any:
-        """Returns the parameters to translate with as shapes with shardings."""
+        """Returns the parameters to translate with as shapes with shardings.
+
+        SettingError: The model cannot lie over the mesh.
+        """
         variables = abstract_variables(self.model)
         params, layout = dict(variables["params"]), self.layout()
         if layout is None:
@@ -274,29 +313,12 @@ class Parts:
 def _expected_languages(experiment: Experiment) -> Sequence[str]:
     """Returns the languages before the corpus is there, of the source where settings name them."""
     training, spec = experiment.training, experiment.data.corpus
-    by_name = [*(getattr(training, name) for name in BY_DIRECTION)]
-    by_name += [training.early_stopping and training.early_stopping.direction, experiment.tasks]
-    by_name += [experiment.data.keep or None]
+    by_name = [*(getattr(training, name) for name in BY_DIRECTION), experiment.tasks,
+               training.early_stopping and training.early_stopping.direction,
+               experiment.data.keep or None]  # fmt: skip
     if any(one is not None for one in by_name):
         return spec.language_pairs()
     return spec.languages or ["gl"]
-
-
-def _check_learned(training: Training, sampler: Learned) -> None:
-    """SettingError: a sampler that learns has nothing to learn from."""
-    setting, period = "Training.dev_period", training.dev_period
-    if sampler.reads == ALIGNMENT:
-        if training.cosines is None:
-            allowed = "measured for the signal alignment: @cosines.GradientCosines()"
-            raise SettingError("Training.cosines", None, allowed)
-        setting, period = "GradientCosines.period", training.cosines.period
-    if period >= training.total_steps:
-        raise SettingError(
-            setting,
-            period,
-            f"less than total_steps = {training.total_steps}: a learned sampler learns from the "
-            "evaluations within training",
-        )
 
 
 def _check_stopping(rule: EarlyStopping, directions: Sequence[str]) -> None:
@@ -306,12 +328,3 @@ def _check_stopping(rule: EarlyStopping, directions: Sequence[str]) -> None:
     if rule.direction not in (None, *directions):
         allowed = f"of a direction that has dev sentences: {', '.join(directions)}"
         raise SettingError("EarlyStopping.metric", rule.metric, allowed)
-
-
-def _measured(training: Training, sampler: Learned) -> Mapping[str, Any]:
-    """Returns the settings that decide when and on what a sampler learns."""
-    if sampler.reads == ALIGNMENT and (cosines := training.cosines) is not None:
-        periods = {"period": cosines.period, "pairs": cosines.pairs}
-        about = {**periods, "groups": identity(cosines.groups)}
-        return {f"GradientCosines.{name}": value for name, value in about.items()}
-    return {"Training.dev_period": training.dev_period, "Training.dev_pairs": training.dev_pairs}

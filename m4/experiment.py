@@ -14,13 +14,12 @@ from typing import Annotated, Any
 
 from m4.data.corpus import CorpusSpec
 from m4.data.directions import pair_of
-from m4.data.samplers import Planned, Sampler
-from m4.data.samplers.kept import Kept
+from m4.data.samplers import Kept, Planned, Sampler
 from m4.data.samplers.learned import Learned
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS
 from m4.data.stream.stream import Stream
-from m4.eval.decoding.methods.sampling import Sampling as Sampling
+from m4.eval.decoding.sampling import Sampling as Sampling
 from m4.eval.decoding.settings import Decoding as Decoding
 from m4.eval.scoring.levels import DEFAULT_LEVELS
 from m4.eval.scoring.levels import ResourceLevels as ResourceLevels
@@ -163,16 +162,6 @@ class Experiment:
         """MODEL_DIR, of an experiment that was opened (`m4.jobs.open_run`)."""
         return Path(self.model_dir)
 
-    def build_model(self, sizes: Mapping[str, int], directions: int, **overrides: Any) -> Any:
-        """Returns the model for vocabularies of these sizes (vocab_size, source_vocab_size)."""
-        multiple, corpus = self.vocabulary_multiple, self.data.corpus
-        asked = {"vocab_size": corpus.target_vocabulary_size or corpus.vocabulary_size}
-        # At least what is asked for: vocabularies of little text come out smaller by chance, and
-        # models of one size share a compiled program.
-        sizes = {name: max(size, asked.get(name, 0)) for name, size in sizes.items()}
-        rounded = {name: -(-size // multiple) * multiple for name, size in sizes.items()}
-        return self.model(**rounded, directions=directions, **overrides)
-
 
 def partial_arguments(made: functools.partial[Any]) -> dict[str, Any]:
     """Returns the arguments of a functools.partial by name, those by position, too."""
@@ -180,10 +169,7 @@ def partial_arguments(made: functools.partial[Any]) -> dict[str, Any]:
 
 
 def identity(value: Any) -> Any:
-    """Returns what decides a part of an experiment, as JSON; equal for equal settings.
-
-    Classes, functions and their arguments are there by name, defaults included.
-    """
+    """Returns what decides a part of an experiment, with its defaults, as JSON."""
     if isinstance(value, Mapping):
         return {str(k): identity(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -205,12 +191,9 @@ def _made(value: Any) -> tuple[Any, dict[str, Any]] | None:
         target, given = value.func, partial_arguments(value)
     if not callable(target):
         return None
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(target).parameters.items()
-        if parameter.default is None
-        or isinstance(parameter.default, bool | int | float | str | tuple)
-    }
+    plain = bool | int | float | str | tuple | None
+    parameters = inspect.signature(target).parameters
+    defaults = {name: p.default for name, p in parameters.items() if isinstance(p.default, plain)}
     return target, {**defaults, **given}
 
 

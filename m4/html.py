@@ -31,12 +31,9 @@ def render(
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     policy = f"; script-src 'sha256-{digest}'" if code else ""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]), autoescape=True,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     environment.filters |= filters or {}
     return environment.get_template(template.name).render(
         data, script=Markup(code), script_policy=Markup(policy)

@@ -5,6 +5,7 @@ with ProgressBar("train", 100, "steps") as bar:
         bar.update(step + 1, f"loss {loss:.3f}")
 """
 
+import dataclasses
 import math
 import sys
 import time
@@ -14,21 +15,22 @@ _SECONDS_PER_LINE = 10.0  # where there is no terminal
 _BAR_WIDTH = 24
 
 
+@dataclasses.dataclass
 class ProgressBar:
     """The part of some work that is done, its rate and the time left.
 
-    The rate counts the work of this process only, from the first `update` on: compiling the first
-    step happens once. The `with` statement or the first `update` shows the bar; `close` or the end
-    of the statement ends it.
-
-    Args:
-        unit: What is counted; "%" has no rate.
-        stream: Where to write. Defaults to standard output.
+    The rate counts the work of this process from the first `update` on: compiling the first step
+    happens once. The `with` statement or the first `update` shows the bar. A `unit` "%" has no
+    rate.
     """
 
-    def __init__(self, name: str, total: int, unit: str = "steps", stream: TextIO | None = None):
-        self.name, self.total, self.unit = name, total, unit
-        self._stream = stream or sys.stdout
+    name: str
+    total: int
+    unit: str = "steps"
+    stream: TextIO | None = None
+
+    def __post_init__(self) -> None:
+        self._stream = self.stream or sys.stdout
         self._start = self._first_time = time.monotonic()
         self._first: int | None = None  # of the first update
         self._done, self._text = 0, ""
@@ -47,13 +49,9 @@ class ProgressBar:
     def update(
         self, done: int, text: str = "", total: int | None = None, left: float | None = None
     ) -> None:
-        """Sets how much is done; after `close` it does nothing.
+        """Sets how much is done in all, and a new total; after `close` it does nothing.
 
-        Args:
-            done: All that is done, not what was added.
-            total: The new total, where some of the work turned out not to be needed.
-            left: Seconds left, where steps are not all alike; NaN where they are not known.
-                Defaults to the rate so far.
+        `left` are the seconds left, where steps are not all alike; NaN where they are not known.
         """
         if self._closed:
             return
@@ -124,11 +122,7 @@ def _rich_bar(stream: TextIO) -> Any:
     from rich.console import Console  # slow to import, and only terminals need it
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    return Progress(
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=_BAR_WIDTH),
-        TextColumn("{task.fields[text]}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-        console=Console(file=stream),
-    )
+    name = TextColumn("{task.description}", style="bold", markup=False)
+    text, left = (TextColumn(f"{{task.fields[{one}]}}", markup=False) for one in ("text", "left"))
+    bar, elapsed = BarColumn(bar_width=_BAR_WIDTH), TimeElapsedColumn()
+    return Progress(name, bar, text, elapsed, left, console=Console(file=stream))

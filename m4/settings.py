@@ -8,6 +8,7 @@ adds the gin name, file and line. `m4.config` checks the same annotations before
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -20,11 +21,9 @@ import sys
 import types
 import typing
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-
-from m4 import references
 
 _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
@@ -48,7 +47,6 @@ class SavedText(str):
     allowed: Mapping[str, str]
 
     def __new__(cls, text: str, allowed: Mapping[str, str] | None = None) -> "SavedText":
-        """Copies a text. By default it allows nothing."""
         made = super().__new__(cls, text)
         made.allowed = allowed or {}
         return made
@@ -78,20 +76,16 @@ def import_module(name: str) -> types.ModuleType:
     """
     top = name.split(".")[0]
     if isinstance(name, SavedText) and top != "m4" and top not in name.allowed:
-        raise InputError(
-            f"this run's config imports {name}, which is not part of m4: a run folder is "
-            f"data, and its code runs only where you allow it (--allow_module={top}, or "
-            f"{top}=FOLDER where it is not in the working folder; in Python "
-            f"m4.load(..., allow_modules=[{top!r}]))"
+        said = (
+            f"which is not part of m4: it runs only where you allow it (--allow_module={top}, or "
         )
+        said += f"{top}=FOLDER elsewhere; in Python m4.load(..., allow_modules=[{top!r}]))"
+        raise InputError(f"this run's config imports {name}, {said}")
     return importlib.import_module(name)
 
 
 def is_one_line(name: str) -> bool:
-    """Returns whether a name has no line break and no other control character.
-
-    Others could write lines of their own into configs, tables and commands to paste.
-    """
+    """Returns whether a name has no control characters, which write lines of their own anywhere."""
     return not any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in name)
 
 
@@ -107,19 +101,22 @@ def counted(count: float, noun: str) -> str:
     return f"{shown} {noun}{'s' * (shown != '1')}"
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """Returns the first `most` names of a list, and how many more there are: "a, b and 7 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def pasted(*words: object) -> str:
     """Returns a command of m4 as a shell reads it, whatever names are in its words.
 
     It begins as this process was started: on most machines a bare `m4` is GNU's.
     """
-    return shlex.join([*_program(), *map(str, words)])
-
-
-def _program() -> list[str]:
     started = sys.argv[0] if sys.argv else ""
+    program = [_shortest(sys.executable), "-m", "m4"]
     if Path(started).name in ("m4", "m4-nmt"):
-        return [_shortest(started)]
-    return [_shortest(sys.executable), "-m", "m4"]
+        program = [_shortest(started)]
+    return shlex.join([*program, *map(str, words)])
 
 
 def _shortest(path: str) -> str:
@@ -191,6 +188,10 @@ class OneOf:
 
     values: tuple[str, ...]
 
+    def holds(self, value: str) -> bool:
+        """Returns whether a text is one of them."""
+        return value in self.values
+
     def __str__(self) -> str:
         return f"one of {', '.join(self.values)}"
 
@@ -221,25 +222,18 @@ Rate = Annotated[float, Between(0, 1, below=True)]  # of dropout, of label smoot
 Factor = Annotated[float, Between(0, 1e6)]
 
 
-def _is_number(value: Any, kind: Any) -> bool:
-    is_nan = isinstance(value, float) and math.isnan(value)
-    return isinstance(value, kind) and not isinstance(value, bool) and not is_nan
-
-
-# Kind -> (its name in messages, whether a value is of the kind).
+# Kind -> (its name in messages, whether a value is of the kind). A bool is no number, an int is a
+# float, and NaN is neither.
 _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
-    int: ("a whole number", lambda value: _is_number(value, int)),
-    float: ("a number", lambda value: _is_number(value, int | float)),
-    bool: ("True or False", lambda value: isinstance(value, bool)),
-    str: ("text that is not empty", lambda value: isinstance(value, str) and value != ""),
+    int: ("a whole number", lambda v: isinstance(v, int) and type(v) is not bool),
+    float: ("a number", lambda v: isinstance(v, int | float) and type(v) is not bool and v == v),
+    bool: ("True or False", lambda v: isinstance(v, bool)),
+    str: ("text that is not empty", lambda v: isinstance(v, str) and v != ""),
 }
 
 
 def check_value(setting: str, value: Any, annotation: Any) -> None:
-    """Raises SettingError unless a value fits an annotation; unknown kinds are not checked.
-
-    A bool is no number, an int is a float, NaN is neither, and empty strings are rejected.
-    """
+    """Raises SettingError unless a value fits an annotation; unknown kinds are not checked."""
     if not fits(value, annotation):
         raise SettingError(setting, value, describe(annotation))
 
@@ -287,17 +281,13 @@ def is_checked(configurable: Any) -> bool:
 
 def mutable_of(configurable: Callable[..., Any]) -> list[str]:
     """Returns the parameters whose annotations have the mark MUTABLE."""
-    return [
-        name
-        for name, annotation in annotations_of(configurable).items()
-        if MUTABLE in getattr(annotation, "__metadata__", ())
-    ]
+    found = annotations_of(configurable).items()
+    return [name for name, one in found if MUTABLE in getattr(one, "__metadata__", ())]
 
 
 def given_of(configurable: Callable[..., Any], name: str) -> str | None:
     """Returns what decides a parameter that m4 itself gives; None: a config may set it."""
-    annotation = annotations_of(configurable).get(name)
-    marks = getattr(annotation, "__metadata__", ())
+    marks = getattr(annotations_of(configurable).get(name), "__metadata__", ())
     return next((mark.by for mark in marks if isinstance(mark, Given)), None)
 
 
@@ -346,11 +336,16 @@ def describe(annotation: Any) -> str:
         return f"a list, each {describe(args[0])}" if args else "a list"
     if origin is os.PathLike:
         return "a path"
-    if references.is_call(annotation):
-        return references.called(annotation)
-    if references.is_protocol(annotation) or dataclasses.is_dataclass(annotation):
-        return f"{references.named(annotation)}, with brackets: @module.name()"
-    return references.named(annotation)
+    name = _named(annotation)
+    if _is_call(annotation) and _is_protocol(annotation):
+        return f"a reference to {name}: @module.name, or in Python the function itself"
+    if _is_call(annotation):
+        returns = (args or (..., Any))[1]
+        of = f" to what makes {_named(returns)}" if isinstance(returns, type) else ""
+        return f"a reference such as @module.name{of}"
+    if _is_protocol(annotation) or dataclasses.is_dataclass(annotation):
+        return f"{name}, with brackets: @module.name()"
+    return name
 
 
 def fits(value: Any, annotation: Any) -> bool:
@@ -361,7 +356,9 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation is None or annotation is types.NoneType:
         return value is None
     if origin is Annotated:
-        return fits(value, args[0]) and (value is None or all(_holds(m, value) for m in args[1:]))
+        kind, *marks = args
+        allowed = (mark.holds(value) for mark in marks if isinstance(mark, Between | OneOf))
+        return fits(value, kind) and (value is None or all(allowed))
     if origin in _UNIONS:
         return any(fits(value, arg) for arg in args)
     if origin is typing.Literal:
@@ -377,27 +374,148 @@ def fits(value: Any, annotation: Any) -> bool:
         return listed and all(fits(item, args[0]) for item in value)
     if origin is os.PathLike:
         return isinstance(value, os.PathLike)
-    if references.is_call(annotation):
-        return references.may_call(value, annotation)
-    if references.is_protocol(annotation):
+    if _is_call(annotation):
+        return _may_call(value, annotation)
+    if _is_protocol(annotation):
         literal = bool | int | float | str | list | tuple | dict | None
-        return not isinstance(value, literal) and references.behaves(value, annotation)
+        return not isinstance(value, literal) and _behaves(value, annotation)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return isinstance(value, annotation)
     return True
 
 
-def _holds(mark: Any, value: Any) -> bool:
-    """Returns whether a value is what a mark of Annotated allows."""
-    if isinstance(mark, Between):
-        return mark.holds(value)
-    return not isinstance(mark, OneOf) or value in mark.values
-
-
 def nearest_valid(size: int, parts: int) -> str:
-    """Names the sizes next to `size` that divide by `parts`, for messages.
-
-    Below the first valid size it names that one alone.
-    """
+    """Names the sizes next to `size` that divide by `parts`, for messages."""
     down, up = size // parts * parts, (size // parts + 1) * parts
     return f"nearest valid sizes: {down} and {up}" if down > 0 else f"nearest valid size: {parts}"
+
+
+# ------------------------------------------------------------------------------------- references
+
+# Of a config's references only what certainly cannot be is refused: it cannot be called as the
+# setting is, or what it returns, by its own annotation, is something else. A function without
+# annotations may be anything.
+
+# Given to a function that has a parameter of the name (`m4.data.samplers`).
+_GIVEN_WHERE_ASKED = {"drawn"}
+
+
+def _is_call(annotation: Any) -> bool:
+    """Returns whether an annotation is a Callable, or a Protocol with `__call__`."""
+    if _origin(annotation) is collections.abc.Callable:
+        return True
+    return _is_protocol(annotation) and "__call__" in vars(annotation)
+
+
+def _is_protocol(annotation: Any) -> bool:
+    """Returns whether an annotation is a Protocol."""
+    return bool(getattr(annotation, "_is_protocol", False))
+
+
+def _may_call(value: Any, annotation: Any) -> bool:
+    """Returns whether a value can be called as a Callable or Protocol says, with its result."""
+    if not callable(value):
+        return False
+    names, returns = _call_of(annotation)
+    return _takes(value, names) and _may_be(_returned(value), returns)
+
+
+def given_twice(value: Any, annotation: Any) -> str | None:
+    """Returns a parameter of a partial that the caller gives, too, or None."""
+    for one in _alternatives(annotation):
+        if isinstance(value, functools.partial) and _is_call(one):
+            names = _call_of(one)[0] or []
+            if not _is_protocol(one):
+                names = [*inspect.signature(value.func).parameters][: len(names)]
+            return next((name for name in names if name in value.keywords), None)
+    return None
+
+
+def _behaves(value: Any, kind: type) -> bool:
+    """Returns whether an object or class has the public methods of a class or Protocol."""
+    methods = {name for name, one in vars(kind).items() if callable(one)}
+    asked = {name for name in methods if not name.startswith("_") or name == "__call__"}
+    return bool(asked) and all(hasattr(value, name) for name in asked)
+
+
+def _named(kind: Any) -> str:
+    """Returns the name of a class with its article."""
+    name = getattr(kind, "__name__", str(kind))
+    return f"{'an' if name[:1] in 'AEIO' else 'a'} {name}"
+
+
+def _call_of(annotation: Any) -> tuple[list[str] | None, Any]:
+    """Returns the names of a call's arguments ("": none, None: any arguments), and its result."""
+    if _is_protocol(annotation):
+        call = annotation.__call__
+        return [*inspect.signature(call).parameters][1:], _hints(call).get("return", Any)
+    given, returns = typing.get_args(annotation) or (..., Any)
+    return (None if given is ... else [""] * len(given)), returns
+
+
+def _takes(value: Any, names: list[str] | None) -> bool:
+    """Returns whether a value takes these arguments, by position or by name."""
+    if names is None:
+        return True
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return True
+    more = dict.fromkeys(_GIVEN_WHERE_ASKED & {*signature.parameters} - {*names})
+    for positional, keywords in ((names, []), ([], names)) if all(names) else ((names, []),):
+        with contextlib.suppress(TypeError):
+            signature.bind(*positional, **more, **dict.fromkeys(keywords))
+            return True
+    return False
+
+
+def _returned(value: Any) -> Any:
+    """Returns the annotation of what a call returns, or Any where there is none."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, type):
+        return value
+    call = value if inspect.isroutine(value) else type(value).__call__
+    return _hints(call).get("return", Any)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(inspect.unwrap(function))
+    except (NameError, TypeError, AttributeError):  # imported for type checkers only
+        return {}
+
+
+def _may_be(found: Any, wanted: Any) -> bool:
+    """Returns whether a value of one annotation may be a value of another."""
+    pairs = [(one, other) for one in _alternatives(found) for other in _alternatives(wanted)]
+    return any(_related(_origin(one), _origin(other)) for one, other in pairs)
+
+
+def _related(found: Any, wanted: Any) -> bool:
+    if not isinstance(found, type) or not isinstance(wanted, type):
+        return True
+    if {found, wanted} & {Any, object}:
+        return True
+    if _is_protocol(found) or _is_protocol(wanted):
+        return _behaves(found, wanted)
+    try:
+        derived = issubclass(found, wanted)
+        if derived or (issubclass(wanted, found) and found is not collections.abc.Callable):
+            return True
+    except TypeError:
+        return True
+    return _behaves(found, wanted)
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """Returns the members of a Union, without Annotated."""
+    if typing.get_origin(annotation) is Annotated:
+        return _alternatives(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [one for part in typing.get_args(annotation) for one in _alternatives(part)]
+    return [annotation]
+
+
+def _origin(annotation: Any) -> Any:
+    return typing.get_origin(annotation) or annotation

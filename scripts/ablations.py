@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("tatoeba", type=Path, help="folder that scripts/tatoeba.py wrote")
     parser.add_argument("out", type=Path)
     parser.add_argument("--part", default="0/1", metavar="K/N", help="every N-th run")
-    parser.add_argument("--only", nargs="*", help="names of runs, such as base_0 (default: all)")
+    parser.add_argument("--only", nargs="*", help="base_0, base_0:train, ... (default: all)")
     asked = parser.parse_args()
     out, (part, parts) = asked.out.resolve(), map(int, asked.part.split("/"))
     logs = out / f"part{part}"

@@ -186,7 +186,7 @@ def execute(book: Any) -> None:
 
 def settings_page() -> Iterator[str]:
     """Yields the reference of settings."""
-    from m4.config.config import canonical_name
+    from m4.config import canonical_name
 
     yield (
         "# Settings\n\nEach setting with its name in a config, its default, and what it may be. "
@@ -231,7 +231,7 @@ def configurables() -> dict[str, list[Callable[..., Any]]]:
 def setting_rows(part: Callable[..., Any]) -> Iterator[str]:
     """Yields a row for each setting; what m4 itself gives is none."""
     from m4 import settings
-    from m4.config.bindings import parameters_of
+    from m4.config import parameters_of
 
     annotations, texts = settings.annotations_of(part), described(part)
     mutable = settings.mutable_of(part)
@@ -252,7 +252,7 @@ def setting_rows(part: Callable[..., Any]) -> Iterator[str]:
 
 def written(value: Any) -> str:
     """Returns a default as a config has it."""
-    from m4.config.config import canonical_name
+    from m4.config import canonical_name
 
     if isinstance(value, functools.partial):
         return f"@{canonical_name(value.func)}"
@@ -289,11 +289,11 @@ def described(part: Callable[..., Any]) -> dict[str, str]:
 
 def commands_page() -> Iterator[str]:
     """Yields the help of every command."""
-    from m4.cli import arguments
+    from m4.cli import main
 
-    names = [name for name in arguments.COMMANDS if name != "data"]
+    names = [name for name in main.COMMANDS if name != "data"]
     yield "# Commands\n\n`m4 COMMAND --help` prints the same.\n"
-    for name in (*names, *(f"data {name}" for name in arguments.DATA_COMMANDS)):
+    for name in (*names, *(f"data {name}" for name in main.DATA_COMMANDS)):
         printed = io.StringIO()
         with (
             mock.patch.object(sys, "argv", ["m4"]),
@@ -301,7 +301,7 @@ def commands_page() -> Iterator[str]:
             contextlib.redirect_stdout(printed),
             contextlib.suppress(SystemExit),
         ):
-            arguments.parse([*name.split(), "--help"])
+            main.parse([*name.split(), "--help"])
         yield f"\n## m4 {name}\n\n```text\n{printed.getvalue()}```\n"
 
 

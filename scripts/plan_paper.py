@@ -1,4 +1,4 @@
-"""Plans of all models of the GShard paper, in one table: `make plan-paper`."""
+"""Plans of all models of the GShard paper (arXiv 2006.16668), in one table: `make plan-paper`."""
 
 import argparse
 import sys
@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from m4.parallel.platform.hardware import code_digest
-from m4.plan import launch, report, table3
-from m4.plan.machines import GIB, topology
+from m4.parallel.platform.machines import GIB, topology
+from m4.plan import launch, report
+from m4.plan.report import TABLE3, paper_model, paper_row_of, paper_step
 from m4.storage.files import read_json
 
 
@@ -90,7 +91,7 @@ def run(configs: Path, output: Path, console: Console) -> None:
 
 def family(rows: Sequence[Mapping[str, Any]]) -> report.Report:
     """Returns the table of all plans: memory, traffic and time next to the paper's Table 3."""
-    others = [row for row in table3.TABLE3 if row.tokens != table3.TOKENS]
+    others = [row for row in TABLE3 if row.tokens != report.TOKENS]
     return report.Report(
         "The family of the GShard paper, compiled for its TPU v3 pods",
         f"{sum('refused' not in row for row in rows)} of {len(rows)} fit their machine",
@@ -110,13 +111,13 @@ def family(rows: Sequence[Mapping[str, Any]]) -> report.Report:
 
 def label(facts: Mapping[str, Any]) -> str:
     """Returns a plan's name, such as "(1) MoE(2048E, 36L), bfloat16"."""
-    printed = table3.paper_row_of(facts["config"])
+    printed = paper_row_of(facts["config"])
     name = printed.model if printed else facts["config"]
     return f"{name}, {facts['label']}" if facts.get("label") else name
 
 
 def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    model = report.paper_model(facts)
+    model = paper_model(facts)
     size = f"{sum(facts['parameters'].values()) / 1e9:,.1f}"
     cells = [label(facts), f"{facts['devices']:,}"]
     cells.append(f"{size} ({model.parameters / 1e9:,g})" if model else size)
@@ -139,7 +140,7 @@ def _seconds(facts: Mapping[str, Any]) -> list[str]:
     cost = report.costs(facts)
     if cost is None:
         return [""] * 8
-    seconds, compare = facts["seconds"]["step"], report.paper_step(facts)
+    seconds, compare = facts["seconds"]["step"], paper_step(facts)
     exchange = seconds["communication"].get("all-to-all", 0.0)
     found = [f"{facts['flops']['step']['traced'] / 1e12:.1f}"]
     found += [f"{n:.3f}" for n in (seconds["compute"], exchange, seconds["total"])]

@@ -78,7 +78,7 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
     from m4.data.cache.cache import Cache
     from m4.storage import safetensors
     from m4.train import average
-    from m4.train.state import initialize
+    from m4.train.program import initialize
     from m4.train.step import make_eval_step, make_train_step
 
     name, seeds, steps = run["name"], run["seeds"], run["steps"]
@@ -87,10 +87,12 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
     cache = Cache(arguments.corpus / run.get("corpus", ""), experiment.data.corpus.mixture)
     training, parts = experiment.training, build(experiment, cache)
     model, optimizer = parts.model, training.optimizer(steps)
-    streams = [
-        dataclasses.replace(parts, training=dataclasses.replace(training, seed=seed)).stream
-        for seed in seeds
-    ]
+
+    def stream_of(seed: int):
+        seeded = dataclasses.replace(training, seed=seed)
+        return build(dataclasses.replace(experiment, training=seeded), cache).stream
+
+    streams = [stream_of(seed) for seed in seeds]
     directions = streams[0].directions
 
     def step_of(seed, carried, batch):

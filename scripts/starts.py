@@ -40,7 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("tatoeba", type=Path, help="folder that scripts/tatoeba.py wrote")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="*", help="names of systems (default: all)")
+    parser.add_argument("--only", nargs="*", help="systems, or commands (start:train)")
     asked = parser.parse_args()
     out = asked.out.resolve()
     with open(GIN, encoding="utf-8") as file:
@@ -58,7 +58,7 @@ def run_all(
     path = out / "cost.jsonl"
     ended = {row["name"] for row in read_jsonl(path)} if path.exists() else set()
     for name, command in commands:
-        if name in ended or (only and name.split(":")[0] not in only):
+        if name in ended or (only and not {name, name.split(":")[0]} & {*only}):
             continue
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with (out / f"{name.replace(':', '.').replace(' ', '_')}.log").open("a") as log:

@@ -6,8 +6,6 @@ tensorstore. obstore speaks Google's XML API, which the emulator answers in part
 translates it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import email.utils
@@ -286,15 +284,8 @@ def emulated() -> Iterator[tuple[Emulator, dict[str, str]]]:
         thread.start()
         url = f"http://127.0.0.1:{proxy.server_port}"
         try:
-            yield (
-                emulator,
-                {
-                    "STORAGE_EMULATOR_HOST": url,
-                    "TENSORSTORE_GCS_HTTP_URL": url,
-                    "GOOGLE_CLOUD_PROJECT": "project",
-                    "NO_GCE_CHECK": "true",
-                },
-            )
+            urls = dict.fromkeys(("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"), url)
+            yield emulator, {**urls, "GOOGLE_CLOUD_PROJECT": "project", "NO_GCE_CHECK": "true"}
         finally:
             proxy.shutdown()
             proxy.server_close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from m4.cli.main import main
 from m4.experiment import Experiment
 
 TINY = Path(__file__).parent / "testdata" / "tiny.gin"
+# The environment of a process with one device, as on a machine without an accelerator.
+ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,16 @@ def contents(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name not in records and not path.name.startswith(".lock")
     }
+
+
+def descendants(mark: Path) -> list[int]:
+    """Returns the processes that run and were started with M4_TEST=`mark`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            environment = path.read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is another user's
+            continue
+        if b"M4_TEST=" + os.fsencode(mark) in environment:
+            found.append(int(path.parent.name))
+    return found

@@ -1,7 +1,5 @@
 """Damage to files of JSON, by kinds: for tests of whatever reads them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 

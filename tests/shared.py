@@ -3,8 +3,6 @@
 Runs are made once a session, by the first worker that asks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools
@@ -18,11 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
 import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
-from m4.model.moe import MoeLayer
+from m4.model.moe import MoeLayer, mean_metrics
 from m4.model.transformer import Transformer
 from m4.settings import is_checked
 from tests.command_line import TINY, Said, m4
@@ -35,17 +34,10 @@ SMALL_MOE = functools.partial(MoeLayer, num_experts=4, group_tokens=8)
 def small_model(**changes: Any) -> Transformer:
     """One layer a stack, each with four experts, without dropout; `changes` are other fields."""
     fields: dict[str, Any] = {
-        "vocab_size": 32,
-        "width": 8,
-        "heads": 2,
-        "head_width": 4,
-        "mlp_width": 16,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "moe": SMALL_MOE,
-        "moe_every": 1,
+        "vocab_size": 32, "width": 8, "heads": 2, "head_width": 4, "mlp_width": 16,
+        "encoder_layers": 1, "decoder_layers": 1, "moe": SMALL_MOE, "moe_every": 1,
         "dropout_rate": 0.0,
-    }
+    }  # fmt: skip
     return Transformer(**{**fields, **changes})
 
 
@@ -53,6 +45,16 @@ def small_layer(**changes: Any) -> MoeLayer:
     """Four experts of five units, without dropout; `changes` are other fields."""
     fields: dict[str, Any] = {"num_experts": 4, "mlp_width": 5, "activations": ("relu",)}
     return MoeLayer(**{**fields, "dropout_rate": 0.0, **changes})
+
+
+def run_layer(
+    layer: MoeLayer, params: Any, *tokens: Any, train: bool = False, **more: Any
+) -> tuple[Any, dict[str, Any]]:
+    """y_BLM and the metrics; `tokens` are x_BLM, mask_BL, ...; training has random numbers."""
+    rngs = {"dropout": jax.random.key(1)} if train else None
+    how = {"deterministic": not train, "rngs": rngs, "mutable": ["intermediates"], **more}
+    y_BLM, sown = layer.apply({"params": params}, *tokens, **how)
+    return y_BLM, mean_metrics(sown["intermediates"])
 
 
 def model_for(corpus: Cache, **changes: Any) -> Transformer:

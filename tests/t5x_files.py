@@ -1,7 +1,5 @@
 """Checkpoints of T5X, written by hand in the formats of msgpack and zarr, and T5's parameters."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping
@@ -69,7 +67,7 @@ def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray], driver: str
 
 def t5_parameters(
     *, rows: int, width: int = 16, heads: int = 2, head_width: int = 4, mlp_width: int = 32,
-    layers: int = 2, gated: bool = True, tied: bool = False, seed: int = 0,
+    layers: int = 2, seed: int = 0,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """T5 1.1's parameters (mT5's too) by T5X's names, random."""
     draw = np.random.default_rng(seed)
@@ -78,8 +76,7 @@ def t5_parameters(
         return (scale * draw.standard_normal(shape)).astype(np.float32)
 
     made = {"token_embedder/embedding": random(rows, width, scale=1.0)}
-    if not tied:
-        made["decoder/logits_dense/kernel"] = random(width, rows)
+    made["decoder/logits_dense/kernel"] = random(width, rows)
     both = heads * head_width
     for stack, attentions in (
         ("encoder", ("attention",)),
@@ -98,7 +95,7 @@ def t5_parameters(
                 for name in ("query", "key", "value"):
                     made[f"{at}/{attention}/{name}/kernel"] = random(width, both)
                 made[f"{at}/{attention}/out/kernel"] = random(both, width)
-            for name in ("wi_0", "wi_1") if gated else ("wi",):
+            for name in ("wi_0", "wi_1"):
                 made[f"{at}/mlp/{name}/kernel"] = random(width, mlp_width)
             made[f"{at}/mlp/wo/kernel"] = random(mlp_width, width)
     return made

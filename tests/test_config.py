@@ -13,8 +13,7 @@ import pytest
 
 import m4
 from m4 import config
-from m4.config import ConfigError
-from m4.config.bindings import Bindings
+from m4.config import Config, ConfigError
 from m4.data.sources.seqio_tasks import SeqioTasks
 from m4.experiment import changes, identity
 from m4.model.gates.switch import switch
@@ -33,11 +32,9 @@ def changed(tmp_path: Path, *lines: str) -> Path:
 
 def test_a_scope_holds_for_everything_below_it() -> None:
     experiment = experiment_of(
-        TINY,
-        HERE,
-        "bilingual/low/schedules.rsqrt.peak = 0.5",
+        TINY, HERE, "bilingual/low/schedules.rsqrt.peak = 0.5",
         "bilingual/transformer.Transformer.width = 24",
-    )
+    )  # fmt: skip
     assert experiment.baselines is not None
     found = {level: identity(experiment.baselines.of(level)) for level in ("high", "medium", "low")}
 
@@ -81,7 +78,7 @@ def test_every_text_of_a_saved_config_is_known_as_such(tmp_path: Path, command: 
     """In lists, tuples and dictionaries, however deep: none runs code."""
     binding = f"about = {command}\n"
     (tmp_path / "config.gin").write_text(TINY.read_text(encoding="utf-8") + binding)
-    bindings = Bindings(allowed_modules=())
+    bindings = Config(allowed_modules=())
     bindings.read_file(str(tmp_path / "config.gin"))
 
     def texts(value: Any) -> Iterator[Any]:
@@ -126,7 +123,7 @@ def test_what_may_change_is_what_is_marked_and_all_below_it() -> None:
         ("schedules.rsqrt.peek = 1", "schedules.rsqrt has no parameter peek; did you mean peak?"),
         ("experiment.Training.aux_loss = 1", "did you mean aux_loss_factor?"),
         ("experimen.Training.seed = 2", "called experimen; did you mean experiment?"),
-        ("schedules.rsqrt.peak = small", "the value cannot be read; text needs quotes"),
+        ("schedules.rsqrt.peak = small", "cannot be read: text needs quotes"),
         ("schedules.rsqrt.peak = 'x'", "schedules.rsqrt.peak = 'x': must be a number"),
         ("TRAIN_STEPS = -1", "experiment.Training.total_steps = -1 (TRAIN_STEPS): must be"),
         ("BATCH_SIZE = 10000000000000", "(BATCH_SIZE): must be a whole number from 1 to 1,048,576"),
@@ -283,16 +280,11 @@ def test_a_saved_config_names_no_other_folder_to_write_to(tmp_path: Path) -> Non
     [
         ("stream.Stream.batch_rows = 4", "experiment.Training.batch_size"),
         ("stream.Stream.source_length = 8", "corpus.CorpusSpec.lengths"),
-        ("stream.Stream.target_length = 8", "corpus.CorpusSpec.lengths"),
         ("stream.Stream.cache = 'x'", "experiment.Data.corpus"),
         ("stream.Stream.phases = {'en-gl': 1.0}", "experiment.Data.sampler"),
-        ("stream.Stream.directions = ['en-gl']", "corpus.CorpusSpec.mixture"),
-        ("stream.Stream.seed = 3", "experiment.Training.seed"),
         ("transformer.Transformer.vocab_size = 999", "the vocabulary"),
-        ("transformer.Transformer.source_vocab_size = 999", "the vocabulary"),
         ("bilingual/transformer.Transformer.directions = 2", "corpus.CorpusSpec.mixture"),
         ("moe.MoeLayer.causal = True", "the layer's place"),
-        ("moe.MoeLayer.dtype = 'bfloat16'", "transformer.Transformer.dtype"),
         ("mesh.make_mesh.devices = 3", "the machine"),
     ],
 )
@@ -330,15 +322,11 @@ def test_a_saved_config_imports_no_module_wherever_it_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(SeqioTasks, "_seqio", None)  # whose import takes seconds
     path = changed(
-        tmp_path,
-        "from m4.data.sources import seqio_tasks",
-        "from m4.data.cleaning import clean",
-        "from m4.data.cleaning import overlap",
-        "MODULE = 'strangers'",
+        tmp_path, "from m4.data.sources import seqio_tasks", "from m4.data.cleaning import clean",
+        "from m4.data.cleaning import overlap", "MODULE = 'strangers'",
         "seqio_tasks.SeqioTasks.mixture_or_task_name = 'x'",
-        "seqio_tasks.SeqioTasks.mixture_or_task_module = %MODULE",
-        *lines,
-    )
+        "seqio_tasks.SeqioTasks.mixture_or_task_module = %MODULE", *lines,
+    )  # fmt: skip
 
     def read(*allowed: str) -> None:
         made = config.load([path], [HERE], allowed_modules=allowed)
@@ -381,27 +369,15 @@ def test_what_a_saved_config_may_name_does_nothing_but_compute() -> None:
         "m4.train.optimizer",
         "m4.train.schedules", "m4.train.average", "m4.train.early_stopping", "m4.train.training",
         "m4.train.initial", "m4.train.bad_steps", "m4.train.multitask.",
-        "m4.eval.decoding.settings", "m4.eval.decoding.methods.", "m4.eval.metrics.",
+        "m4.eval.decoding.settings", "m4.eval.decoding.sampling", "m4.eval.metrics.",
         "m4.eval.scoring.levels", "m4.parallel.mesh",
     )  # fmt: skip
     found = set()
     for module in pkgutil.walk_packages(m4.__path__, "m4."):
-        # m4.data.tasks imports TensorFlow, for ten seconds, and marks nothing.
-        if module.name not in ("m4.__main__", "m4.data.tasks"):
+        # The tasks of seqio import TensorFlow, for ten seconds, and mark nothing.
+        if module.name not in ("m4.__main__", "m4.data.tasks", "m4.t5x_tasks"):
             for one in vars(importlib.import_module(module.name)).values():
                 if getattr(one, "__module__", "").startswith("m4.") and is_checked(one):
                     found.add(f"{one.__module__}.{one.__qualname__}")
     assert len(found) > 50
     assert not [name for name in found if not name.startswith(rooms)]
-
-
-def test_a_users_module_is_allowed_by_name_and_folder(tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "mine_elsewhere.py").write_text("def all_alike(sizes):\n    return sizes\n")
-    text = TINY.read_text(encoding="utf-8") + "\nimport mine_elsewhere\n"
-    text += "experiment.Data.sampler = @mine_elsewhere.all_alike\n"
-    (tmp_path / "config.gin").write_text(text, encoding="utf-8")
-    allowed = [f"mine_elsewhere={tmp_path / 'own'}"]
-    made = config.load([tmp_path / "config.gin"], [HERE], allowed_modules=allowed)
-    assert made.experiment().data.sampler({"a": 1}) == {"a": 1}
-    assert made.modules == {"mine_elsewhere": str(tmp_path / "own")}

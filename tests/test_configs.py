@@ -1,7 +1,7 @@
 """Every config is complete in one short file, all of it is used, and its model can be built."""
 
-from __future__ import annotations
-
+import functools
+import json
 import math
 import pkgutil
 import re
@@ -17,8 +17,8 @@ from m4.data.stream.mixture import takes
 from m4.experiment import Experiment, identity
 from m4.model.transformer import abstract_variables
 from m4.plan.program import planned
-from m4.plan.table3 import TABLE3, paper_row_of
-from tests.command_line import experiment_of
+from m4.plan.report import TABLE3, paper_row_of
+from tests.command_line import experiment_of, m4
 
 FOLDER = Path(__file__).parents[1] / "gin_configs"
 T5X = FOLDER / "t5x"  # which stock T5X reads, not m4
@@ -89,8 +89,7 @@ def test_samplers_gin_has_a_line_for_every_sampler() -> None:
         r"^(?:# )?experiment\.Data\.sampler = (@(\w+)\.(\w+)\S*)", text, re.MULTILINE
     )
     there = [module.name for module in pkgutil.iter_modules(samplers.__path__)]
-    for name in ("mixing_rates", "kept"):  # of a source that gives rates, and of Data.keep
-        there.remove(name)
+    there.remove("mixing_rates")  # of a source that gives rates
     assert sorted(name for _, name, _ in lines) == sorted(there)
     for line, _, function in lines:
         made = experiment_of(FOLDER / "samplers.gin", f"experiment.Data.sampler = {line}")
@@ -103,3 +102,61 @@ def test_samplers_gin_has_a_line_for_every_sampler() -> None:
         assert sum(rates.values()) == pytest.approx(1), line
         # Else `Learned` has nothing to learn from (`m4 train` refuses it).
         assert 2 * training.dev_period < training.total_steps, "it compares two evaluations"
+
+
+# -------- tatoeba_102/: three models that can be compared, checked without their corpus
+
+
+TATOEBA = FOLDER / "tatoeba_102"
+NAMES = ("dense", "moe_8", "moe_64")
+
+
+@pytest.fixture(scope="module")
+def experiments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Experiment]:
+    texts = tmp_path_factory.mktemp("tatoeba")
+    return {name: experiment_of(TATOEBA / f"{name}.gin", f"TEXT_DIR = '{texts}'") for name in NAMES}
+
+
+def settings(experiment: Experiment) -> dict[str, Any]:
+    assert isinstance(experiment.model, functools.partial)
+    return dict(experiment.model.keywords)
+
+
+def without_folders(value: Any) -> Any:
+    """Without the run folders, which baselines have taken over."""
+    if isinstance(value, dict):
+        return {name: without_folders(of) for name, of in value.items() if name != "model_dir"}
+    return value
+
+
+def test_they_differ_in_experts_alone(experiments: dict[str, Experiment]) -> None:
+    rest = set()
+    for experiment in experiments.values():
+        about = without_folders(identity(experiment))
+        for name in ("moe", "mlp_width"):
+            del about["model"][name]
+        del about["training"]["router_z_loss_factor"]  # of experts
+        rest.add(json.dumps(about, sort_keys=True))
+    assert len(rest) == 1
+    assert len({experiment.model_dir for experiment in experiments.values()}) == 3
+    experts = {name: moe and moe.keywords["num_experts"] for name, moe in
+               ((name, settings(one)["moe"]) for name, one in experiments.items())}  # fmt: skip
+    assert experts == {"dense": None, "moe_8": 8, "moe_64": 64}
+
+
+def test_a_token_has_the_same_work_in_all(experiments: dict[str, Experiment]) -> None:
+    """Every other layer has experts, of which a token takes two: on average one and a half."""
+    widths = {name: settings(experiment)["mlp_width"] for name, experiment in experiments.items()}
+    assert widths["dense"] == 1.5 * widths["moe_8"] == 1.5 * widths["moe_64"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_fit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes, bilingual models and decoding, as `m4 demo --dry_run` checks them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tatoeba").mkdir()
+    said = m4(
+        "demo", f"--gin_file={TATOEBA}/{name}.gin", "--gin.TEXT_DIR=tatoeba", "--dry_run"
+    ).ok()
+    assert said.out.splitlines()[-1].startswith("demo: the config is right")
+    assert [path.name for path in tmp_path.iterdir()] == ["tatoeba"]

@@ -1,9 +1,6 @@
 """The full pipeline through the command line: everything is made, and made once."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,30 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from m4.api import delta
+from m4.data.cache.cache import Cache
 from m4.data.preprocess import tag
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.jobs import streams
 from m4.storage.files import read_jsonl
 from m4.storage.locks import local_lock
-from m4.storage.metrics_log import read_metrics
-from tests.command_line import contents, m4
+from tests.command_line import ALONE, TINY, contents, m4
 from tests.shared import DEMO, demo_run
 
 CONFIG = DEMO[1]
-# The demo's rate is held for TRAIN_STEPS, which is no free setting.
-LONGER = ("--gin.TRAIN_STEPS=6",)
 LANGUAGES = ("es", "pt", "gl")
 DIRECTIONS = [*(f"en-{code}" for code in LANGUAGES), *(f"{code}-en" for code in LANGUAGES)]
-
-# A separate process has one device, as on a machine without an accelerator.
-ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
-
-
-def demo(*arguments: object) -> str:
-    said = m4("demo", CONFIG, *arguments)
-    assert said.status == 0, said.err
-    return said.out
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +77,6 @@ def test_every_score_says_how_it_was_computed(first: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_report_needs_nothing_else(first: tuple[Path, str]) -> None:
-    html = (first[0] / "report.html").read_text(encoding="utf-8")
-    loaded = re.findall(r"""(?:src|srcset|href|url)\s*[=(]\s*["']?([^"'\s)>]+)""", html)
-    assert loaded
-    assert not [place for place in loaded if not place.startswith(("data:", "#"))]
-    assert "Galician" in html
-
-
-@pytest.mark.slow
 def test_a_second_run_makes_nothing_again(first: tuple[Path, str]) -> None:
     folder, _ = first
     operative = (folder / "operative_config.gin").read_text(encoding="utf-8")
@@ -151,14 +127,12 @@ def test_readers_work_while_a_job_trains(first: tuple[Path, str], tmp_path: Path
         shutil.copytree(folder / "checkpoints" / "4", folder / "checkpoints" / "5")
         (folder / "checkpoints" / "6.orbax-checkpoint-tmp-3" / "params").mkdir(parents=True)
         for job in (["report"], ["atlas"], ["translate", "--to=en", "a"], ["data", "preview"]):
-            said = m4(*job, f"--model_dir={folder}")
-            assert said.status == 0, said.err
+            m4(*job, f"--model_dir={folder}").ok()
         scores = read_jsonl(folder / "scores.jsonl")
         assert {row["checkpoint_step"] for row in scores if row["system"] == "moe"} == {4}
         for step, at in (([], 5), (["--step=2"], 2)):
             for job in ("decode", "eval"):
-                said = m4(job, f"--model_dir={folder}", *step)
-                assert said.status == 0, said.err
+                m4(job, f"--model_dir={folder}", *step).ok()
             scores = read_jsonl(folder / ("decodes/2/scores.jsonl" if step else "scores.jsonl"))
             assert {row["checkpoint_step"] for row in scores if row["system"] == "moe"} == {at}
     assert {name: (folder / name).read_bytes() for name in kept} == kept
@@ -169,12 +143,10 @@ def test_a_mean_of_checkpoints_is_a_run_with_a_report(
     first: tuple[Path, str], tmp_path: Path
 ) -> None:
     mean = tmp_path / "mean"
-    said = m4("average", first[0], "--steps=2,4", f"--output={mean}")
-    assert said.status == 0, said.err
+    said = m4("average", first[0], "--steps=2,4", f"--output={mean}").ok()
     assert said.out == f"{mean}: the mean of steps 2, 4; next: m4 eval --model_dir={mean}\n"
     for job in ("eval", "report"):
-        said = m4(job, f"--model_dir={mean}")
-        assert said.status == 0, said.err
+        said = m4(job, f"--model_dir={mean}").ok()
     assert not (mean / "data").exists()
     assert not (mean / "baselines").exists()
     other = read_jsonl(first[0] / "deltas.jsonl")
@@ -223,37 +195,9 @@ def test_a_converted_run_translates_and_does_not_resume(
     folder, new = first[0], tmp_path / "new"
     more = ["--dtype=bfloat16", f"--output={new}"]
     assert m4("checkpoint", "convert", folder, *more).status == 0
-    said = m4("translate", f"--model_dir={new}", "--to=gl", "3 days")
-    assert said.status == 0, said.err
-    said = m4("train", f"--model_dir={new}", *LONGER)
+    said = m4("translate", f"--model_dir={new}", "--to=gl", "3 days").ok()
+    said = m4("train", f"--model_dir={new}", "--gin.TRAIN_STEPS=6")
     assert "has no optimizer: a run cannot resume" in said.mistake
-
-
-@pytest.mark.slow
-def test_delta_returns_its_rows_and_prints_nothing(
-    first: tuple[Path, str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    rows = read_jsonl(first[0] / "deltas.jsonl")
-    assert delta(first[0]) == rows
-    assert {row["system"] for row in rows} == {"moe"}
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.fixture(scope="module")
-def longer(first: tuple[Path, str]) -> Path:
-    """The folder after two steps more."""
-    folder, _ = first
-    demo(*LONGER)
-    return folder
-
-
-@pytest.mark.slow
-def test_more_steps_resume_the_run(longer: Path) -> None:
-    folder = longer
-    assert (folder / "checkpoints" / "6").is_dir()
-    assert [row["step"] for row in read_metrics(folder) if "nll" in row] == [2, 4, 6]
-    note = json.loads((folder / "decodes" / "test.en-gl.json").read_text(encoding="utf-8"))
-    assert note["step"] == 6
 
 
 @pytest.mark.slow
@@ -295,8 +239,7 @@ def test_a_closed_stream_loses_no_translation(
 @pytest.mark.slow
 def test_translate_has_an_answer_where_the_mesh_cannot_be(first: tuple[Path, str]) -> None:
     def say(*bindings: str) -> tuple[str, str]:
-        said = m4("translate", f"--model_dir={first[0]}", "--to=gl", "two days", *bindings)
-        assert said.status == 0, said.err
+        said = m4("translate", f"--model_dir={first[0]}", "--to=gl", "two days", *bindings).ok()
         return said.out, said.err
 
     over_eight, cut = say()
@@ -325,3 +268,37 @@ def test_translate_answers_each_line_of_a_pipe_before_the_next(first: tuple[Path
         process.stdin.close()
         assert process.stdout.read() == ""
         assert process.wait() == 0
+
+
+# -------- a source and a target vocabulary, and sampled segmentations
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_train_decode_translate(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    arguments = [
+        f"--gin_file={TINY}", f"--model_dir={folder}",
+        "--gin.corpus.CorpusSpec.target_vocabulary_size=330",
+        "--gin.corpus.CorpusSpec.segmentations=2", "--gin.cldr.Cldr.sizes={'es': 90, 'gl': 60}",
+        "--gin.corpus.CorpusSpec.mixture='to_english'", "--gin.TRAIN_STEPS=2",
+        "--gin.experiment.Training.dev_period=2", "--gin.transformer.Transformer.moe=None",
+        "--gin.transformer.Transformer.encoder_layers=1",
+        "--gin.transformer.Transformer.decoder_layers=1",
+    ]  # fmt: skip
+    for job in ("train", "decode"):
+        said = m4(job, *arguments).ok()
+    made = Cache(folder / "data")
+    assert made.separate
+    assert made.segmentations == 2
+    assert made.directions == ["es-en", "gl-en"]
+    for direction in made.directions:
+        assert len(read_jsonl(folder / "decodes" / f"test.{direction}.jsonl")) == 12
+    about = json.loads((folder / "decodes" / "test.gl-en.json").read_text(encoding="utf-8"))
+    assert about["vocabulary"] == made.vocabulary.fingerprint
+    said = m4("translate", f"--model_dir={folder}", "--to=en", "dous días").ok()
+    assert said.out.count("\n") == 1
+    # Another target vocabulary is another model.
+    said = m4("decode", *arguments, "--gin.corpus.CorpusSpec.target_vocabulary_size=320")
+    assert said.status == 2
+    assert "target_vocabulary_size" in said.err

@@ -1,7 +1,5 @@
 """`import m4`: quick, typed, one way in for Python; jobs and Python leave the same folders."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -20,16 +18,22 @@ import pytest
 import m4
 from m4.config import ConfigError
 from m4.data.corpus import CorpusSpec
+from m4.experiment import changes
 from m4.model.transformer import Transformer
 from m4.settings import InputError
 from m4.train.optimizer import adamw
-from tests.command_line import TINY
+from tests.command_line import ALONE, TINY
 from tests.command_line import m4 as command
 from tests.data.corpus import Made
 from tests.documents.blocks import ROOT, blocks_of
 from tests.shared import tiny_run
 
-ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+
+def ran(*words: str, **more: Any) -> str:
+    """The output of a program that succeeds."""
+    return subprocess.run(
+        words, capture_output=True, text=True, check=True, timeout=600, **more
+    ).stdout
 
 
 def test_importing_loads_nothing_heavy() -> None:
@@ -44,10 +48,7 @@ def test_importing_loads_nothing_heavy() -> None:
         "assert [*inspect.signature(m4.train).parameters] == asked\n"
         "assert '  Trains an experiment' in pydoc.render_doc(m4.train)\n"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert said.stdout == "set()\n"
+    assert ran(sys.executable, "-c", code) == "set()\n"
 
 
 def test_the_folder_of_a_clone_does_not_hide_the_package(tmp_path: Path) -> None:
@@ -55,11 +56,7 @@ def test_the_folder_of_a_clone_does_not_hide_the_package(tmp_path: Path) -> None
     (tmp_path / "m4" / "m4").mkdir(parents=True)
     shutil.copy(m4.__file__, tmp_path / "m4" / "m4")
     for words in (["-c", "import m4; print('m4', m4.__version__)"], ["-m", "m4", "--version"]):
-        said = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, check=True, cwd=tmp_path,
-            timeout=120,
-        )  # fmt: skip
-        assert said.stdout.startswith(f"m4 {m4.__version__}")
+        assert ran(sys.executable, *words, cwd=tmp_path).startswith(f"m4 {m4.__version__}")
 
 
 def test_every_public_name_is_there_and_documented() -> None:
@@ -117,19 +114,14 @@ def test_a_run_explains_a_sentence(run: m4.Run) -> None:
 
 @pytest.mark.slow
 def test_a_run_begins_from_another_and_says_its_metrics(run: m4.Run, tmp_path: Path) -> None:
+    """Before the first step it is as good as that one at its end."""
     rows: list[dict[str, Any]] = []
-    data = next(line for line in run.config.text().splitlines() if "Data.data_dir" in line)
-    settings = {"bindings": [data], "init_from": run.folder, "log": rows.append}
-    begun = m4.train(TINY, model_dir=tmp_path / "begun", **settings)
-    assert rows == begun.metrics
-    # With another's experiment, too; before the first step it is as good as that one at its end.
     experiment = dataclasses.replace(run.experiment, model_dir=str(tmp_path / "other"))
-    again = m4.train(experiment, init_from=f"{run.folder}@4", log=rows.append)
-    name = "dev/nll"
-    (last,) = [row[name] for row in run.metrics if row["step"] == 4 and name in row]
-    for one in (begun, again):
-        first = next(row for row in one.metrics if name in row)
-        assert (first["step"], first[name]) == (0, pytest.approx(last, rel=1e-6))
+    begun = m4.train(experiment, init_from=f"{run.folder}@4", log=rows.append)
+    assert rows == begun.metrics
+    (last,) = [row["dev/nll"] for row in run.metrics if row["step"] == 4 and "dev/nll" in row]
+    first = next(row for row in rows if "dev/nll" in row)
+    assert (first["step"], first["dev/nll"]) == (0, pytest.approx(last, rel=1e-6))
 
 
 @pytest.mark.slow
@@ -151,19 +143,12 @@ def test_a_run_is_read_in_a_fresh_interpreter(run: m4.Run) -> None:
         "print(json.dumps(run.translate(['tres días'], to='en')))\n"
         "assert not {'tensorflow', 'seqio'} & set(sys.modules)\n"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-        env=ALONE,
-        cwd="/",
-    )
-    assert json.loads(said.stdout) == run.translate(["tres días"], to="en")
+    said = ran(sys.executable, "-c", code, env=ALONE, cwd="/")
+    assert json.loads(said) == run.translate(["tres días"], to="en")
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_an_experiment_of_plain_objects_is_a_run_too(tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -175,15 +160,14 @@ def test_an_experiment_of_plain_objects_is_a_run_too(tmp_path: Path) -> None:
     experiment = m4.Experiment(
         str(tmp_path / "run"),
         m4.Data(CorpusSpec(functools.partial(Tsv, str(folder)), vocabulary_size=340)),
-        m4.Training(2, 8, adamw, dev_period=2, tensorboard=False),
+        m4.Training(1, 8, adamw, tensorboard=False),
         functools.partial(
             Transformer, width=16, heads=2, head_width=8, mlp_width=32, encoder_layers=1,
             decoder_layers=1, moe_every=1, moe=functools.partial(m4.MoeLayer, num_experts=2),
         ),
     )  # fmt: skip
-    run = m4.train(experiment)
-    assert len(m4.load(tmp_path / "run").translate(["a"], to="gl")) == 1
-    assert len(run.metrics) >= 1
+    m4.train(experiment)
+    assert changes(m4.load(tmp_path / "run").experiment, experiment) == {}
     # Another model is refused, as on the command line.
     other = dataclasses.replace(
         experiment, training=dataclasses.replace(experiment.training, seed=1)
@@ -216,11 +200,8 @@ UV = shutil.which("uv") or str(ROOT / ".uv" / "bin" / "uv")
 def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     """Built from what is committed or added; with what it depends on, in the lock's versions."""
     source, there = tmp_path / "source", tmp_path / "env"
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "m4", "pyproject.toml", "README.md", "LICENSE"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split("\0")  # fmt: skip
-    for name in filter(None, files):
+    listed = ("m4", "pyproject.toml", "README.md", "LICENSE")
+    for name in filter(None, ran("git", "ls-files", "-z", *listed, cwd=ROOT).split("\0")):
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name)
@@ -245,12 +226,7 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     (packages,) = there.glob("lib/python*/site-packages")
     assert not (packages / "pytest").exists()
 
-    def said(*arguments: str) -> str:
-        return subprocess.run(
-            arguments, capture_output=True, text=True, check=True, cwd=tmp_path, env=ALONE,
-            timeout=600,
-        ).stdout  # fmt: skip
-
+    said = functools.partial(ran, cwd=tmp_path, env=ALONE)
     program = str(there / "bin" / "m4")
     assert said(program, "--version") == f"m4 {m4.__version__}, jax {jax.__version__}: 1 x cpu\n"
     assert f"usage: {Path(program).relative_to(tmp_path)} " in said(program, "--help")

@@ -3,8 +3,6 @@
 A run has one gate in the encoder, another in the decoder, and one dispatch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -20,6 +18,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from m4 import config
+from m4.build import model_of
 from m4.data.cache.cache import Cache
 from m4.data.stream.stream import Stream
 from m4.experiment import Experiment
@@ -98,24 +97,20 @@ def test_the_runs_have_every_gate_and_dispatch() -> None:
     [pytest.param(run, id=f"{run.encoder} {run.decoder} {run.dispatch}") for run in RUNS],
 )
 def test_fifty_steps(
-    experiment: Experiment,
-    corpus: Cache,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    experiment: Experiment, corpus: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     run: Run,
-) -> None:
+) -> None:  # fmt: skip
     moe = functools.partial(
         MoeLayer,
         num_experts=8,
         group_tokens=32,  # eight groups
         dispatch=DISPATCH[run.dispatch],
     )
-    model = experiment.build_model(
-        {"vocab_size": corpus.target_vocabulary.size},
-        len(corpus.directions),
+    model = model_of(
+        experiment, {"vocab_size": corpus.target_vocabulary.size}, len(corpus.directions),
         moe=functools.partial(moe, gate=function_of(run.encoder)),
         decoder_moe=functools.partial(moe, gate=function_of(run.decoder)),
-    )
+    )  # fmt: skip
     # Four rows of the demo's 22: two cores do not only run this.
     stream = Stream(corpus, seed=0, batch_rows=4, source_length=64, target_length=64)
     # Here the steps take longer than their compilation: unlike in other tests it pays to optimize.

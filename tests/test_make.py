@@ -30,11 +30,9 @@ def installed(folder: Path, *arguments: str) -> list[str] | None:
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "CUDA"))}
     subprocess.run(
-        ["make", "--silent", "setup", *arguments],
-        cwd=folder,
-        env={**environment, "PATH": path},
+        ["make", "--silent", "setup", *arguments], cwd=folder, env={**environment, "PATH": path},
         check=True,
-    )
+    )  # fmt: skip
     if not calls.exists():
         return None
     (sync,) = (line for line in calls.read_text().splitlines() if line.startswith("pip sync"))

@@ -1,7 +1,5 @@
 """Equal text has equal ids, whichever door it comes in by."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path
@@ -29,7 +27,7 @@ from m4.eval.decoding.settings import Decoding
 from m4.eval.decoding.testsets import Portion
 from m4.eval.decoding.translate import Translator
 from m4.eval.text import Output, Text
-from m4.jobs.decoding import score
+from m4.jobs.decoding import testsets
 from m4.jobs.decoding.testsets import PortionDecoder
 from m4.jobs.decoding.text import missing_lines
 from m4.settings import InputError
@@ -112,13 +110,13 @@ def test_files_that_are_decoded_and_scored(
     model: Any = None
     ready = Translator(model, None, made.vocabulary, normalise=CLEANING.normalise)
     scored: list[list[str]] = []
-    monkeypatch.setattr(score, "loaded", lambda _: (ready, {}))
+    monkeypatch.setattr(testsets, "loaded", lambda _: (ready, {}))
     monkeypatch.setattr(
-        score,
+        testsets,
         "score_references",
         lambda *a, **_: scored.extend(a[1:3]) or [Scored(0.0, 1, 0.0)] * len(a[1]),
     )
-    assert len([*score.score_files(model, *paths, "gl")]) == len(ENGLISH)
+    assert len([*testsets.score_files(model, *paths, "gl")]) == len(ENGLISH)
     assert ids_of(made, scored[0]) == trained_on(made, "first")
     assert made.vocabulary.encode_targets(scored[1]) == trained_on(made, "second")
 

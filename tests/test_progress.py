@@ -1,8 +1,7 @@
 """A progress bar on a terminal, in a notebook and elsewhere."""
 
-from __future__ import annotations
-
 import io
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,24 +18,15 @@ def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-class Clock:
-    """time.monotonic, set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(progress.time, "monotonic", clock)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """time.monotonic, set by hand."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     return clock
 
 
-def test_without_a_terminal_it_is_a_line_every_ten_seconds(clock: Clock) -> None:
+def test_without_a_terminal_it_is_a_line_every_ten_seconds(clock: SimpleNamespace) -> None:
     stream = io.StringIO()
     with ProgressBar("train", 100, stream=stream) as bar:
         clock.now += 60.0
@@ -56,7 +46,7 @@ def test_without_a_terminal_it_is_a_line_every_ten_seconds(clock: Clock) -> None
     ]
 
 
-def test_on_a_terminal_it_is_a_bar(clock: Clock) -> None:
+def test_on_a_terminal_it_is_a_bar(clock: SimpleNamespace) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

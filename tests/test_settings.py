@@ -12,17 +12,7 @@ import flax.linen as nn
 import pytest
 
 from m4 import settings
-from m4.settings import (
-    MUTABLE,
-    Between,
-    OneOf,
-    SettingError,
-    Size,
-    check_value,
-    checked,
-    describe,
-    mutable_of,
-)
+from m4.settings import MUTABLE, Between, OneOf, SettingError, Size, checked
 
 CASES: list[tuple[Any, list[Any], list[Any]]] = [
     (int, [0, -1, 10**12], ["x", 1.0, True, None, ""]),
@@ -48,11 +38,11 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
 @pytest.mark.parametrize(("annotation", "good", "bad"), CASES, ids=[str(case[0]) for case in CASES])
 def test_what_an_annotation_allows(annotation: Any, good: list[Any], bad: list[Any]) -> None:
     for value in good:
-        check_value("f.x", value, annotation)
+        settings.check_value("f.x", value, annotation)
     for value in bad:
         with pytest.raises(SettingError) as raised:
-            check_value("f.x", value, annotation)
-        assert str(raised.value) == f"f.x = {value!r}: must be {describe(annotation)}"
+            settings.check_value("f.x", value, annotation)
+        assert str(raised.value) == f"f.x = {value!r}: must be {settings.describe(annotation)}"
 
 
 @checked
@@ -97,8 +87,8 @@ def test_functions_and_classes_check_their_arguments() -> None:
 
 
 def test_settings_say_themselves_whether_they_may_change() -> None:
-    assert mutable_of(Plain) == ["name"]
-    assert not mutable_of(rate)
+    assert settings.mutable_of(Plain) == ["name"]
+    assert not settings.mutable_of(rate)
 
 
 def test_the_error_crosses_processes() -> None:

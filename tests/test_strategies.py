@@ -3,12 +3,11 @@
 What is sharded there: tests/test_strategies_parts.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,23 +16,47 @@ import optax
 import pytest
 
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
+from m4.experiment import Experiment
 from m4.model.transformer import Transformer
 from m4.parallel.axes import MESH_AXES
-from m4.parallel.layout import to_global
-from m4.parallel.mesh import make_mesh
+from m4.parallel.mesh import make_mesh, to_global
 from m4.plan.hlo import collectives
 from m4.train.program import train_program
-from tests.strategies import FIRST, documented, experiment_named, names
+from tests.command_line import experiment_of
+
+FOLDER = Path(__file__).parents[1] / "gin_configs" / "strategies"
+# The others in CI.
+FIRST = ("data_parallel", "zero", "tensor_parallel", "expert_parallel")
+
+
+def names(first: tuple[str, ...] | None = None) -> list[Any]:
+    """The configs' names as a test's parameters; where `first` is given, others are thorough."""
+    found = sorted(path.stem for path in FOLDER.glob("*.gin"))
+    late = [] if first is None else {*found} - {*first}
+    return [pytest.param(n, marks=[pytest.mark.thorough] if n in late else []) for n in found]
+
+
+def experiment_named(name: str, *bindings: str) -> Experiment:
+    """The experiment of a config, with bindings on top."""
+    return experiment_of(FOLDER / f"{name}.gin", *bindings)
+
+
+def documented(name: str) -> dict[str, str]:
+    """The config's row in the table of docs/parallelism.md."""
+    text = (Path(__file__).parents[1] / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    (head,) = (row for row in rows if row[:2] == ["gin file", "paper"])
+    (row,) = (row for row in rows if row[:1] == [f"`{name}`"])
+    return dict(zip(head, row, strict=True))
+
 
 VOCABULARY, DIRECTIONS, ROWS, LENGTH = 64, ["en-gl", "gl-en"], 24, 8
 
 # The config's own model, small; what it says of devices, rows and layers stays.
 SMALL = [
-    "TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}",
-    "transformer.Transformer.width = 16",
-    "transformer.Transformer.head_width = 2",
-    "transformer.Transformer.mlp_width = 16",
-]
+    "TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}", "transformer.Transformer.width = 16",
+    "transformer.Transformer.head_width = 2", "transformer.Transformer.mlp_width = 16",
+]  # fmt: skip
 SMALL_EXPERTS = ["moe.MoeLayer.group_tokens = 8"]
 
 
@@ -136,11 +159,8 @@ def test_eight_devices_are_one(name: str) -> None:
 
 
 KINDS = {
-    "AR": "all-reduce",
-    "AG": "all-gather",
-    "AA": "all-to-all",
-    "CP": "collective-permute",
-}
+    "AR": "all-reduce", "AG": "all-gather", "AA": "all-to-all", "CP": "collective-permute",
+}  # fmt: skip
 
 
 def experts_of(model: Transformer) -> int:

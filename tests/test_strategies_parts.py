@@ -4,8 +4,6 @@ Shardings are read from shapes and from the traced step; nothing is compiled.
 tests/test_strategies.py compares results, and the collectives of the compiled step.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -21,9 +19,8 @@ from jax.sharding import PartitionSpec
 from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS
 from m4.model.transformer import Transformer, abstract_variables
 from m4.plan.program import planned
-from m4.train.program import TrainProgram
-from m4.train.state import initialize
-from tests.strategies import FIRST, documented, experiment_named, names
+from m4.train.program import TrainProgram, initialize
+from tests.test_strategies import FIRST, documented, experiment_named, names
 
 LANGUAGES = 11
 ROWS, LENGTH = 24, 64  # of all configs
@@ -46,17 +43,11 @@ LAYERS = ATTENTION + 4 * FEED_FORWARD
 # The end of a parameter's path -> its name below; letters as in parallel/axes.py, H for N * D, K
 # for buckets.
 KINDS = {
-    r"token_embedder/embedding": "embedding VM",
-    r"(query|key|value)/kernel": "attention MH",
-    r"attention/out/kernel": "attention HM",
-    r"mlp/wi/kernel": "mlp MF",
-    r"mlp/wo/kernel": "mlp FM",
-    r"experts/wi/kernel": "experts EMF",
-    r"experts/wo/kernel": "experts EFM",
-    r"router/kernel": "router ME",
-    r"rel_embedding": "bias NK",
-    r"scale": "norm M",
-}
+    r"token_embedder/embedding": "embedding VM", r"(query|key|value)/kernel": "attention MH",
+    r"attention/out/kernel": "attention HM", r"mlp/wi/kernel": "mlp MF", r"mlp/wo/kernel": "mlp FM",
+    r"experts/wi/kernel": "experts EMF", r"experts/wo/kernel": "experts EFM",
+    r"router/kernel": "router ME", r"rel_embedding": "bias NK", r"scale": "norm M",
+}  # fmt: skip
 
 
 class Parts(NamedTuple):
@@ -76,12 +67,9 @@ class Parts(NamedTuple):
 def rows_over(axes: str) -> dict[str, set[str]]:
     """Shards activations, logits and the experts' inputs by rows; a group, G, is a row here."""
     return {
-        "BLM": {f"{axes} . ."},
-        "BLF": {f"{axes} . ."},
-        "BLV": {f"{axes} . ."},
-        "GSE": {f"{axes} . ."},
-        "EGCM": {f". {axes} . ."},
-    }
+        "BLM": {f"{axes} . ."}, "BLF": {f"{axes} . ."}, "BLV": {f"{axes} . ."},
+        "GSE": {f"{axes} . ."}, "EGCM": {f". {axes} . ."},
+    }  # fmt: skip
 
 
 def experts_over(rows: str, experts: str, groups: str) -> dict[str, set[str]]:
@@ -95,15 +83,10 @@ def experts_over(rows: str, experts: str, groups: str) -> dict[str, set[str]]:
 # Megatron: a product that makes heads or inner widths is cut along its output, the next one along
 # its input. Heads together, BLH, have the shape of BLM, which is whole between layers.
 MEGATRON = {
-    "embedding VM": "model .",
-    "attention MH": ". model",
-    "attention HM": "model .",
-    "mlp MF": ". model",
-    "mlp FM": "model .",
-    "experts EMF": ". . model",
-    "experts EFM": ". model .",
-    "bias NK": "model .",
-}
+    "embedding VM": "model .", "attention MH": ". model", "attention HM": "model .",
+    "mlp MF": ". model", "mlp FM": "model .", "experts EMF": ". . model",
+    "experts EFM": ". model .", "bias NK": "model .",
+}  # fmt: skip
 
 
 def megatron_over(rows: str) -> dict[str, set[str]]:

@@ -1,7 +1,5 @@
 """Flags with which XLA compiles the tests' small programs quickly; imported before JAX."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 # LLVM's optimizations and MLIR's fusions take half of the compilation, and cutting a program into

@@ -94,7 +94,7 @@ m4(f"demo --gin_file=mine.gin --model_dir=runs/mine {SMALL}")
 # The picture is Figure 6 of GShard: languages by falling size.
 
 # %%
-from IPython.display import SVG
+from IPython.display import SVG  # pyright: ignore[reportMissingImports]
 
 SVG(str(here / "runs/mine/delta_bleu.svg"))
 

@@ -19,12 +19,14 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patches import Rectangle
 
 S, E, C = 12, 4, 4
 rng = np.random.default_rng(0)
 # What a router's matrix would make of the tokens; expert 0 is a favourite.
 logits_SE = (rng.normal(size=(S, E)) + [1.3, 0.3, 0.0, -0.3]).astype(np.float32)
-coin_S = rng.uniform(size=S).astype(np.float32)
+coin_key = jax.random.key(0)
+coin_S = np.array(jax.random.uniform(coin_key, (1, S)))[0]  # of one group, as m4 draws it
 
 
 # %% [markdown]
@@ -74,18 +76,18 @@ print("auxiliary loss", round(aux_loss, 4), "; balanced it would be", 1 / E**2)
 # loop over tokens. Three options make `top2_gshard` the paper's; the defaults are what Lingvo, the paper's code, does.
 
 # %%
-from m4.model.gates.top2_gshard import route
+from m4.model.gates.top2_gshard import top2_gshard
+from m4.model.routing import Tokens
 
 PAPER = {"paper_slot": True, "real_token_means": False, "paper_scale": True}
 DEFAULT = {"paper_slot": False, "real_token_means": True, "paper_scale": False}
 
 
-def plan_of(logits_SE, coin_S, C, **options):
+def plan_of(logits_SE, coin_key, C, **options):
     S, E = logits_SE.shape
-    return route(
-        jnp.asarray(logits_SE)[None], jnp.ones((1, S), bool), jnp.asarray(coin_S)[None], E, C,
-        policy="random", normalize="before", **options,
-    )  # fmt: skip
+    logits_GSE = jnp.asarray(logits_SE)[None]
+    tokens = Tokens(lambda name: logits_GSE, jnp.ones((1, S), bool), rng=coin_key, train=True)
+    return top2_gshard(tokens, E, lambda choices: C, **options)
 
 
 def weights_SE(plan):
@@ -93,10 +95,10 @@ def weights_SE(plan):
     return (chosen_SKE * plan.weight_GSK[0][..., None]).sum(1)
 
 
-plan = plan_of(logits_SE, coin_S, C, **PAPER)
+plan = plan_of(logits_SE, coin_key, C, **PAPER)
 np.testing.assert_allclose(weights_SE(plan), G_SE, atol=1e-6)
 np.testing.assert_allclose(plan.aux_loss, aux_loss, rtol=1e-6)
-default = plan_of(logits_SE, coin_S, C, **DEFAULT)
+default = plan_of(logits_SE, coin_key, C, **DEFAULT)
 print(
     "expert, slot and weight of token 0:",
     plan.expert_GSK[0, 0],
@@ -116,11 +118,11 @@ print("auxiliary loss by default:", float(default.aux_loss), "= the paper's time
 def draw(axes, plan, title):
     for e in range(plan.num_experts):
         for c in range(plan.capacity):
-            axes.add_patch(plt.Rectangle((e, c), 0.9, 0.9, fill=False, edgecolor="#bbbbbb"))
+            axes.add_patch(Rectangle((e, c), 0.9, 0.9, fill=False, edgecolor="#bbbbbb"))
     for s, k in np.ndindex(plan.position_GSK[0].shape):
         e, c = int(plan.expert_GSK[0, s, k]), int(plan.position_GSK[0, s, k])
         if c >= 0:
-            axes.add_patch(plt.Rectangle((e, c), 0.9, 0.9, color="#0072b2", alpha=(0.8, 0.35)[k]))
+            axes.add_patch(Rectangle((e, c), 0.9, 0.9, color="#0072b2", alpha=(0.8, 0.35)[k]))
             axes.text(e + 0.45, c + 0.45, f"{s}", ha="center", va="center")
     lost = [s for s in range(S) if (plan.position_GSK[0, s] < 0).all()]
     axes.set(xlim=(-0.1, plan.num_experts), ylim=(plan.capacity, -0.1), title=title, ylabel="slot")
@@ -156,8 +158,7 @@ for name, slope, colour in (
     many_SE = rng.normal(size=(1024, 8)).astype(np.float32) + np.linspace(
         slope, 0, 8, dtype=np.float32
     )
-    many_S = rng.uniform(size=1024).astype(np.float32)
-    plans = [plan_of(many_SE, many_S, expert_capacity(1024, 8, f), **DEFAULT) for f in FACTORS]
+    plans = [plan_of(many_SE, coin_key, expert_capacity(1024, 8, f), **DEFAULT) for f in FACTORS]
     for key, style in (
         ("first_overflow", "-"),
         ("second_overflow", "--"),

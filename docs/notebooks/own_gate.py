@@ -20,6 +20,7 @@
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 here = Path(tempfile.mkdtemp())
 (here / "my_gate.py").write_text('''
@@ -47,7 +48,7 @@ def sigmoid_gate(
     )
 ''')
 sys.path.insert(0, str(here))
-from my_gate import sigmoid_gate
+from my_gate import sigmoid_gate  # pyright: ignore[reportMissingImports]
 
 # %% [markdown]
 # `@checked` makes `choices` a setting: `my_gate.sigmoid_gate.choices = 2` in a config, and a wrong value is one line.
@@ -107,9 +108,14 @@ layer = m4.MoeLayer(
 x_BLM, mask_BL = jnp.ones((2, 5, 16)), jnp.ones((2, 5), bool)
 variables = layer.init(jax.random.key(0), x_BLM, mask_BL, deterministic=True)
 print(jax.tree.map(jnp.shape, variables["params"]))
-gradient = jax.grad(
-    lambda params: layer.apply({"params": params}, x_BLM, mask_BL, deterministic=True).sum()
-)
+
+
+def total(params):
+    y_BLM: Any = layer.apply({"params": params}, x_BLM, mask_BL, deterministic=True)
+    return y_BLM.sum()
+
+
+gradient = jax.grad(total)
 print("router's gradient:", float(jnp.abs(gradient(variables["params"])["router"]["kernel"]).sum()))
 
 # %% [markdown]

@@ -18,6 +18,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patches import Rectangle
 
 # %% [markdown]
 # ## Which device has which part
@@ -34,9 +35,7 @@ def draw(axes, array, title):
         held.setdefault((ends[0], ends[-1]), []).append(shard.device.id)
     for ((top, bottom), (left, right)), ids in held.items():
         colour = plt.get_cmap("Pastel1")(min(ids) % 8)
-        axes.add_patch(
-            plt.Rectangle((left, top), right - left, bottom - top, fc=colour, ec="white")
-        )
+        axes.add_patch(Rectangle((left, top), right - left, bottom - top, fc=colour, ec="white"))
         name = "all" if len(ids) == 8 else " ".join(map(str, sorted(ids)))
         axes.text(
             (left + right) / 2, (top + bottom) / 2, name, ha="center", va="center", fontsize=8
@@ -80,7 +79,8 @@ def feed_forward(x_BLM, in_MF, out_FM):
 
 arguments = jnp.ones((4, 2, 8)), jnp.ones((8, 16)), jnp.ones((16, 8))
 print(feed_forward(*arguments).sharding.spec)
-for kind, total in summary(collectives(feed_forward.lower(*arguments).compile().as_text())).items():
+text = feed_forward.lower(*arguments).compile().as_text() or ""
+for kind, total in summary(collectives(text)).items():
     print(f"{total.count} {kind}: {total.sent_bytes:,.0f} bytes sent by a device")
 
 # %% [markdown]
@@ -93,16 +93,16 @@ for kind, total in summary(collectives(feed_forward.lower(*arguments).compile().
 from pathlib import Path
 
 from m4.config import load
-from m4.plan import hlo, memory
-from m4.plan.program import train_program
+from m4.plan import hlo
+from m4.plan.program import bytes_by_kind, given_bytes, kept_bytes, train_program
 
 plans = {}
 for name in ("data_parallel", "expert_parallel"):
     experiment = load([Path(f"gin_configs/strategies/{name}.gin")]).experiment()
     program = train_program(experiment, jax.devices(), languages=8)
     compiled = program.lowered.compile()
-    given = memory.given(program.parts.model, program.params, program.optimizer)
-    held = memory.by_kind(given, compiled.memory_analysis(), memory.kept(program))
+    given = given_bytes(program.params, program.optimizer)
+    held = bytes_by_kind(given, compiled.memory_analysis(), kept_bytes(program))
     plans[name] = held, hlo.summary(hlo.collectives(compiled.as_text()))
     print(name)
     for kind, size in ((kind, size) for kind, size in held.items() if size > 2**16):

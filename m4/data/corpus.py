@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from m4.data.beam import Engine
-from m4.data.cache import given_ids
-from m4.data.cache.cache import FORMAT, Cache, fingerprint_of, identity_of, manifest_digest
-from m4.data.cache.corpus_text import Progress, write_text
-from m4.data.cache.pivots import write_pivots
+from m4.data.cache.cache import FORMAT, Cache, fingerprint_of, identity_of
+from m4.data.cache.corpus_text import Progress, write_pivots, write_text
 from m4.data.cache.tokens import (
     PRETRAINED_VOCABULARIES,
     pretrained_vocabulary,
     tokenize,
+    train_vocabularies,
     vocabulary_file,
+    write_given,
 )
-from m4.data.cache.vocabularies import train_vocabularies
 from m4.data.cleaning import clean
-from m4.data.cleaning.ledger import LEDGER_FILE
 from m4.data.directions import (
     ROLES,
     Mixture,
@@ -38,13 +36,11 @@ from m4.data.directions import (
     pivoted,
     split_direction,
 )
-from m4.data.preprocess import Form
 from m4.data.sources import SPLITS, Source, gives_ids
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
 from m4.settings import MUTABLE, Between, InputError, SettingError, checked
 from m4.storage import checksums
-from m4.storage.files import whole_folder
-from m4.storage.files import write_text as write_text_file
+from m4.storage.files import check_output, whole_folder, write_json
 from m4.storage.local_copy import fetched
 
 # A tag, a piece, eos.
@@ -71,18 +67,15 @@ class CorpusSpec:
         vocabulary_sentences: of that text, in all.
         target_vocabulary_size: None: one vocabulary for all text. Else sources and targets have
             separate ones, each trained on the text that is source or target in the mixture.
-        vocabulary_from: a corpus, or the run that has it, whose vocabularies this one's grow from:
-            their pieces keep their ids, new tags and pieces come behind them
-            (`m4.data.vocabulary.pieces`), learned from the text of the languages that have no tag
-            there, if there are such. Or a SentencePiece model, as T5's or mT5's (FILE.model), or
-            the folder of a pretrained model that has one.
-            None: trained on this text alone.
+        vocabulary_from: a corpus or run whose vocabularies this one's grow from: their pieces keep
+            their ids, new tags and pieces come behind them (`m4.data.vocabulary.pieces`), learned
+            from the text of the languages that have no tag there, if there are such. Or a
+            SentencePiece model, as T5's or mT5's (FILE.model), or a pretrained model's folder with
+            one. None: trained on this text alone.
         segmentations: ways to tokenize each training sentence that are kept: the best one, and
             others by BPE-dropout with probability sampling_alpha.
         workers: processes, which change nothing; None: as many as are of use.
         cleaning: what is dropped or changed before anything is tokenized.
-        normalization: Unicode normal form of sources, nfc or nfkc; targets are always nfc, so that
-            all text comes back. A SentencePiece model of another program has its own form.
     """
 
     source: Source | Callable[[], Source]
@@ -98,15 +91,13 @@ class CorpusSpec:
     sampling_alpha: Annotated[float, Between(0, 1, above=True, below=True)] = 0.1
     workers: Annotated[int | None, Between(1, 1024), MUTABLE] = None
     cleaning: clean.Cleaning = clean.DEFAULT
-    normalization: Form = "nfc"
 
     def __post_init__(self) -> None:
         if self.languages is not None:
             _pairs_of(self.languages)
         if set(self.lengths) != {"inputs", "targets"}:
-            raise SettingError(
-                "CorpusSpec.lengths", dict(self.lengths), "{'inputs': ..., 'targets': ...}"
-            )
+            allowed = "{'inputs': ..., 'targets': ...}"
+            raise SettingError("CorpusSpec.lengths", dict(self.lengths), allowed)
 
     @functools.cached_property
     def opened_source(self) -> Source:
@@ -117,7 +108,7 @@ class CorpusSpec:
         """Returns everything but the text that decides the ids, as JSON."""
         separate = self.target_vocabulary_size is not None
         given, pairs = self._given_ids(), self.language_pairs()
-        more = [pair for pair in pairs if pair not in {*self.read_pairs()}]
+        more = sorted({*pairs} - {*self.read_pairs()}, key=pairs.index)
         mixture = self.mixture if isinstance(self.mixture, str) else [*self.mixture]
         return {
             "language_pairs": pairs,
@@ -128,8 +119,8 @@ class CorpusSpec:
             "target_length": self.lengths["targets"],
             "target_vocabulary_size": self.target_vocabulary_size,
             # None where they decide nothing: a cache is opened whatever they are.
-            "mixture": mixture if separate or given or self.normalization != "nfc" else None,
-            "normalization": self.normalization,
+            "mixture": mixture if separate or given else None,
+            "normalization": "nfc",
             "segmentations": self.segmentations,
             "sampling_alpha": float(self.sampling_alpha) if self.segmentations > 1 else None,
             "cleaning": (clean.NOTHING if given else self.cleaning).identity(),
@@ -151,7 +142,6 @@ class CorpusSpec:
             ("segmentations", self.segmentations == 1, "1"),
             ("vocabulary_from", self.vocabulary_from is None, "None"),
             ("cleaning", self.cleaning in (clean.DEFAULT, clean.NOTHING), "not set"),
-            ("normalization", self.normalization == "nfc", "'nfc'"),
             (
                 "target_vocabulary_size",
                 (self.target_vocabulary_size is not None) == separate,
@@ -206,7 +196,7 @@ class CorpusSpec:
         data_dir: str | os.PathLike[str],
         *,
         identity: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
+        progress: Progress = lambda *_: None,
         untrained: Collection[str] = (),
         engine: Engine | None = None,
     ) -> Cache:
@@ -230,10 +220,15 @@ class CorpusSpec:
             cache = Cache(folder, self.mixture)
             cache.verify()
             return cache
-        self._check_vocabulary_sizes(len(languages_of(settings["language_pairs"])))
-        progress = progress or (lambda *_: None)
+        codes = languages_of(settings["language_pairs"])
+        for name, tags in (("vocabulary_size", len(codes)), ("target_vocabulary_size", 0)):
+            size, least = getattr(self, name), least_size(tags)
+            if size is not None and size < least and not gives_ids(self.opened_source):
+                needs = f"3 special pieces, {tags} tags, 256 bytes and 16 others"
+                raise SettingError(f"CorpusSpec.{name}", size, f"at least {least} ({needs})")
         if engine is not None:
             engine.progress = progress
+        check_output(folder, f"data_dir = {data_dir}")
         with whole_folder(folder, replace=False) as unfinished:
             self._write(unfinished, settings, identity, progress, untrained, engine)
         return Cache(folder, self.mixture)
@@ -252,32 +247,26 @@ class CorpusSpec:
         (folder / "text").mkdir(parents=True)
         if gives_ids(source):
             if engine is not None:
-                raise InputError(
-                    f"--runner={engine.runner}: only text is prepared on Beam, and the source "
-                    "gives ids"
-                )
-            counts, ledger, made = given_ids.write(folder, source, settings, progress)
+                said = "only text is prepared on Beam, and the source gives ids"
+                raise InputError(f"--runner={engine.runner}: {said}")
+            counts, ledger, made = write_given(folder, source, settings, progress)
         else:
             pivoted = settings.get("pivoted", ())
             names = [name for name in names if name not in pivoted]
-            counts, ledger = write_text(
-                folder, source, names, self.cleaning, progress, untrained, engine
-            )
+            given = self.cleaning, progress, untrained, engine
+            counts, ledger = write_text(folder, source, names, *given)
             sizes = {pair: counts[pair]["train"]["pairs"] for pair in names}
             for pair, of_pair in write_pivots(folder, names, pivoted).items():
                 count, counts[pair] = ledger.count(pair, "train"), of_pair
                 count.read = count.kept = of_pair["train"]["pairs"]
-            names, grown_from = [*counts], self._grown_from()
-            vocabularies = train_vocabularies(folder, sizes, settings, progress, grown_from)
-            made = {"vocabularies": vocabularies}
+            names, old = [*counts], self._grown_from()
+            made = {"vocabularies": train_vocabularies(folder, sizes, settings, progress, old)}
             made |= tokenize(folder, names, counts, settings, progress, self.workers, engine)
         for pair, splits in counts.items():
             for split, count in splits.items():
-                ledger.count(pair, split).leave_out(
-                    "pieces: too long", count.pop("too_long"), split
-                )
+                too_long = count.pop("too_long")
+                ledger.count(pair, split).leave_out("pieces: too long", too_long, split)
         ledger.check()
-        write_text_file(folder / LEDGER_FILE, json.dumps(ledger.as_json(), ensure_ascii=False))
         texts = {pair: [counts[pair][split]["sha256"] for split in SPLITS] for pair in names}
         store = checksums.Disk(folder)
         manifest: dict[str, Any] = {
@@ -286,14 +275,12 @@ class CorpusSpec:
             "language_pairs": counts,
             **made,
             **({"rates": rates()} if (rates := getattr(source, "rates", None)) else {}),
-            "ledger": ledger.as_json(examples=False),
+            "ledger": ledger.as_json(),
             "corpus": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
             "fingerprint": fingerprint_of(identity),
             "files": checksums.hashes(store, [n for n in sorted(store.list()) if n[0] != "."]),
         }
-        manifest["sha256"] = manifest_digest(manifest)
-        text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        (folder / "manifest.json").write_text(text, encoding="utf-8")
+        write_json(folder / "manifest.json", manifest, indent=1)
 
     def _grown_from(self) -> Path | None:
         """Returns the folder of `vocabulary_from`'s vocabularies, or its file."""
@@ -301,31 +288,23 @@ class CorpusSpec:
             return None
         if self.vocabulary_from.endswith(".model"):
             return self._grown_from_file(Path(self.vocabulary_from))
-        run = fetched(
-            self.vocabulary_from,
-            lambda name: name.startswith("vocabulary") or name in PRETRAINED_VOCABULARIES,
-        )
+        names = ("vocabulary", *PRETRAINED_VOCABULARIES)
+        run = fetched(self.vocabulary_from, lambda name: name.startswith(names))
         if (path := pretrained_vocabulary(run)) is not None:
             return self._grown_from_file(path)
         role = None if self.target_vocabulary_size is None else "source"
         for folder in (run, run / "vocabulary"):
             if vocabulary_file(folder, role).is_file():
                 return folder
-        raise SettingError(
-            "CorpusSpec.vocabulary_from",
-            self.vocabulary_from,
-            f"the folder of a corpus or a run that has {vocabulary_file(run, role).name}",
-        )
+        allowed = f"the folder of a corpus or a run that has {vocabulary_file(run, role).name}"
+        raise SettingError("CorpusSpec.vocabulary_from", self.vocabulary_from, allowed)
 
     def _grown_from_file(self, path: Path) -> Path:
         """Returns another program's vocabulary. SettingError: m4 cannot continue from it."""
-        if self.target_vocabulary_size is not None:
+        if (size := self.target_vocabulary_size) is not None:
             allowed = "None: a SentencePiece model is one vocabulary for sources and targets"
-            raise SettingError(
-                "CorpusSpec.target_vocabulary_size", self.target_vocabulary_size, allowed
-            )
-        given = Vocabulary(path)
-        if self.segmentations > 1 and not given.has_merges:
+            raise SettingError("CorpusSpec.target_vocabulary_size", size, allowed)
+        if self.segmentations > 1 and not Vocabulary(path).has_merges:
             allowed = f"1: {path} is no BPE model, which has merges to leave out"
             raise SettingError("CorpusSpec.segmentations", self.segmentations, allowed)
         return path
@@ -336,23 +315,10 @@ class CorpusSpec:
             return {}
         roles = (None,) if self.target_vocabulary_size is None else ROLES
         grown = [Vocabulary(vocabulary_file(folder, role)) for role in roles]
-        if (form := grown[0].normalization or "nfc") != self.normalization:
-            allowed = f"{form!r}, as the vocabulary of {folder} has it"
-            raise SettingError("CorpusSpec.normalization", self.normalization, allowed)
         known = {*grown[0].languages}
         new = sorted(p for p in pairs if {*map(base_language, split_direction(p))} - known - {"en"})
         text = {"vocabulary_text": new} if len(new) in range(1, len(pairs)) else {}
         return {"vocabulary_from": [each.fingerprint for each in grown], **text}
-
-    def _check_vocabulary_sizes(self, languages: int) -> None:
-        """Raises SettingError if a vocabulary has no room for characters and merges."""
-        if gives_ids(self.opened_source):
-            return
-        for name, tags in (("vocabulary_size", languages), ("target_vocabulary_size", 0)):
-            size, least = getattr(self, name), least_size(tags)
-            if size is not None and size < least:
-                needs = f"3 special pieces, {tags} tags, 256 bytes and 16 others"
-                raise SettingError(f"CorpusSpec.{name}", size, f"at least {least} ({needs})")
 
 
 def bilingual(
@@ -364,24 +330,21 @@ def bilingual(
 ) -> CorpusSpec:
     """Returns a bilingual corpus out of a multilingual one, with its own small vocabulary.
 
-    It has the same sentences (the parent's text, which is clean) and the parent's directions of the
-    pair, both at equal rates or one of them, and depends on that pair's text only: other pairs of
-    the parent may change. Lengths default to the parent's. vocabularies:
-    target_vocabulary_size, segmentations, sampling_alpha.
+    It has the parent's text, which is clean, and its directions of the pair, both at equal rates or
+    one of them, and depends on that pair's text only: other pairs of the parent may change. Lengths
+    default to the parent's. vocabularies: target_vocabulary_size, segmentations, sampling_alpha.
     """
+    listed = not isinstance(parent.mixture, str)
     return CorpusSpec(
         source=parent,
         languages=[pair],
-        mixture=parent.mixture
-        if isinstance(parent.mixture, str)
-        else directions_of(parent.mixture, [pair_of(pair)]),
+        mixture=directions_of(parent.mixture, [pair_of(pair)]) if listed else parent.mixture,
         lengths=lengths or {"inputs": parent.source_length, "targets": parent.target_length},
         vocabulary_size=vocabulary_size,
         vocabulary_temperature=1.0,
         vocabulary_sentences=parent.manifest["identity"]["vocabulary_sentences"],
         workers=1,
         cleaning=clean.NOTHING,
-        normalization=parent.manifest["identity"]["normalization"],
         **vocabularies,
     )
 
@@ -391,11 +354,10 @@ def _pairs_of(languages: Sequence[str]) -> list[str]:
     pairs = []
     for name in languages:
         try:
-            pair = pair_of(name)
+            pairs.append(pair_of(name))
         except InputError as error:
             allowed = "languages as 'gl', which is paired with English, or pairs as 'fr-wo'"
             raise SettingError("CorpusSpec.languages", name, allowed) from error
-        pairs.append(pair)
     if len(set(pairs)) < len(pairs) or not pairs:
         raise SettingError("CorpusSpec.languages", [*languages], "at least one code, each once")
     return pairs

@@ -22,27 +22,23 @@ class Language:
     branch: str
 
 
-def _table() -> dict[str, Language]:
-    found = {}
-    text = Path(__file__).with_name("languages.txt").read_text(encoding="utf-8")
-    for line in text.splitlines()[1:]:
-        code, iso, name, script, branch = line.split("|")
-        found[code] = Language(code, iso, name, script, branch)
-    return found
+def _lines(name: str) -> list[str]:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
 
 
 def _families() -> dict[str, str]:
     """Returns base language -> family, for colours, filters and tables of reports."""
     families, family = {}, ""
-    text = Path(__file__).with_name("families.txt").read_text(encoding="utf-8")
-    for line in text.splitlines():
+    for line in _lines("families.txt"):
         name, bar, codes = line.rpartition("|")
         family = name if bar else family
         families |= dict.fromkeys(codes.split() if line[0] != "#" else (), family)
     return families
 
 
-LANGUAGES, _FAMILIES = _table(), _families()
+_ROWS = (line.split("|") for line in _lines("languages.txt")[1:])
+LANGUAGES = {code: Language(code, *more) for code, *more in _ROWS}
+_FAMILIES = _families()
 OTHER = "other"  # family of the rest
 
 # Languages whose texts in CLDR are nearly each other's: a third to nearly all of the renderings
@@ -85,7 +81,8 @@ def describe(code: str) -> Language:
         return same
     base = LANGUAGES.get(tag.language)
     script = same.script if same else tags.likely_script(tag)
-    name = base.name.split(" (")[0] if base else tags.english_name(tag)
+    names = tags.names("languages")  # a language without one is its code
+    name = base.name.split(" (")[0] if base else names.get(tag.language, tag.language)
     more = tags.additions(tag)
     return Language(
         str(tag),

@@ -3,9 +3,8 @@
 import hashlib
 
 import numpy as np
-import numpy.typing as npt
 
-U64 = npt.NDArray[np.uint64]
+from m4.data.arrays import U64, Ints
 
 
 def key(*parts: int | str) -> int:
@@ -30,7 +29,7 @@ def mix(x: U64) -> U64:
     return x ^ (x >> np.uint64(31))
 
 
-def permutation(size: int, seed: int) -> npt.NDArray[np.int64]:
+def permutation(size: int, seed: int) -> Ints:
     """Returns a permutation of range(size): the order of keyed random numbers."""
     numbers = mix(mix(np.arange(size, dtype=np.uint64)) ^ np.full(size, seed, np.uint64))
     return np.argsort(numbers)  # all different: any kind of sorting gives the same

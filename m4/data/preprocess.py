@@ -2,18 +2,14 @@
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 from m4.data.directions import base_language
 
-# nfc: canonical, é is one character. nfkc: also compatibility, ﬁ is fi and full width is narrow.
-Form = Literal["nfc", "nfkc"]
-FORMS: tuple[Form, ...] = get_args(Form)
 
-
-def normalised(text: str, form: Form = "nfc") -> str:
-    """Returns the normal form of a text, with each run of spaces of any kind as one space."""
-    return " ".join(unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text).split())
+def normalised(text: str) -> str:
+    """Returns the NFC of a text, with each run of spaces of any kind as one space."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 # Behind the tag of a source that a model wrote (Caswell et al. 2019, arXiv 1906.06442).

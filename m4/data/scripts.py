@@ -3,9 +3,9 @@
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from fontTools.unicodedata import Scripts
 
+from m4.data.arrays import U8, U32
 from m4.data.directions import base_language
 from m4.data.languages import describe, listed, split_code
 
@@ -68,7 +68,7 @@ def _letters_of(script: str) -> frozenset[str] | None:
 
 
 @lru_cache(maxsize=1)
-def _table() -> npt.NDArray[np.uint8]:
+def _table() -> U8:
     """Returns [0x110000] numbers of the characters' scripts."""
     assert len(SCRIPTS) <= 256
     ends = [*Scripts.RANGES[1:], 0x110000]
@@ -77,6 +77,6 @@ def _table() -> npt.NDArray[np.uint8]:
     return np.repeat(numbers, sizes)
 
 
-def script_numbers(code_points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+def script_numbers(code_points: U32) -> U8:
     """Returns [n] scripts of [n] characters, as places in SCRIPTS."""
     return _table()[code_points]

@@ -32,18 +32,14 @@ class HashSplit:
         """Checks the numbers; `owner` is the source's class, for messages."""
         for name, every in (("dev_every", dev_every), ("test_every", test_every)):
             if every < 0 or every == 1:
-                raise SettingError(
-                    f"{owner}.{name}", every, "0 (none) or at least 2 (one in so many)"
-                )
+                allowed = "0 (none) or at least 2 (one in so many)"
+                raise SettingError(f"{owner}.{name}", every, allowed)
         self.dev_every, self.test_every = dev_every, test_every
         self._test_below = _ALL // test_every if test_every else 0
         self._dev_below = self._test_below + (_ALL // dev_every if dev_every else 0)
         if self._dev_below == _ALL:
-            raise SettingError(
-                f"{owner}.test_every",
-                2,
-                "above 2 where dev_every is 2: else none is left to train on",
-            )
+            allowed = "above 2 where dev_every is 2: else none is left to train on"
+            raise SettingError(f"{owner}.test_every", 2, allowed)
 
     def __bool__(self) -> bool:
         return bool(self.dev_every or self.test_every)

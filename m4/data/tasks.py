@@ -2,9 +2,9 @@
 
 One seqio.Task a direction, `<prefix>.en_gl` (English to Galician) and `<prefix>.gl_en`, and
 seqio.Mixtures over them, `<prefix>.to_english`, `.from_english`, `.english_centric` and `.direct`,
-those that the corpus has directions of. Their rates
-are a sampler's (temperature's are those of seqio.mixing_rate_num_examples). The prefix keeps
-several corpora apart in one process. So a stock seqio or T5X user has m4's data:
+those that the corpus has directions of. Their rates are a sampler's (temperature's are those of
+seqio.mixing_rate_num_examples). The prefix keeps several corpora apart in one process. So a stock
+seqio or T5X user has m4's data:
 
     tasks.register_cache(Cache("runs/demo/data"))
     seqio.get_mixture_or_task("m4.english_centric").get_dataset(
@@ -15,16 +15,14 @@ and test, and T5X's name for dev, validation. m4's own training reads the same i
 (stream.py), with the mixture's rates.
 """
 
-import contextlib
 import functools
-import hashlib
 import itertools
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import seqio
+import seqio.vocabularies
+import tensorflow as tf
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import (
@@ -38,41 +36,17 @@ from m4.data.directions import (
     sides_of,
     split_direction,
 )
-from m4.data.preprocess import SYNTHETIC, Form, tag_symbol
+from m4.data.preprocess import SYNTHETIC, tag_symbol
 from m4.data.samplers import Sampler
 from m4.data.samplers.temperature import temperature
 from m4.data.sources import SPLITS
 from m4.data.stream import mixture as mixing
 from m4.data.vocabulary.vocabulary import SPACE, escaped, without_tags
+from m4.parallel.platform.hardware import cache_folder
 from m4.settings import InputError
 from m4.storage.files import whole
-from m4.storage.local_copy import cache_folder
 
-
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Keeps TensorFlow's C++ quiet, which writes to file descriptor 2 before reading settings."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            said.seek(0)
-            os.write(kept, said.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
-with _quiet_stderr():
-    import seqio
-    import seqio.vocabularies
-    import tensorflow as tf
-
-    tf.config.set_visible_devices([], "GPU")  # they are JAX's
+tf.config.set_visible_devices([], "GPU")  # they are JAX's
 
 # Name of the mixture of a list of directions.
 LISTED = "listed"
@@ -80,8 +54,6 @@ LISTED = "listed"
 _ALIASES = {"validation": "dev"}
 # direction -> functions that seqio's Evaluator calls: (targets, predictions) -> {name: score}
 MetricFns = Callable[[str], Sequence[Callable[..., Mapping[str, float]]]]
-# (SHA-256 of a model, the change to it) -> tf-text's op
-_TOKENIZERS: dict[tuple[str, Callable[[bytes], bytes]], Any] = {}
 # prefix -> identity of the corpus
 _REGISTERED: dict[str, dict[str, Any]] = {}
 
@@ -96,23 +68,21 @@ class SharedVocabulary(seqio.SentencePieceVocabulary):
     def tf_tokenizer(self) -> Any:
         return _tokenizer(self.sp_model or b"", bytes)
 
-    def text_ids(self, text: tf.Tensor, form: Form | None) -> tf.Tensor:
-        """Returns the ids of a text in a normal form; "<2gl>" in it is no tag."""
-        if form is not None:  # as `m4.data.preprocess` and `escaped`
-            normal: Any = seqio.vocabularies.tf_text.normalize_utf8(text, form.upper())
+    def text_ids(self, text: tf.Tensor, normalises: bool) -> tf.Tensor:
+        """Returns the ids of a text, or of its NFC; "<2gl>" in it is no tag."""
+        if normalises:  # as `m4.data.preprocess` and `escaped`
+            normal: Any = seqio.vocabularies.tf_text.normalize_utf8(text, "NFC")
             single = tf.strings.strip(tf.strings.regex_replace(normal, " +", " "))
             text = tf.strings.regex_replace(single, SPACE, escaped(SPACE))
         return _tokenizer(self.sp_model or b"", without_tags).tokenize(text)
 
 
+# Not in an attribute of the vocabulary: its __getstate__ and __eq__ must stay as they are.
+@functools.cache
 def _tokenizer(model: bytes, changed: Callable[[bytes], bytes]) -> Any:
-    # Not in an attribute of the vocabulary: its __getstate__ and __eq__ must stay as they are.
-    key = hashlib.sha256(model).hexdigest(), changed
-    if key not in _TOKENIZERS:
-        with tf.init_scope():
-            made = seqio.vocabularies.tf_text.SentencepieceTokenizer(model=changed(model))
-            _TOKENIZERS[key] = made
-    return _TOKENIZERS[key]
+    """Returns tf-text's op of a model that is changed."""
+    with tf.init_scope():
+        return seqio.vocabularies.tf_text.SentencepieceTokenizer(model=changed(model))
 
 
 class PairSource(seqio.DataSource):
@@ -143,18 +113,16 @@ class PairSource(seqio.DataSource):
         """Returns the pairs in the cache's order; the task shuffles them in a buffer later."""
         if shard_info and shard_info.num_shards > 1:
             raise InputError(f"{self.pair}: one shard only, use tf.data.Dataset.shard")
-        # In the graph: an iterator over a file can be checkpointed, a generator's cannot.
-        lines = tf.data.TextLineDataset(str(self._lines(_ALIASES.get(split, split))))
-        return lines.map(_split_line, num_parallel_calls=tf.data.AUTOTUNE)
-
-    def _lines(self, split: str) -> Path:
-        """Returns a file of the pairs, a line each, which is written once on this machine."""
+        split = _ALIASES.get(split, split)
+        # A file with a line a pair, which is written once on this machine. In the graph: an
+        # iterator over a file can be checkpointed, a generator's cannot.
         corpora = cache_folder() / "pairs" / self.cache.fingerprint
         if not (path := corpora / f"{split}.{key_of(self.pair)}.tsv").is_file():
             with whole(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
                 pairs = self.cache.pairs(self.pair, split)
                 file.writelines(f"{first}\t{second}\n" for first, second in pairs)
-        return path
+        lines = tf.data.TextLineDataset(str(path))
+        return lines.map(_split_line, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def register_cache(
@@ -179,9 +147,8 @@ def register_cache(
         InputError: The corpus has ids of seqio tasks, or the prefix is another corpus's.
     """
     if not cache.marked:
-        raise InputError(
-            f"{cache.folder}: its ids are those of seqio tasks: use these tasks themselves"
-        )
+        said = "its ids are those of seqio tasks: use these tasks themselves"
+        raise InputError(f"{cache.folder}: {said}")
     meaning = {
         "corpus": cache.fingerprint,
         "folder": str(cache.folder.resolve()),
@@ -201,30 +168,29 @@ def register_cache(
     mixtures: dict[str, Mixture] = {own: cache.mixture}
     if cache.has_all_directions:
         mixtures |= {name: name for name in MIXTURES}
-    unit = {
-        d: unit
-        for mixture in mixtures.values()
-        for d, unit in mixing.units(cache, sample_by, mixture).items()
-    }
-    vocabularies = cache.source_vocabulary, cache.target_vocabulary
     features: dict[str, Any] = {
-        name: seqio.Feature(SharedVocabulary(str(Path(made.path).resolve())), add_eos=True)
-        for name, made in zip(("inputs", "targets"), vocabularies, strict=True)
+        name: seqio.Feature(SharedVocabulary(str(vocabulary.path.resolve())), add_eos=True)
+        for name, vocabulary in (
+            ("inputs", cache.source_vocabulary),
+            ("targets", cache.target_vocabulary),
+        )
     }
-    form = cache.source_vocabulary.normalization
+    normalises = cache.source_vocabulary.normalises
     directions = {
         name: found
         for name, mixture in mixtures.items()
         if (found := directions_of(mixture, cache.language_pairs()))
     }
+    every = [*dict.fromkeys(itertools.chain.from_iterable(directions.values()))]
+    unit = mixing.units(cache, sample_by, every)
     _REGISTERED[prefix] = meaning
     sources = {pair: PairSource(cache, pair) for pair in cache.language_pairs()}
-    for direction in dict.fromkeys(itertools.chain.from_iterable(directions.values())):
+    for direction in every:
         seqio.TaskRegistry.add(
             task_name(direction, prefix),
             source=sources[pair_of(direction)],
             preprocessors=[
-                functools.partial(_tokenize, direction=direction, form=form),
+                functools.partial(_tokenize, direction=direction, normalises=normalises),
                 seqio.CacheDatasetPlaceholder(),
                 seqio.preprocessors.append_eos_after_trim,
             ],
@@ -269,7 +235,7 @@ def _rates(
 
 
 def _tokenize(
-    dataset: tf.data.Dataset, direction: str, form: Form | None, output_features: Mapping[str, Any]
+    dataset: tf.data.Dataset, direction: str, normalises: bool, output_features: Mapping[str, Any]
 ) -> tf.data.Dataset:
     """Turns {first, second} into the ids {inputs, targets} of a direction, inputs with a tag."""
     source, target = sides_of(direction)
@@ -281,9 +247,9 @@ def _tokenize(
     def tokenized(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {
             "inputs_pretokenized": tf.strings.join([*tags, example[source]], " "),
-            "inputs": tf.concat([tag_ids, of["inputs"].text_ids(example[source], form)], 0),
+            "inputs": tf.concat([tag_ids, of["inputs"].text_ids(example[source], normalises)], 0),
             "targets_pretokenized": example[target],
-            "targets": of["targets"].text_ids(example[target], form and "nfc"),
+            "targets": of["targets"].text_ids(example[target], normalises),
         }
 
     return dataset.map(tokenized, num_parallel_calls=tf.data.AUTOTUNE)

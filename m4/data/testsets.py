@@ -4,7 +4,6 @@ Published layouts are settings of `sources.aligned.Aligned` or `Table` (gin_conf
 source of sentence pairs is a test set, too: by its test split.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +18,10 @@ from m4.data.directions import directions_of, languages_of, pair_of, sides_of, s
 from m4.data.languages import base_of, describe, is_english
 from m4.data.sources import Source
 from m4.data.sources.reading.files import folder_at, names_below, unpacked
-from m4.data.sources.reading.layout import m4_code
+from m4.data.sources.reading.folder import m4_code
 from m4.data.sources.reading.lines import text_lines
 from m4.settings import InputError, SettingError, checked
+from m4.storage.files import parsed, undamaged
 
 MOST_BYTES = 1 << 26  # of a line, which may be a document
 # Code of a language in the name of a pair.
@@ -102,7 +102,7 @@ class Table:
     @cached_property
     def _segments(self) -> dict[str, list[Segment]]:
         found: dict[str, list[Segment]] = {}
-        for match, path in _find("Table", self.folder, self.files):
+        for match, path in _find(self.folder, self.files):
             for number, row in self._rows(path):
                 where = f"{path} line {number}"
                 if any(_field(row, name, where) != v for name, v in (self.where or {}).items()):
@@ -121,22 +121,15 @@ class Table:
         header = self.header
         for number, line in enumerate(text_lines(path, MOST_BYTES), 1):
             if as_json:
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    row = None
-                if not isinstance(row, dict):
-                    raise InputError(f"{path} line {number}: not a JSON object")
-                yield number, row
+                with undamaged(f"{path} line {number}"):
+                    yield number, parsed(line.encode())
             elif header is None:
                 header = line.split("\t")
             else:
                 cells = line.split("\t")
                 if len(cells) != len(header):
-                    raise InputError(
-                        f"{path} line {number}: {len(cells)} columns, not {len(header)} "
-                        f"({', '.join(header)}; Table.header)"
-                    )
+                    said = f"{len(cells)} columns, not {len(header)} ({', '.join(header)}"
+                    raise InputError(f"{path} line {number}: {said}; Table.header)")
                 yield number, dict(zip(header, cells, strict=True))
 
     def _languages(self, match: re.Match, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
@@ -151,17 +144,15 @@ class Table:
 
     def _of(self, row: Mapping[str, Any], where: str) -> Iterator[Segment]:
         """Yields the segments of a line."""
-        names = [self.target] if isinstance(self.target, str) else self.target
-        targets = [_field(row, name, where) for name in names]
-        source = _field(row, self.source, where)
+        names = [self.source, *([self.target] if isinstance(self.target, str) else self.target)]
+        source, *targets = (_field(row, name, where) for name in names)
         document = None if self.document is None else str(_field(row, self.document, where))
         if isinstance(source, list):
-            columns = [source, *targets]
-            counts = [len(each) if isinstance(each, list) else 1 for each in columns]
+            counts = [len(of) if isinstance(of, list) else 1 for of in (source, *targets)]
             if len(set(counts)) > 1:
-                fields = ", ".join([self.source, *names])
+                fields = ", ".join(names)
                 raise InputError(f"{where}: {fields} have {counts} sentences: must be as many")
-            for text, *references in zip(*columns, strict=True):
+            for text, *references in zip(source, *targets, strict=True):
                 yield _segment(text, references, document or where)
         else:
             flat = [one for each in targets for one in (each if isinstance(each, list) else [each])]
@@ -179,19 +170,17 @@ def _field(row: Mapping[str, Any], name: str, where: str) -> Any:
     return row[name]
 
 
-def _find(
-    owner: str, folder: str | os.PathLike[str], pattern: str
-) -> list[tuple[re.Match, epath.Path]]:
+def _find(folder: str | os.PathLike[str], pattern: str) -> list[tuple[re.Match, epath.Path]]:
     """Returns the files that a pattern fits, sorted by name, each with its match."""
     fields = {"{pair}": f"(?P<first>{_ONE})-(?P<second>{_ONE})", "*": "[^/]*"}
     parts = re.split(r"(\{pair\}|\*)", pattern)
     expression = re.compile("".join(fields.get(part, re.escape(part)) for part in parts))
-    top = folder_at(folder, f"{owner}.folder")
+    top = folder_at(folder, "Table.folder")
     names = names_below(top, pattern.count("/") + 1)
     matches = ((expression.fullmatch(unpacked(name)), path) for name, path in names)
     found = [(match, path) for match, path in matches if match]
     if not found:
-        raise InputError(f"{folder}: no file is called like {pattern} ({owner}.files)")
+        raise InputError(f"{folder}: no file is called like {pattern} (Table.files)")
     return found
 
 
@@ -205,7 +194,10 @@ def directions_for(name: str, testset: Segments | Source, trained: Iterable[str]
         InputError: Two languages of the test set are one of the model's, or none is.
     """
     trained = list(trained)
-    own = _directions(testset)
+    if isinstance(testset, Segments):
+        own = testset.directions()
+    else:
+        own = directions_of("direct", testset.language_pairs())
     codes = languages_of(own)
     by_setting: Mapping[str, str] = getattr(testset, "codes", None) or {}
     given = {ours: m4_code(theirs) for ours, theirs in by_setting.items()}
@@ -227,12 +219,8 @@ def directions_for(name: str, testset: Segments | Source, trained: Iterable[str]
             if alike:
                 same[language] = alike[0]
                 break
-    found = {}
-    for direction in trained:
-        source, target = split_direction(direction)
-        other = f"{same.get(source)}-{same.get(target)}"
-        if other in own:
-            found[direction] = other
+    named = ("-".join(str(same.get(code)) for code in split_direction(d)) for d in trained)
+    found = {ours: theirs for ours, theirs in zip(trained, named, strict=True) if theirs in own}
     if not found:
         raise InputError(
             f"testset {name}: has none of the model's directions ({', '.join(trained[:8])}); it "
@@ -247,10 +235,8 @@ def segments_for(name: str, testset: Segments | Source, direction: str) -> list[
     Raises:
         InputError: A segment has no reference, or there is none.
     """
-    if isinstance(testset, Segments):
-        found = testset.segments(direction)
-    else:
-        found = segments_of_pairs(testset, direction)
+    own = isinstance(testset, Segments)
+    found = testset.segments(direction) if own else segments_of_pairs(testset, direction)
     lacking = [number for number, one in enumerate(found, 1) if not one.references]
     if lacking or not found:
         which = f"of segment {lacking[0]:,} of {len(found):,}" if lacking else ""
@@ -263,12 +249,6 @@ def segments_of_pairs(source: Source, direction: str) -> list[Segment]:
     first, second = sides_of(direction)
     pairs = source.pairs(pair_of(direction), "test")
     return [Segment(getattr(pair, first), (getattr(pair, second),)) for pair in pairs]
-
-
-def _directions(testset: Segments | Source) -> list[str]:
-    if isinstance(testset, Segments):
-        return testset.directions()
-    return directions_of("direct", testset.language_pairs())
 
 
 def _forms(code: str) -> tuple[str, str, str]:

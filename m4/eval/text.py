@@ -1,21 +1,18 @@
 """Files of text and their translations: lines in, and one file of translations a language out."""
 
-from __future__ import annotations
-
-import fcntl
+import functools
 import gzip
 import hashlib
 import itertools
 import json
 import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 from etils import epath
 
@@ -29,11 +26,6 @@ from m4.storage.records import count, named, record, text
 _LINE = record({"line": text, "counts": named(count)})
 
 STANDARD = "-"
-# Other names of the standard streams.
-_STANDARD = {
-    "--input": ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"),
-    "--output": ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"),
-}
 # A longer line is no text; lines of a book without line ends are shorter.
 _MOST_LINE_BYTES = 1 << 26
 
@@ -43,7 +35,6 @@ class Text(NamedTuple):
 
     path: epath.Path
     shown: str
-    inside: str = ""  # the folders between the folder that was asked for and the file
 
     @property
     def stem(self) -> str:
@@ -64,11 +55,7 @@ class Text(NamedTuple):
 
 
 def aligned_lines(*paths: Path) -> list[list[str]]:
-    """Returns the lines of files that belong together line by line.
-
-    Raises:
-        InputError: A file cannot be read, or they have different numbers of lines.
-    """
+    """Returns the lines of files that belong together line by line."""
     found: list[list[str]] = []
     for path in paths:
         try:
@@ -82,51 +69,26 @@ def aligned_lines(*paths: Path) -> list[list[str]]:
     return found
 
 
-def standard(option: str, name: str) -> str:
-    """Returns STANDARD for any name of the option's standard stream, else the name."""
-    return STANDARD if name in _STANDARD[option] else name
-
-
 def texts_of(inputs: Sequence[str]) -> list[Text]:
-    """Returns the files of --input: each file, and of a folder all that are not hidden, by name.
-
-    Raises:
-        InputError: A file is not there or cannot be read twice, a folder has no files, or a link
-            leads nowhere or to a folder that it is in.
-    """
+    """Returns the files of --input: each file, and of a folder all that are not hidden, by name."""
     found = []
     for name in inputs:
         path = epath.Path(name)
+        inside = [path]
         if path.is_dir():
-            inside = [*_files_in(path, "", (os.path.realpath(name),))]
+            inside = sorted(each for each in path.iterdir() if not each.name.startswith("."))
             if not inside:
                 raise InputError(f"--input={name}: no files in this folder")
-            found += inside
         elif not path.exists():
             raise InputError(f"--input={name}: no such file")
         elif os.path.exists(name) and not os.path.isfile(name):  # a pipe
             raise InputError(
                 f"--input={name}: can be read only once; give a file, or - for standard input"
             )
-        else:
-            found.append(Text(path, name))
+        if wrong := [each for each in inside if each.is_dir() or not each.exists()]:
+            raise InputError(f"{os.fspath(wrong[0])}: no file; of a folder its own files are read")
+        found += [Text(each, name if each is path else os.fspath(each)) for each in inside]
     return found
-
-
-def _files_in(folder: epath.Path, inside: str, above: tuple[str, ...]) -> Iterator[Text]:
-    """Yields the files of a folder; `above` are the folders that it is in, without links."""
-    # Not rglob, which epath does not have in a bucket.
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if path.is_dir():
-            if (real := os.path.realpath(path)) in above:
-                raise InputError(f"{os.fspath(path)}: a link to a folder that it is in")
-            yield from _files_in(path, os.path.join(inside, path.name), (*above, real))
-        elif path.exists():
-            yield Text(path, os.fspath(path), inside)
-        else:
-            raise InputError(f"{os.fspath(path)}: a link to nothing")
 
 
 @dataclass
@@ -157,12 +119,8 @@ class Output:
         """Counts the lines that an earlier job wrote.
 
         Args:
-            made_by: JSON, all that decides the lines.
-            overwrite: Replace a file that is there, and lines that something else decided.
-
-        Raises:
-            InputError: Another process writes the file, or it was begun from another text, or with
-                another model or settings.
+            made_by: JSON, all that decides the lines. InputError: something else has decided them.
+            overwrite: Replace a file that is there, and such lines.
         """
         self.whole, self._head = whole, json.dumps(made_by).encode() + b"\n"
         if self.path is None:
@@ -173,22 +131,19 @@ class Output:
             self.done = True
             return
         if self._partial.exists():
-            with self._locked("r+b") as file:
-                self._count(file, overwrite)
+            with self._partial.open("r+b") as file:
+                try:
+                    with undamaged(self._partial, "--overwrite begins again"):
+                        self._count(file)
+                except InputError:
+                    if not overwrite:
+                        raise
+                    self.lines, self._bytes, self.counts = 0, 0, Counter()
+                file.truncate(self._bytes)  # a last line may have no end
         self._finish()
 
-    def _count(self, file: IO[bytes], overwrite: bool) -> None:
-        """Counts what is to be continued, and cuts off a line that was not finished."""
-        try:
-            with undamaged(self._partial, "--overwrite begins again"):
-                self._read(file)
-        except InputError:
-            if not overwrite:
-                raise
-            self.lines, self._bytes, self.counts = 0, 0, Counter()
-        file.truncate(self._bytes)
-
-    def _read(self, file: IO[bytes]) -> None:
+    def _count(self, file: IO[bytes]) -> None:
+        """Counts the lines that are there. InputError: they are of another text or model."""
         head = file.readline()
         if not head.endswith(b"\n"):
             return
@@ -204,18 +159,6 @@ class Output:
             self.counts.update(parsed(line, _LINE)["counts"])
             self.lines, self._bytes = self.lines + 1, self._bytes + len(line)
 
-    def _locked(self, mode: str) -> IO[bytes]:
-        file = self._partial.open(mode)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise self._at_work() from None
-        return file
-
-    def _at_work(self) -> InputError:
-        return InputError(f"{self.path}: another m4 decode is at work on it")
-
     def append(self, lines: Sequence[str], counts: Sequence[Mapping[str, int]]) -> None:
         """Writes the next lines, and what was counted of each. InputError: so does another job."""
         self.lines += len(lines)
@@ -228,28 +171,24 @@ class Output:
             return
         rows = ({"line": line, "counts": each} for line, each in zip(lines, counts, strict=True))
         said = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-        try:
-            with self._locked("r+b" if self._bytes else "ab") as file:
-                if file.seek(0, os.SEEK_END) != self._bytes:
-                    raise self._at_work()
-                file.write(said if self._bytes else self._head + said)
-                file.flush()
-                os.fsync(file.fileno())
-                self._bytes = file.tell()
-        except FileNotFoundError as error:
-            raise self._at_work() from error
+        size = self._partial.stat().st_size if self._partial.exists() else 0
+        if size != self._bytes:
+            raise InputError(f"{self.path}: another m4 decode is at work on it")
+        with self._partial.open("ab") as file:
+            file.write(said if self._bytes else self._head + said)
+            file.flush()
+            os.fsync(file.fileno())
+            self._bytes = file.tell()
         self._finish()
 
     def _finish(self) -> None:
         """Makes the file once all lines are there, packed where its name ends in .gz."""
         if self.path is None or self.lines < self.whole:
             return
-        with whole(self.path) as unfinished, ExitStack() as stack:
-            file: IO[bytes] = stack.enter_context(unfinished.open("wb"))
-            if self.path.suffix == ".gz":
-                # Without a time and a name, so that equal lines are equal files.
-                packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
-                file = cast(IO[bytes], stack.enter_context(packed))
+        # Packed without a time and a name, so that equal lines are equal files.
+        packed = functools.partial(gzip.GzipFile, "", "wb", 9, mtime=0)
+        made = packed if self.path.suffix == ".gz" else nullcontext
+        with whole(self.path) as unfinished, unfinished.open("wb") as plain, made(plain) as file:
             if self.whole:
                 with self._partial.open("rb") as partial:
                     for row in itertools.islice(partial, 1, None):
@@ -268,51 +207,28 @@ def outputs_of(
 ) -> list[Output]:
     """Returns the output of every text in every language.
 
-    It is the file `output` for one text and one language, else `output`/STEM.xx.suffix, in the
-    folders that the input has.
-
-    Raises:
-        InputError: A folder is not there, two translations would be in one file, a translation
-            would be among the input, or `output` is no file.
+    It is the file `output` for one text and one language, else `output`/STEM.xx.suffix.
     """
-    pairs = [(text, to) for text in texts for to in targets]
-    if output == STANDARD:
-        if len(pairs) > 1:
-            raise InputError(f"--output={output}: of one text into one language; give a folder")
+    pairs, place = [(text, to) for text in texts for to in targets], Path(output)
+    if output == STANDARD and len(pairs) == 1:
         return [Output(*pairs[0], None)]
-    place = Path(output)
     several = len(pairs) > 1 or Path(inputs[0]).is_dir()
-    if several or place.is_dir() or output.endswith(os.sep):
-        if place.exists() and not place.is_dir():
-            raise InputError(f"--output={output}: of several translations it must be a folder")
-        made = [Output(text, to, place / text.inside / f"{text.stem}.{to}.{suffix}")
-                for text, to in pairs]  # fmt: skip
-    else:
-        if place.exists() and not place.is_file():
-            raise InputError(f"--output={output}: no file; - is standard output")
-        made = [Output(*pairs[0], place)]
+    if (several and place.is_file()) or output == STANDARD:
+        raise InputError(f"--output={output}: of several translations it must be a folder")
     if not place.absolute().parent.is_dir():
         raise InputError(f"--output={output}: no folder {place.parent}")
-    read = {Path(text.path).resolve() for text in texts}
-    folders = [Path(name).resolve() for name in inputs if Path(name).is_dir()]
-    taken: dict[Path, Text] = {}
+    made = [Output(*pairs[0], place)]
+    if several or place.is_dir() or output.endswith(os.sep):
+        made = [Output(text, to, place / f"{text.stem}.{to}.{suffix}") for text, to in pairs]
+    read = {Path(name).resolve() for name in inputs}
+    taken: dict[Path | None, Text] = {}
     for one in made:
-        assert one.path is not None
-        real = one.path.resolve()
-        if real in taken:
+        if (other := taken.setdefault(one.path, one.text)) is not one.text:
             raise InputError(
-                f"--output={output}: {taken[real].shown} and {one.text.shown} would both be "
-                f"{one.path.name}"
+                f"--output={output}: {other.shown} and {one.text.shown} would both be "
+                f"{os.path.basename(str(one.path))}"
             )
-        taken[real] = one.text
-        if real in read or any(real.is_relative_to(folder) for folder in folders):
+        real = Path(str(one.path)).resolve()
+        if {real, *real.parents} & read:
             raise InputError(f"--output={output}: {one.path} would be among the input")
     return made
-
-
-def copy_of_standard_input(folder: Path) -> Text:
-    """Copies standard input to a folder, for it is read twice."""
-    path = folder / "stdin"
-    with path.open("wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
-    return Text(epath.Path(path), "standard input")

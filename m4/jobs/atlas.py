@@ -10,16 +10,10 @@ EXAMPLE = "m4 atlas runs/demo --split=test"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_run_folder(parser)
-    parser.add_argument(
-        "--split",
-        choices=["train", "test"],
-        default="train",
-        help="who went where in training, or in the test sets and their translations "
-        "(default: train)",
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE.png", help="the picture (default: RUN/atlas.png)"
-    )
+    text = "who went where in training, or in the test sets and their translations (default: train)"
+    parser.add_argument("--split", choices=["train", "test"], default="train", help=text)
+    text = "the picture (default: RUN/atlas.png)"
+    parser.add_argument("--output", type=Path, metavar="FILE.png", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -11,13 +11,11 @@ EXAMPLE = "m4 average runs/demo"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--last", type=int, metavar="N", help="the last N checkpoints (default: all that are there)"
-    )
+    text = "the last N checkpoints (default: all that are there)"
+    group.add_argument("--last", type=int, metavar="N", help=text)
     group.add_argument("--steps", help="these checkpoints, as 1000,2000")
-    parser.add_argument(
-        "--output", help="the new run's folder (default: RUN-average<number>-<last step>)"
-    )
+    text = "the new run's folder (default: RUN-average<number>-<last step>)"
+    parser.add_argument("--output", help=text)
     command.add_flags(parser, "verify")
 
 
@@ -32,7 +30,8 @@ def run(arguments: argparse.Namespace) -> None:
 
         with open_run(experiment, config, computes=False) as run:
             steps = average.chosen_steps(run.folder, arguments.last, asked)
-            place = arguments.output or average.output_of(experiment, steps)
+            beside = f"{experiment.model_dir.rstrip('/')}-average{len(steps)}-{steps[-1]}"
+            place = arguments.output or beside
             made = command.read_config(arguments, average.bindings(experiment, run.folder), place)
             with open_run(made.experiment(), made, "train") as output:
                 average.average(run.experiment, output.experiment, steps)

@@ -17,7 +17,8 @@ def run(arguments: argparse.Namespace) -> None:
     if command.dry_run(arguments):
         return
     with command.opened(arguments, "baselines") as run:
-        from m4.jobs.bilingual.baselines import baselines
+        from m4.jobs.bilingual import baselines
+        from m4.parallel.distributed import on_primary_then_broadcast
 
-        command.on_primary("baselines", lambda: baselines(run.experiment))
+        on_primary_then_broadcast("baselines", lambda: [*baselines(run.experiment)])
     command.print_next(run, "report")

@@ -13,39 +13,25 @@ _TAKERS = {"dtype": ["convert"], "weights": ["convert"], "corpus": ["trim"],
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=["list", "verify", "inspect", "convert", "trim"],
-        help="list: steps; verify: their SHA-256; inspect: arrays, norms, values that are not "
-        "finite, or of a pretrained model (Hugging Face's layout) a gin file that begins from it; "
-        "convert: write the parameters as a file or a separate run; trim: a pretrained model "
-        "without the pieces that a corpus does not use",
-    )
+    text = "list: steps; verify: their SHA-256; inspect: arrays, norms, values that are not "
+    text += "finite, or of a pretrained model (Hugging Face's layout) a gin file that begins from "
+    text += "it; convert: write the parameters as a file or a separate run; trim: a pretrained "
+    text += "model without the pieces that a corpus does not use"
+    what = ["list", "verify", "inspect", "convert", "trim"]
+    parser.add_argument("what", choices=what, help=text)
     command.add_run_folder(parser)
-    parser.add_argument(
-        "--step", type=int, help="(default: all; to inspect and convert the last whole one)"
-    )
+    text = "(default: all; to inspect and convert the last whole one)"
+    parser.add_argument("--step", type=int, help=text)
     group = parser.add_argument_group("convert, trim and inspect")
-    group.add_argument(
-        "--dtype",
-        choices=["bfloat16", "float16", "float32"],
-        help="type of the parameters (default: as it is)",
-    )
-    group.add_argument(
-        "--output",
-        type=Path,
-        help="FILE.safetensors, or a folder: a run that translates, the trimmed model; of inspect "
-        "the gin file",
-    )
-    group.add_argument(
-        "--corpus", type=Path, metavar="PATH", help="text file or folder whose pieces trim keeps"
-    )
-    group.add_argument(
-        "--weights",
-        type=Path,
-        metavar="FILE.safetensors",
-        help="take these arrays instead of the run's",
-    )
+    text = "type of the parameters (default: as it is)"
+    group.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help=text)
+    text = "FILE.safetensors, or a folder: a run that translates, the trimmed model; of inspect "
+    text += "the gin file"
+    group.add_argument("--output", type=Path, help=text)
+    text = "text file or folder whose pieces trim keeps"
+    group.add_argument("--corpus", type=Path, metavar="PATH", help=text)
+    text = "take these arrays instead of the run's"
+    group.add_argument("--weights", type=Path, metavar="FILE.safetensors", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,17 +42,19 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and what not in takers:
             raise InputError(f"--{name}={value}: only with {' or '.join(takers)}, not {what}")
-    from m4.jobs.checkpoints import pretrained
-    from m4.jobs.checkpoints.checkpoint import checkpoint
+    for name in {"trim": ("corpus", "output"), "convert": ("output",)}.get(what, ()):
+        if getattr(arguments, name) is None:
+            raise InputError(f"--{name}: must be given, to {what}")
+    from m4.jobs.checkpoints import checkpoint, pretrained
 
+    step, output, console = arguments.step, arguments.output, streams.console()
+    if what in ("list", "verify"):
+        return 0 if checkpoint.verify(folder, step, console, full=what == "verify") else 1
     if what == "trim":
-        for name in ("corpus", "output"):
-            if getattr(arguments, name) is None:
-                raise InputError(f"--{name}: must be given, to trim")
-        print(pretrained.trim(folder, arguments.corpus, arguments.output))
-        return 0
-    if what == "inspect" and (said := pretrained.inspect(folder, arguments.output)) is not None:
-        print(said)
-        return 0
-    given = (arguments.output, arguments.dtype, arguments.weights)
-    return 0 if checkpoint(what, folder, arguments.step, streams.console(), *given) else 1
+        said = pretrained.trim(folder, arguments.corpus, output)
+    elif what == "convert":
+        said = checkpoint.convert(folder, step, output, arguments.dtype, arguments.weights)
+    elif (said := pretrained.inspect(folder, output)) is None:
+        return 0 if checkpoint.inspect(folder, step, console) else 1
+    print(said)
+    return 0

@@ -9,7 +9,7 @@ inside their functions, so that `m4 COMMAND --help` answers at once.
 import argparse
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 _OWN = ("do", "process_index", "processes", "debug", "verify", "gin_file", "gin_search_paths",
         "gin_bindings", "model_dir", "allow_module", "init_from", "keep_optimizer")  # fmt: skip
 
-
 # The metrics that need no settings: each is a function of its module's name in m4.eval.metrics.
 METRICS = ("bleu", "chrf", "chrfpp", "ter", "exact_match")
-
-# ------------------------------------------------------------------------------------- arguments
 
 
 class _Run(argparse.Action):
@@ -55,104 +52,61 @@ def add_config(
     if run:
         _add_run(parser)
     group = parser.add_argument_group("configuration")
-    group.add_argument(
-        "--gin_file", action="append", default=[], help="gin file of the config; may be repeated"
-    )
-    group.add_argument(
-        "--gin_search_paths",
-        default=".",
-        help="folders, with commas between them, where gin files are searched (default: .)",
-    )
-    group.add_argument(
-        "--gin_bindings",
-        action="append",
-        default=[],
-        metavar="'NAME = VALUE'",
-        help="a binding, as --gin.NAME=VALUE; may be repeated",
-    )
-    group.add_argument(
-        "--model_dir",
-        action=_Run,
-        help="run folder (MODEL_DIR); without --gin_file, m4 uses the config saved there",
-    )
-    group.add_argument(
-        "--allow_module",
-        action="append",
-        default=[],
-        metavar="NAME[=FOLDER]",
-        help="a module outside m4 that the config saved in a run folder may import, and so run; "
-        "FOLDER is where the module is (default: the working folder)",
-    )
+    many: dict[str, Any] = {"action": "append", "default": []}
+    group.add_argument("--gin_file", **many, help="gin file of the config; may be repeated")
+    text = "folders, with commas between them, where gin files are searched (default: .)"
+    group.add_argument("--gin_search_paths", default=".", help=text)
+    binding = "a binding, as --gin.NAME=VALUE; may be repeated"
+    group.add_argument("--gin_bindings", **many, metavar="'NAME = VALUE'", help=binding)
+    folder = "run folder (MODEL_DIR); without --gin_file, m4 uses the config saved there"
+    group.add_argument("--model_dir", action=_Run, help=folder)
+    text = "a module outside m4 that the config saved in a run folder may import, and so run; "
+    text += "FOLDER is where the module is (default: the working folder)"
+    group.add_argument("--allow_module", **many, metavar="NAME[=FOLDER]", help=text)
     add_follow_links(group)
-    if processes:
-        _add_processes(parser)
+    if not processes:
+        return
+    # How one of several processes finds the others, by T5X's names.
+    group = parser.add_argument_group("several processes", "one a host, all with the same command")
+    text = "join the processes that the cluster (TPU, GKE, Slurm, Open MPI) names; TPU hosts "
+    text += "do so by default where JAX_PLATFORMS begins with tpu"
+    group.add_argument("--multiprocess", action="store_true", help=text)
+    group.add_argument("--coordinator_address", metavar="HOST:PORT", help="host:port of process 0")
+    for name, metavar, default, text in (
+        ("process_count", "N", None, "number of processes"),
+        ("process_index", "I", None, "index of this one, from 0"),
+        ("heartbeat_seconds", "S", 30,
+         "seconds without a heartbeat until a process counts as dead (default: 30)"),
+        ("join_timeout_s", "S", None,
+         "seconds to wait for all processes at start-up (default: 45; 300 with --multiprocess)"),
+    ):  # fmt: skip
+        group.add_argument(f"--{name}", type=int, metavar=metavar, default=default, help=text)
 
 
 def add_follow_links(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Adds --follow_links, which `m4.cli.main` gives to `m4.storage.files`."""
-    parser.add_argument(
-        "--follow_links",
-        action="store_true",
-        help="follow links in run folders that lead out of them (default: refuse them)",
-    )
-
-
-def _add_processes(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments by which one of several processes finds the others (T5X's names)."""
-    group = parser.add_argument_group("several processes", "one a host, all with the same command")
-    group.add_argument(
-        "--multiprocess",
-        action="store_true",
-        help="join the processes that the cluster (TPU, GKE, Slurm, Open MPI) names; TPU hosts "
-        "do so by default where JAX_PLATFORMS begins with tpu",
-    )
-    group.add_argument("--coordinator_address", metavar="HOST:PORT", help="host:port of process 0")
-    group.add_argument("--process_count", type=int, metavar="N", help="number of processes")
-    group.add_argument("--process_index", type=int, metavar="I", help="index of this one, from 0")
-    group.add_argument(
-        "--heartbeat_seconds",
-        type=int,
-        default=30,
-        metavar="S",
-        help="seconds without a heartbeat until a process counts as dead (default: 30)",
-    )
-    group.add_argument(
-        "--join_timeout_s",
-        type=int,
-        metavar="S",
-        help="seconds to wait for all processes at start-up (default: 45; 300 with --multiprocess)",
-    )
+    said = "follow links in run folders that lead out of them (default: refuse them)"
+    parser.add_argument("--follow_links", action="store_true", help=said)
 
 
 # Flags that several commands have.
-_FLAGS: dict[str, dict[str, Any]] = {
-    "dry_run": {
-        "action": "store_true",
-        "help": "check every setting and all shapes, print parameters and memory, write nothing",
-    },
-    "verify": {
-        "choices": ["fast", "full"],
-        "help": "compare checkpoints and corpus with their SHA-256 (full), or their sizes only "
-        "(fast) (default: full, for the corpus once per machine)",
-    },
-    "split": {"choices": ["test", "dev"], "help": "sentences to use (default: test)"},
-    "step": {
-        "type": int,
-        "help": "a checkpoint that is kept; the results are in decodes/STEP (default: the latest)",
-    },
-    "testset": {
-        "metavar": "NAME",
-        "help": "a test set of experiment.Experiment.testsets instead of the corpus's; NAME.gin is "
-        "a file that binds it (gin_configs/testsets)",
-    },
+_FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dry_run": ("check every setting and all shapes, print parameters and memory, write nothing",
+                {"action": "store_true"}),
+    "verify": ("compare checkpoints and corpus with their SHA-256 (full), or their sizes only "
+               "(fast) (default: full, for the corpus once per machine)",
+               {"choices": ["fast", "full"]}),
+    "split": ("sentences to use (default: test)", {"choices": ["test", "dev"]}),
+    "step": ("a checkpoint that is kept; the results are in decodes/STEP (default: the latest)",
+             {"type": int}),
+    "testset": ("a test set of experiment.Experiment.testsets instead of the corpus's; NAME.gin is "
+                "a file that binds it (gin_configs/testsets)", {"metavar": "NAME"}),
     # For a trial: a command's own settings are not written into a run's config.
-    "beams": {"type": int, "metavar": "K", "help": "beams of the search (default: the config's)"},
-    "sentences": {"type": int, "metavar": "N", "help": "sentences per direction (default: all)"},
-    "directions": {"help": "use these alone, as en-gl,gl-en (default: all)"},
-    "metrics": {
-        "help": f"metrics with commas between them: {', '.join(METRICS)} (default: bleu,chrf)"
-    },
-}
+    "beams": ("beams of the search (default: the config's)", {"type": int, "metavar": "K"}),
+    "sentences": ("sentences per direction (default: all)", {"type": int, "metavar": "N"}),
+    "directions": ("use these alone, as en-gl,gl-en (default: all)", {}),
+    "metrics": (f"metrics with commas between them: {', '.join(METRICS)} (default: bleu,chrf)", {}),
+}  # fmt: skip
 
 
 def add_flags(
@@ -160,7 +114,8 @@ def add_flags(
 ) -> None:
     """Adds some of the flags that several commands have; `more` is other arguments of theirs."""
     for name in names:
-        parser.add_argument(f"--{name}", **{**_FLAGS[name], **more})
+        text, about = _FLAGS[name]
+        parser.add_argument(f"--{name}", **{"help": text, **about, **more})
 
 
 def split_of(arguments: argparse.Namespace, default: str = "test") -> str:
@@ -208,9 +163,6 @@ def steps_of(text: str) -> list[int]:
     return sorted({int(step) for step in text.split(",")})
 
 
-# --------------------------------------------------------------------- from arguments to a config
-
-
 def read_config(
     arguments: argparse.Namespace, more: Sequence[str] = (), model_dir: str | None = None
 ) -> "Config":
@@ -222,9 +174,8 @@ def read_config(
     files = list(arguments.gin_file)
     for name in files:
         if config.find_file(name, folders) is None:
-            raise InputError(
-                f"--gin_file={name}: no such file in {', '.join(folders)} (--gin_search_paths)"
-            )
+            said = f"--gin_file={name}: no such file in {', '.join(folders)} (--gin_search_paths)"
+            raise InputError(said)
     allowed = None  # a gin file that the user names is the user's own code
     if not files:
         if not arguments.model_dir:
@@ -257,10 +208,7 @@ def read_config(
 
 @contextmanager
 def experiment_of(arguments: argparse.Namespace) -> Iterator[tuple["Experiment", "Config"]]:
-    """Gives the experiment and its config, after joining the other processes where there are any.
-
-    A SettingError raised within becomes an InputError that names the gin setting, file and line.
-    """
+    """Gives the experiment and its config; joins other processes, and explains SettingErrors."""
     config = read_config(arguments)
     from m4.storage import checksums
 
@@ -269,11 +217,10 @@ def experiment_of(arguments: argparse.Namespace) -> Iterator[tuple["Experiment",
         experiment = config.experiment()
         if getattr(arguments, "processes", None) and not getattr(arguments, "dry_run", False):
             from m4.parallel import distributed
-            from m4.parallel.consistency_check import check_agreement
 
             distributed.join(arguments.processes)
             said = {k: str(value) for k, value in vars(arguments).items() if k not in _OWN}
-            check_agreement({**config.settings, **said})
+            distributed.check_agreement({**config.settings, **said})
         yield experiment, config
     except SettingError as error:
         raise InputError(config.explain(error)) from error
@@ -298,16 +245,6 @@ def opened(
 
         with open_run(experiment, config, *writes, fresh=fresh, computes=computes) as run:
             yield run
-
-
-# --------------------------------------------------------------------------------- a run's folder
-
-
-def on_primary(name: str, work: Callable[[], Any]) -> None:
-    """Runs `work` in the primary process, for which the others wait."""
-    from m4.parallel import distributed
-
-    distributed.on_primary_then_broadcast(name, lambda: (work(), None)[1])
 
 
 def print_next(run: "Run", command: str) -> None:

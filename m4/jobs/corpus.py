@@ -10,30 +10,28 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from m4.data.cache.cache import Cache, Damaged, differences, fingerprint_of
+from m4.data.cache.cache import Cache, differences, fingerprint_of
 from m4.data.cache.corpus_text import Progress
-from m4.data.cleaning.ledger import LEDGER_FILE
+from m4.data.cache.shards import Damaged
 from m4.data.corpus import CorpusSpec
 from m4.data.inspection.cleaning_report import english_variants, write_report
 from m4.experiment import Experiment
 from m4.parallel import distributed
 from m4.progress import ProgressBar
 from m4.settings import InputError, SavedText, counted
-from m4.storage.checkpoints import latest_step
-from m4.storage.files import check_output, confined, remove, whole
-from m4.storage.local_copy import BoundedCopy, copy_of
-from m4.storage.objects import Objects, is_address
+from m4.storage.files import remove, whole
+from m4.storage.local_copy import BoundedCopy, finished_folder, local_place, upload_finished
+from m4.storage.objects import is_address
 from m4.storage.run_folder import VOCABULARY
+from m4.storage.steps import latest_step
 
 # Which of a corpus's files a job reads, by their names in its folder.
 Needs = Callable[[str], bool]
 # Builds a corpus in a folder: `CorpusSpec.build`.
 Build = Callable[..., Any]
-_THREADS = 8
 
 
 def settings(name: str) -> bool:
@@ -43,7 +41,7 @@ def settings(name: str) -> bool:
 
 def arrays(name: str) -> bool:
     """The files that training reads."""
-    return not name.startswith(("text/", "data_report.", LEDGER_FILE))
+    return not name.startswith(("text/", "data_report."))
 
 
 def is_shard(name: str) -> bool:
@@ -56,31 +54,18 @@ def test_sets(name: str) -> bool:
     return settings(name) or name.startswith(("text/dev.", "text/test.", "dev.pairs", "test.pairs"))
 
 
-def everything(_name: str) -> bool:
-    return True
-
-
 def place_of(experiment: Experiment) -> str:
     """Returns the folder or address of the experiment's corpora."""
     return experiment.data.data_dir or f"{experiment.model_dir.rstrip('/')}/data"
 
 
-def local_data_dir(place: str) -> Path:
-    """Returns the folder of corpora on this machine."""
-    return copy_of(place, "corpora") if is_address(place) else Path(place)
-
-
-def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
-    """Returns the tokenized corpus: opened if it is there, else built.
-
-    With several processes the primary builds it; then all download what they need, at the same
-    time.
-    """
+def open_corpus(experiment: Experiment, needs: Needs = lambda name: True) -> Cache:
+    """Returns the tokenized corpus: opened if it is there, else built by the primary process."""
     place = place_of(experiment)
-    fingerprint = distributed.on_primary_then_broadcast("the corpus", lambda: built(experiment))
+    fingerprint = built(experiment)
     bounded = is_address(place) and needs is arrays
     now: Needs = (lambda name: arrays(name) and not is_shard(name)) if bounded else needs
-    folder = fetched(place, fingerprint, now)
+    folder = finished_folder(place, fingerprint, now)
     # A copy may take longer than what comes next waits for a process.
     distributed.wait_for_all("the corpus")
     if folder is None:
@@ -91,26 +76,20 @@ def open_corpus(experiment: Experiment, needs: Needs = everything) -> Cache:
     cache = Cache(folder, experiment.data.corpus.mixture)
     cache.verify(now)
     if bounded:
-        cache.bounded = BoundedCopy(
-            f"{place.rstrip('/')}/{fingerprint}",
-            folder,
-            {name: one for name, one in cache.manifest["files"].items() if is_shard(name)},
-            experiment.data.disk_gigabytes,
-            "Data.disk_gigabytes",
-        )
+        address, files = f"{place.rstrip('/')}/{fingerprint}", cache.manifest["files"]
+        shards = {name: one for name, one in files.items() if is_shard(name)}
+        cache.bounded = BoundedCopy(address, folder, shards, experiment.data.disk_gigabytes)
     return cache
 
 
 def open_vocabulary(experiment: Experiment) -> Cache:
-    """Returns the languages and vocabularies of the corpus that the model was trained with.
-
-    MODEL_DIR keeps them: data_dir need not be there any more.
-    """
+    """Returns languages and vocabularies of the model's corpus, which MODEL_DIR keeps."""
     cache = Cache(Path(experiment.model_dir) / VOCABULARY, experiment.data.corpus.mixture)
     cache.verify(settings)
     return cache
 
 
+@distributed.by_primary("the vocabulary")
 def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
     """Copies the corpus's manifest and vocabularies into MODEL_DIR, for `open_vocabulary`."""
     run = Path(experiment.model_dir)
@@ -131,77 +110,44 @@ def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
 
 
 def build_corpus(spec: CorpusSpec, place: str, build: Build | None = None) -> str:
-    """Returns the fingerprint of a corpus, which is built where it is not there.
-
-    Args:
-        place: A folder or an address, where it is in a folder of that name.
-        build: Builds it, as `CorpusSpec.build`, which is the default.
-    """
+    """Returns the fingerprint of a corpus, which `build` makes in the place if it is not there."""
     identity = spec.identity()
     fingerprint = fingerprint_of(identity)
-    if fetched(place, fingerprint, settings) is not None:
+    if finished_folder(place, fingerprint, settings) is not None:
         return fingerprint
     if isinstance(place, SavedText):
         raise InputError(
             f"data_dir = {place}: the corpus is not there, and a saved config names no folder to "
             "write to; give it on the command line (--gin.experiment.Data.data_dir=...)"
         )
-    folder = local_data_dir(place) / fingerprint
-    if not is_address(place):
-        check_output(folder, f"data_dir = {place}")
-    build = functools.partial(build or spec.build, folder.parent, identity=identity)
+    folder = local_place(place)
+    build = functools.partial(build or spec.build, folder, identity=identity)
     try:  # a machine that built it and could not upload it all has it here
         build()
     except Damaged:  # one that downloaded a part of it, before it was removed there, has that
-        remove(folder)
+        remove(folder / fingerprint)
         build()
-    if is_address(place):
-        objects = Objects(f"{place.rstrip('/')}/{fingerprint}")
-        names = [one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()]
-        with ThreadPoolExecutor(_THREADS) as pool:
-            others = [name for name in names if name != "manifest.json"]
-            list(pool.map(lambda name: objects.put(name, folder / name), others))
-        objects.put("manifest.json", folder / "manifest.json")  # the last
+    upload_finished(place, fingerprint)
     return fingerprint
 
 
-def fetched(place: str, fingerprint: str, needs: Needs) -> Path | None:
-    """Returns the folder of a corpus with the files that are needed, or None if it is not there.
-
-    Files of a corpus never change, so what is on this machine already stays.
-    """
-    folder = local_data_dir(place) / fingerprint
-    if not is_address(place):
-        return folder if (folder / "manifest.json").is_file() else None
-    objects = Objects(f"{place.rstrip('/')}/{fingerprint}")
-    there = objects.list()
-    if "manifest.json" not in there:  # it comes last: without it an upload was interrupted
-        return None
-    missing = [name for name in there if needs(name) and not confined(folder, name).is_file()]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(lambda name: objects.download(name, folder / name), missing))
-    return folder
-
-
+@distributed.by_primary("the corpus")
 def built(experiment: Experiment, build: Build | None = None) -> str:
-    """Returns the fingerprint of the experiment's corpus, built by this process, with a bar.
-
-    What cleaning leaves out is printed, and in data_report.html next to the corpus. `build` is that
-    of `build_corpus`.
-    """
+    """Returns the fingerprint of the experiment's corpus, which is built with a bar."""
     data = experiment.data
+    build = functools.partial(_shown, build or data.corpus.build, untrained=data.untrained)
+    return build_corpus(data.corpus, place_of(experiment), build)
 
-    def shown(*folder: Path, **more: Any) -> None:
-        with ProgressBar("corpus", 100, "%") as bar:
-            given = {"progress": _progress(bar), "untrained": data.untrained}
-            cache = (build or data.corpus.build)(*folder, **given, **more)
-            bar.update(100, size_of(cache))
-        ledger = cache.ledger()
-        write_report(cache.folder, ledger)
-        for line in [*ledger.summary(), *english_variants(ledger)]:
-            print(line)
 
-    return build_corpus(data.corpus, place_of(experiment), shown)
+def _shown(build: Build, folder: Path, **more: Any) -> None:
+    """Builds a corpus; prints what cleaning leaves out, and writes data_report.* next to it."""
+    with ProgressBar("corpus", 100, "%") as bar:
+        cache = build(folder, progress=_progress(bar), **more)
+        bar.update(100, size_of(cache))
+    ledger = cache.ledger()
+    write_report(cache.folder, ledger)
+    for line in [*ledger.summary(), *english_variants(ledger)]:
+        print(line)
 
 
 def size_of(cache: Cache) -> str:

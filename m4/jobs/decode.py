@@ -1,13 +1,10 @@
 """`m4 decode`: translates the test sets, or files of text, with the trained model."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import Any
 
 from m4.jobs import command, streams
 from m4.settings import InputError
-
-if TYPE_CHECKING:
-    from m4.jobs.decoding.text import Request
 
 EXAMPLE = "m4 decode runs/demo"
 
@@ -17,71 +14,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "beams")
     command.add_flags(parser, "split", "step", "testset", "dry_run")
     group = parser.add_argument_group("any text", "docs/decoding.md")
-    group.add_argument(
-        "--input",
-        nargs="+",
-        action="extend",
-        metavar="FILE",
-        help="files of lines, also .gz, .zst, .xz and .bz2; folders of them; - is standard input",
-    )
+    text = "files of lines, also .gz, .zst, .xz and .bz2; folders of them; - is standard input"
+    group.add_argument("--input", nargs="+", action="extend", metavar="FILE", help=text)
     group.add_argument("--to", metavar="xx,yy", help="languages to translate into, or all")
-    group.add_argument(
-        "--from", dest="source", metavar="xx", help="language of the input (default: en)"
-    )
-    group.add_argument(
-        "--output",
-        help="FILE; for several translations a folder of FILE.xx.txt; - is standard output",
-    )
-    group.add_argument(
-        "--json",
-        action="store_true",
-        help="write lines of JSON, with the scores and all Decoding.n_best translations",
-    )
-    group.add_argument(
-        "--format",
-        choices=["t5x", "tsv"],
-        help="t5x: the lines of T5X's inference; for the test sets in addition, as files of its "
-        "tasks. tsv: pairs of each line and its translation, English first, for training, and in "
-        "FILE.json what made them",
-    )
+    text = "language of the input (default: en)"
+    group.add_argument("--from", dest="source", metavar="xx", help=text)
+    text = "FILE; for several translations a folder of FILE.xx.txt; - is standard output"
+    group.add_argument("--output", help=text)
+    text = "write lines of JSON, with the scores and all Decoding.n_best translations"
+    group.add_argument("--json", action="store_true", help=text)
+    text = "t5x: the lines of T5X's inference; for the test sets in addition, as files of its "
+    text += "tasks. tsv: pairs of each line and its translation, English first, for training, and "
+    text += "in FILE.json what made them"
+    group.add_argument("--format", choices=["t5x", "tsv"], help=text)
     group.add_argument("--overwrite", action="store_true", help="replace translations")
     command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Translates."""
-    request = text_request(arguments)
+    text = text_options(arguments)
     if command.dry_run(arguments):
         return
-    if request is not None:
+    if text is not None:
         with command.opened(arguments) as run:
             from m4.jobs.decoding.text import decode_text
 
-            decode_text(run.experiment, request, arguments.step)
+            decode_text(run.experiment, **text)
         return
     with command.opened(arguments, "eval" if arguments.step is None else "steps") as run:
         from m4.jobs.decoding.testsets import decode
 
-        decode(
-            run.experiment,
-            split=command.split_of(arguments),
-            step=arguments.step,
-            t5x=arguments.format == "t5x",
-        )
+        t5x = arguments.format == "t5x"
+        decode(run.experiment, split=command.split_of(arguments), step=arguments.step, t5x=t5x)
     command.print_next(run, f"eval --testset={arguments.testset}" if arguments.testset else "eval")
 
 
-def text_request(arguments: argparse.Namespace) -> "Request | None":
-    """Returns the text to translate, or None for a test set."""
+def text_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns the arguments of `decoding.text.decode_text`, or None for a test set."""
     given = {"--input": arguments.input, "--to": arguments.to, "--output": arguments.output}
     missing = [name for name, value in given.items() if not value]
-    more = {
-        "--from": arguments.source,
-        "--overwrite": arguments.overwrite,
-        "--json": arguments.json,
-    }
     if len(missing) == len(given):
-        for name, value in {**more, "--format=tsv": arguments.format == "tsv"}.items():
+        for name, value in (
+            ("--from", arguments.source), ("--overwrite", arguments.overwrite),
+            ("--json", arguments.json), ("--format=tsv", arguments.format == "tsv"),
+        ):  # fmt: skip
             if value:
                 raise InputError(f"{name}: give --input, --to and --output, too")
         return None
@@ -95,19 +72,12 @@ def text_request(arguments: argparse.Namespace) -> "Request | None":
     targets = [name for name in arguments.to.split(",") if name]
     if not targets:
         raise InputError(f"--to={arguments.to}: names no language")
-    from m4.eval.text import standard
-    from m4.jobs.decoding.text import Request
-
-    request = Request(
-        [standard("--input", name) for name in arguments.input],
-        targets,
-        standard("--output", arguments.output),
-        arguments.source,
-        overwrite=arguments.overwrite,
-        format="json" if arguments.json else arguments.format or "text",
-    )
-    if "-" in request.inputs and "stdin" in streams.closed:
+    if "-" in arguments.input and "stdin" in streams.closed:
         raise InputError("--input=-: standard input is closed")
-    if request.output == "-":
+    if arguments.output == "-":
         streams.utf8_output()
-    return request
+    return {
+        "inputs": arguments.input, "targets": targets, "output": arguments.output,
+        "source": arguments.source, "step": arguments.step, "overwrite": arguments.overwrite,
+        "form": "json" if arguments.json else arguments.format or "text",
+    }  # fmt: skip

@@ -36,18 +36,17 @@ def run(arguments: argparse.Namespace) -> None:
 def demo(experiment: "Experiment") -> None:
     """Runs all steps; what is there already is kept."""
     from m4.eval.decoding.testsets import check_held_out
-    from m4.jobs.bilingual.baselines import baselines, baselines_of, check_baselines
+    from m4.jobs.bilingual import baselines, check_baselines
     from m4.jobs.checkpoints.initial import check_start
-    from m4.jobs.corpus import keep_vocabulary, open_corpus
+    from m4.jobs.corpus import open_corpus
     from m4.jobs.decoding.report import report, show
     from m4.jobs.decoding.testsets import decode
 
     # What later steps need is checked before the training.
-    check_baselines(baselines_of(experiment))
+    check_baselines(experiment)
     start = check_start(experiment)
     corpus = open_corpus(experiment)
     check_held_out(corpus)
-    keep_vocabulary(experiment, corpus)
     train.train(experiment, corpus, *start)
     baselines(experiment)
     decode(experiment)

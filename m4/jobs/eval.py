@@ -15,17 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "split", help="sentences to use (default: test; dev with --watch)")
     command.add_flags(parser, "step", "testset", "dry_run", "sentences")
     parser.add_argument(
-        "--zero_shot",
-        nargs="?",
-        const="all",
-        metavar="N|DIRECTIONS",
+        "--zero_shot", nargs="?", const="all", metavar="N|DIRECTIONS",
         help="translate directions without training pairs, and through English: all, a fixed "
         "sample of N, or these, as fr-wo,wo-fr; zero_shot/report.html",
-    )
+    )  # fmt: skip
     group = parser.add_argument_group("checkpoint by checkpoint", "scores_by_step.jsonl and a plot")
-    group.add_argument(
-        "--watch", action="store_true", help="score each new checkpoint until training has ended"
-    )
+    text = "score each new checkpoint until training has ended"
+    group.add_argument("--watch", action="store_true", help=text)
     group.add_argument("--steps", help="score these checkpoints, as 1000,2000, or all")
     command.add_flags(group, "directions")
     group.add_argument("--seconds", type=float, help="between two looks of --watch (default: 30)")
@@ -40,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
     by_step = arguments.step is not None or followed is not None
     with command.opened(arguments, "steps" if by_step else "eval") as run:
         if followed is not None:
-            from m4.jobs.decoding.follow import follow
+            from m4.jobs.decoding.evaluate import follow
 
             follow(run.experiment, **followed)
             return
@@ -57,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def follow_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns the arguments of `decoding.follow.follow`, or None to score one checkpoint."""
+    """Returns the arguments of `decoding.evaluate.follow`, or None to score one checkpoint."""
     if not (arguments.watch or arguments.steps):
         for name in ("directions", "seconds"):
             if getattr(arguments, name) is not None:
@@ -81,8 +77,5 @@ def follow_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
     sentences, directions = command.portion_of(arguments)
     return {
         "split": command.split_of(arguments, "dev" if arguments.watch else "test"),
-        "sentences": sentences,
-        "directions": directions,
-        "steps": steps,
-        "seconds": seconds,
-    }
+        "sentences": sentences, "directions": directions, "steps": steps, "seconds": seconds,
+    }  # fmt: skip

@@ -10,23 +10,17 @@ EXAMPLE = "m4 export runs/demo --format=t5x --output=exported"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_run_folder(parser)
-    parser.add_argument(
-        "--format",
-        choices=["t5x", "hf"],
-        required=True,
-        help="t5x: a checkpoint to continue from; hf: a folder for transformers and CTranslate2",
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, help="a new folder, of T5X a MODEL_DIR"
-    )
-    parser.add_argument(
-        "--step", type=int, help="a checkpoint that is kept (default: the last whole one)"
-    )
+    text = "t5x: a checkpoint to continue from; hf: a folder for transformers and CTranslate2"
+    parser.add_argument("--format", choices=["t5x", "hf"], required=True, help=text)
+    text = "a new folder, of T5X a MODEL_DIR"
+    parser.add_argument("--output", type=Path, required=True, help=text)
+    text = "a checkpoint that is kept (default: the last whole one)"
+    parser.add_argument("--step", type=int, help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Exports a checkpoint."""
-    from m4.jobs.checkpoints.export import export, export_hf
+    from m4.jobs.checkpoints.checkpoint import export, export_hf
 
     write = export_hf if arguments.format == "hf" else export
     print(write(command.run_of(arguments), arguments.step, arguments.output))

@@ -15,13 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="FOLDER", help="the new run's folder")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--keep", type=int, metavar="N", help="experts of each layer that stay")
-    group.add_argument(
-        "--keep_share",
-        type=float,
-        metavar="SHARE",
-        help="share of the tokens' choices whose experts stay (default: 0.95; of a gate by task "
-        "all that its tasks choose)",
-    )
+    text = "share of the tokens' choices whose experts stay (default: 0.95; of a gate by task "
+    text += "all that its tasks choose)"
+    group.add_argument("--keep_share", type=float, metavar="SHARE", help=text)
     command.add_flags(parser, "split", "step", "sentences", "verify")
 
 

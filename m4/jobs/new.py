@@ -11,19 +11,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="folder with sentence pairs")
     parser.add_argument("--out", metavar="FILE", help="gin file to write (default: FOLDER.gin)")
     parser.add_argument("--yes", action="store_true", help="take the defaults instead of asking")
-    parser.add_argument(
-        "--start",
-        metavar="FOLDER",
-        help="also write a config that continues from this model: a run, or a model in Hugging "
-        "Face's layout",
-    )
-    parser.add_argument(
-        "--minutes",
-        type=int,
-        metavar="N",
-        help="minutes of training: they, the corpus and the number of cores decide the model "
-        "(default: 60)",
-    )
+    text = "also write a config that continues from this model: a run, or a model in Hugging "
+    text += "Face's layout"
+    parser.add_argument("--start", metavar="FOLDER", help=text)
+    text = "minutes of training: they, the corpus and the number of cores decide the model "
+    text += "(default: 60)"
+    parser.add_argument("--minutes", type=int, metavar="N", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -32,5 +25,5 @@ def run(arguments: argparse.Namespace) -> None:
 
     if arguments.minutes is not None and arguments.minutes < 1:
         raise InputError(f"--minutes={arguments.minutes}: must be 1 or more")
-    given = (arguments.folder, arguments.out, arguments.yes, arguments.minutes)
-    write_config(*given, arguments.start)
+    given = arguments.folder, arguments.out, arguments.yes, arguments.minutes, arguments.start
+    write_config(*given)

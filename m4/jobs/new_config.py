@@ -1,4 +1,7 @@
-"""Looks at a folder of sentence pairs and writes a complete gin file for it, for `m4 new`."""
+"""Looks at a folder of sentence pairs and writes a complete gin file for it, for `m4 new`.
+
+With --start it writes a second one, which continues from a model on the same dev and test sets.
+"""
 
 import math
 import os
@@ -11,24 +14,36 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.markup import escape
 from rich.prompt import Confirm, IntPrompt, PromptBase
-from rich.table import Table
 
+from m4.data.cache.cache import Cache
 from m4.data.cleaning.clean import DEFAULT, Cleaner
 from m4.data.cleaning.english_side import SWAPPED, EnglishSides
-from m4.data.directions import SIDES, base_pair, is_held_out, key_of, languages_of, split_direction
-from m4.data.languages import is_english, title_of
+from m4.data.directions import (
+    SIDES,
+    base_pair,
+    is_held_out,
+    key_of,
+    languages_of,
+    pair_of,
+    split_direction,
+)
+from m4.data.languages import is_english
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.detect import EXPECTED, Detected, detect
 from m4.data.sources.gettext import ENGLISH_CATALOGUE
-from m4.data.sources.reading.layout import named
+from m4.data.sources.reading.folder import named
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary, least_size
-from m4.jobs import continued_config, streams
+from m4.jobs import streams
+from m4.jobs.checkpoints.pretrained import Beginning, beginning
 from m4.parallel.platform.hardware import available_cpus
 from m4.progress import ProgressBar
 from m4.settings import InputError, check_name, counted, pasted
+from m4.storage import run_folder
+from m4.storage.local_copy import fetched
 
-_TEMPLATE = Path(__file__).with_name("new.gin.template")
+_HERE = Path(__file__).parent
+_NEW, _CONTINUED = _HERE / "new.gin.template", _HERE / "continued.gin.template"
 # Repeating text up to four times is nearly as good as new text (Muennighoff et al. 2023).
 _EPOCHS, _MINUTES, _FEWEST_STEPS, _BASELINE_STEPS = 5, 60, 100, 6000
 _LENGTHS, _BATCH_PIECES = (16, 24, 32, 48, 64, 96, 128, 192, 256), 3072
@@ -41,15 +56,8 @@ _CORE_FLOPS = 4e10
 _SAMPLE, _SHOWN = 1000, 20
 
 
-class Size(NamedTuple):
-    """Sizes of a model, and its peak learning rate, which is lower for wider models."""
-
-    width: int
-    layers: int
-    rate: float
-
-
-_SIZES, _BILINGUAL = (Size(256, 4, 4.9e-3), Size(128, 2, 7.0e-3)), Size(64, 2, 1.2e-2)
+# Width, layers and peak learning rate of models, the largest first.
+_SIZES, _BILINGUAL = ((256, 4, 4.9e-3), (128, 2, 7.0e-3)), (64, 2)
 
 
 class Corpus(NamedTuple):
@@ -72,7 +80,7 @@ def write_config(
     second = path.with_name(f"{path.stem}_continued.gin")
     for file in (path, second) if start else (path,):
         _check_out(file, folder)
-    begun = None if start is None else continued_config.opened(start)
+    begun = None if start is None else opened(start)
     ask = _Questions(yes)
     layout = detect(folder)
     missing = f"{folder}: no {' or '.join(layout.by_hash)} sentences in {layout.files}"
@@ -91,15 +99,13 @@ def write_config(
         minutes = max(1, ask.ask(IntPrompt, "minutes of training", _MINUTES))
     values, *expected = _choose(train, lengths, pieces, minutes, cores)
     training, baselines = (counted(max(1, one), "minute") for one in expected)
-    text = f"about {training} of training and {baselines} of bilingual baselines"
-    text += f" on {counted(cores, 'CPU core')}"
-    head = [f"pairs of languages: {len(names)}; training pairs: {pairs:,}", text]
+    text = f"about {training} of training and {baselines} of bilingual baselines on "
+    text += counted(cores, "CPU core")
+    head = f"# pairs of languages: {len(names)}; training pairs: {pairs:,}\n# {text}"
     most = max(corpus.sizes[pair]["test"] for pair in names)
     centric = all(pair.startswith("en-") for pair in names)
-    values |= {
-        "shares": "{'en-*': 0.6}  # many languages to write, into English one" if centric else "{}"
-    }
-    values |= {"beams": 4, "test_sentences": 1000 if most > 1000 else None}
+    shares = "{'en-*': 0.6}  # many languages to write, into English one" if centric else "{}"
+    values |= {"shares": shares, "beams": 4, "test_sentences": 1000 if most > 1000 else None}
     length, decoding = values["length"], {}
     if begun is not None:
         length = _row_length(_piece_lengths(samples, begun.vocabulary))
@@ -108,16 +114,19 @@ def write_config(
     for name in ("max_source_length", "max_target_length"):  # one search for all that is compared
         values[name] = max(values["length"], length, decoding.get(name, 0))
     values |= {"model_dir": repr(f"runs/{path.stem}"), "folder": repr(folder)}
-    source = _source_lines(layout)
-    with path.open("x", encoding="utf-8") as file:
-        more = {"head": "\n".join(f"# {line}" for line in head), "source": "\n".join(source)}
-        more |= {"languages": continued_config.listed(keys), "module": layout.module}
-        file.write(Template(_TEMPLATE.read_text("utf-8")).substitute(values, **more))
+    settings = {"on_bad_line": "skip", **layout.settings}
+    source = [f"corpus.CorpusSpec.source = @{layout.name}", f"{layout.name}.folder = %TEXT_DIR",
+              *(f"{layout.name}.{name} = {v!r}" for name, v in settings.items())]  # fmt: skip
+    more = {"head": head, "source": "\n".join(source), "languages": listed(keys)}
+    scratch = Template(_NEW.read_text("utf-8")).substitute(values, module=layout.module, **more)
+    texts = {path: scratch}
     if begun is not None:
         own = {"length": length, "batch_size": _rows(length)}
         own |= {"model_dir": repr(f"runs/{second.stem}")}
-        with second.open("x", encoding="utf-8") as file:
-            file.write(continued_config.text(begun, values | own, keys, source, layout.module))
+        texts[second] = _continued(begun, values | own, keys, source, layout.module)
+    for file, content in texts.items():
+        with file.open("x", encoding="utf-8") as written:
+            written.write(content)
     for line in (
         f"layout: {layout.name}, {layout.files}",
         *([f"English: {layout.english_side()}"] if "en" in languages else []),
@@ -128,7 +137,6 @@ def write_config(
         *ask.taken,
     ):
         screen.print(line, highlight=False)
-    screen.print(_table(names, corpus, lengths, values["length"]))
     left_out = [key_of(name) for name in corpus.sizes if name not in names]
     notes = [f"left out, without dev or test pairs: {named(left_out)}"] if left_out else []
     for line in [*notes, *corpus.notes[:_SHOWN]]:
@@ -161,8 +169,8 @@ class _Questions:
 
 
 def _check_out(path: Path, folder: str) -> None:
-    check_name(folder)
-    check_name(str(path))
+    for name in (folder, str(path)):
+        check_name(name)
     if path.exists():
         raise InputError(f"{path}: is there, and is never written over; --out=another.gin")
     if "://" not in folder and path.resolve().is_relative_to(Path(folder).resolve()):
@@ -238,10 +246,8 @@ def _whole_pairs(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
     whole += [pair for pair, sizes in corpus.sizes.items()
               if sizes["train"] and base_pair(pair) in whole and pair not in whole]  # fmt: skip
     if not whole:
-        seen = [
-            f"{key_of(pair)} {' '.join(f'{pairs:,} {split}' for split, pairs in sizes.items())}"
-            for pair, sizes in [*corpus.sizes.items()][:3]
-        ]
+        seen = [f"{key_of(pair)} {' '.join(f'{pairs:,} {split}' for split, pairs in sizes.items())}"
+                for pair, sizes in [*corpus.sizes.items()][:3]]  # fmt: skip
         raise InputError(
             f"{folder}: expected training, dev and test pairs of a language in {layout.files}; "
             f"saw {'; '.join([*seen, *corpus.notes[:3]])}"
@@ -283,12 +289,9 @@ def _rows(length: int) -> int:
 
 
 def _choose(
-    train: Mapping[str, int],
-    lengths: Mapping[str, np.ndarray],
-    pieces: int,
-    minutes: float,
+    train: Mapping[str, int], lengths: Mapping[str, np.ndarray], pieces: int, minutes: float,
     cores: int,
-) -> tuple[dict[str, Any], float, float]:
+) -> tuple[dict[str, Any], float, float]:  # fmt: skip
     """Returns values of the template, the minutes of training, and those of the baselines."""
     length = _row_length(lengths)
     rows = _rows(length)
@@ -296,64 +299,31 @@ def _choose(
     mean = sum(size * lengths[code].mean() for code, size in train.items()) / pairs
     pairs_a_step = 0.9 * rows * length / mean  # nine tenths of a packed row are filled
     wanted = max(_FEWEST_STEPS, math.ceil(2 * _EPOCHS * pairs / pairs_a_step))
-    size, step, steps = _SIZES[-1], 0.0, 0  # the largest that sees the pairs often enough
-    for size in _SIZES:
-        step = _step_minutes(size, pieces, 2 * rows * length, cores)
+    step, steps = 0.0, 0
+    width, layers, rate = _SIZES[-1]
+    for width, layers, rate in _SIZES:  # noqa: B007 - the largest that sees the pairs often enough
+        step = _step_minutes(width, layers, pieces, 2 * rows * length, cores)
         steps = max(_FEWEST_STEPS, min(wanted, int(minutes / step)))
         steps -= steps % 10 ** (len(str(steps)) - 2)  # two digits that count
         if steps > 0.6 * wanted:
             break
     values = {
-        "length": length,
-        "vocabulary_size": pieces,
-        "bilingual_vocabulary_size": pieces // 2,
-        "steps": steps,
-        "batch_size": rows,
-        "pairs": round(pairs_a_step),
-        "rate": f"{size.rate:.1e}",
-        "width": size.width,
-        "mlp_width": 4 * size.width,
-        "heads": size.width // 32,
-        "layers": size.layers,
-        "baseline_steps": _BASELINE_STEPS,
-        "dev_period": max(20, min(500, steps // 4)),
+        "length": length, "vocabulary_size": pieces, "bilingual_vocabulary_size": pieces // 2,
+        "steps": steps, "batch_size": rows, "pairs": round(pairs_a_step), "rate": f"{rate:.1e}",
+        "width": width, "mlp_width": 4 * width, "heads": width // 32, "layers": layers,
+        "baseline_steps": _BASELINE_STEPS, "dev_period": max(20, min(500, steps // 4)),
         "warmup": max(10, min(200, steps // 5)),
-    }
+    }  # fmt: skip
     # By experience dev chrF ends a bilingual model after half of its steps.
-    baseline = _BASELINE_STEPS / 2 * _step_minutes(_BILINGUAL, pieces // 2, 16 * length, cores)
-    return values, steps * step, len(train) * baseline
+    baseline = _step_minutes(*_BILINGUAL, pieces // 2, 16 * length, cores)
+    return values, steps * step, len(train) * _BASELINE_STEPS / 2 * baseline
 
 
-def _step_minutes(size: Size, pieces: int, tokens: int, cores: int) -> float:
+def _step_minutes(width: int, layers: int, pieces: int, tokens: int, cores: int) -> float:
     """Returns the minutes of a training step: six FLOPs for each weight that a token meets."""
     # Attention, feed-forward, and a second expert in every other layer.
-    weights = 18 * size.width**2 * size.layers + size.width * pieces
+    weights = 18 * width**2 * layers + width * pieces
     return 6 * tokens * weights / (_CORE_FLOPS * cores) / 60
-
-
-def _source_lines(layout: Detected) -> list[str]:
-    """Returns the lines of the source, the corpus's source first."""
-    settings = {"on_bad_line": "skip", **layout.settings}
-    lines = [f"corpus.CorpusSpec.source = @{layout.name}", f"{layout.name}.folder = %TEXT_DIR"]
-    return [*lines, *(f"{layout.name}.{name} = {v!r}" for name, v in settings.items())]
-
-
-def _table(
-    pairs: Sequence[str], corpus: Corpus, lengths: Mapping[str, np.ndarray], length: int
-) -> Table:
-    table = Table("languages", box=None)
-    for title in (*SPLITS, f"pieces of 95%, of {length}", "too long"):
-        table.add_column(title, justify="right")
-    for pair in pairs:
-        code, longer = key_of(pair), lengths[pair].max(axis=0)
-        name = title_of(code)
-        table.add_row(
-            code if name == code else f"{code} {name}",
-            *(f"{corpus.sizes[pair][split]:,}" for split in SPLITS),
-            f"{np.percentile(longer, 95):.0f}",
-            f"{(longer > length).mean():.1%}",
-        )
-    return table
 
 
 def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, list[str]]:
@@ -371,8 +341,121 @@ def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, l
     }
 
 
+# ----------------------------------------------------------------------------- --start
+
+_IMPORTS = [
+    "from m4 import experiment", "from m4.data import corpus",
+    "from m4.data.samplers import temperature", "from m4.model import transformer",
+    "from m4.parallel import mesh", "from m4.train import early_stopping",
+    "from m4.train import optimizer", "from m4.train import schedules",
+]  # fmt: skip
+# Of dev sentences that are translated greedily at each evaluation, in all directions.
+_DEV_SENTENCES = 1600
+# The rate at width 128 that was best for continuing models of m4: a seventh of that from scratch,
+# for which wider models need less, too (results/starts).
+_RATE = 1.0e-3
+# The share of old text that gained most and forgot least in results/starts. It needed five times
+# the steps of a share of 0.3, which are still fewer than those from scratch.
+_KEEP_SHARE = 0.9
+
+
+class Start(NamedTuple):
+    """A model to continue from."""
+
+    folder: Path  # a run of m4, or a model in Hugging Face's layout
+    vocabulary: Vocabulary  # of its sources
+    corpus: Path | None  # the run's, where it is there
+    decoding: Mapping[str, Any]  # the settings with which the run has translated
+    languages: Sequence[str]  # of the corpus, with test sentences, as in CorpusSpec.languages
+
+    @property
+    def run(self) -> bool:
+        """True for a run of m4."""
+        return (self.folder / "run.json").is_file()
+
+
+def opened(place: str) -> Start:
+    """Returns the model to continue from. InputError: m4 cannot begin from the folder."""
+    folder = fetched(place)
+    vocabulary = beginning(folder).vocabulary
+    if not (folder / "run.json").is_file():
+        return Start(folder, vocabulary, None, {}, [])
+    record = run_folder.read(folder)
+    data_dir = record["config"].get("experiment.Data.data_dir", "None").strip("'\"")
+    root = folder / "data" if data_dir == "None" else Path(data_dir)
+    corpus = root / Cache(folder / run_folder.VOCABULARY).fingerprint
+    if not (corpus / "manifest.json").is_file():
+        return Start(folder, vocabulary, None, record["decoding"], [])
+    cache = Cache(corpus)
+    tested = [key_of(pair) for pair in cache.language_pairs()
+              if cache.size(pair, "test") and is_held_out(pair)]  # fmt: skip
+    return Start(folder, vocabulary, corpus, record["decoding"], tested)
+
+
+def _continued(
+    start: Start, values: Mapping[str, Any], languages: Sequence[str], source: Sequence[str],
+    module: str,
+) -> str:  # fmt: skip
+    """Returns the gin file."""
+    codes = languages_of(map(pair_of, languages))
+    begun = beginning(start.folder, [code for code in codes if code != "en"])
+    kept = [code for code in start.languages if code not in languages]
+    imports = {*_IMPORTS, *begun.imports, f"from m4.data.sources import {module}"}
+    if kept:
+        first, *rest = source
+        of = first.rpartition(" = ")[2]
+        source = ["corpus.CorpusSpec.source = @joined.Joined", f"joined.Joined.source = {of}",
+                  f"joined.Joined.corpus = {str(start.corpus)!r}", *rest,
+                  "experiment.Data.keep = %KEEP",
+                  "experiment.Data.keep_share = %KEEP_SHARE"]  # fmt: skip
+        imports.add("from m4.data.sources import joined")
+    directions = 2 * len(languages)
+    optimizer = _optimizer(begun) if start.run else []
+    imports |= {"from m4.train import average"} if optimizer else set()
+    own = ("transformer.Transformer.dropout_rate", "experiment.Training.optimizer")
+    settings = [line for line in begun.settings if not line.startswith(own[: 1 + start.run])]
+    rate = _RATE * (128 / begun.width) ** 0.5 if start.run else 1e-3
+    return Template(_CONTINUED.read_text("utf-8")).substitute(
+        values,
+        head="\n".join([f"# continues from {start.folder}", *begun.about]),
+        imports="\n".join(sorted(imports)),
+        languages=listed([*languages, *kept]),
+        keep=f"KEEP = [  # what the model must not forget\n{listed(kept)}\n]\n"
+        f"KEEP_SHARE = {_KEEP_SHARE}  # of the draws; 0: only to see what is forgotten"
+        if kept
+        else "# experiment.Data.keep: old languages, to see what is forgotten (docs/initial.md)",
+        source="\n".join(source),
+        settings="\n".join(settings),
+        steps=2 * values["steps"],
+        dev_period=max(20, values["steps"] // 10),
+        dev_pairs=max(20, min(200, _DEV_SENTENCES // directions)),
+        rate=f"{rate:.1e}",
+        why="of results/starts" if start.run else "as T5 is fine-tuned",
+        optimizer="\n".join(optimizer),
+    )
+
+
+def _optimizer(begun: Beginning) -> list[str]:
+    """Returns the lines of m4's own optimizer, as a config from scratch has it."""
+    experts = any(line.startswith("moe.MoeLayer.") for line in begun.settings)
+    return [
+        *(["experiment.Training.router_z_loss_factor = 1.0e-3"] if experts else []),
+        "experiment.Training.optimizer = @average.averaged",
+        "average.averaged.optimizer = @optimizer.muon",
+        "optimizer.muon.schedule = @schedules.rsqrt",
+        "optimizer.muon.matrix_rate = 4.0",
+        *(["optimizer.muon.experts = True"] if experts else []),
+    ]
+
+
+def listed(codes: Sequence[str]) -> str:
+    """Returns lines of twelve codes each, for a list in gin."""
+    rows = (codes[at : at + 12] for at in range(0, len(codes), 12))
+    return "\n".join("    " + " ".join(f"{code!r}," for code in row) for row in rows)
+
+
 def _continued_commands(
-    start: continued_config.Start, values: Mapping[str, Any], config: Path, shared: str
+    start: Start, values: Mapping[str, Any], config: Path, shared: str
 ) -> dict[str, list[str]]:
     """Returns purpose -> words of the commands for the continued model, and for the comparison."""
     run = f"runs/{config.stem}"

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from m4.config import Config
 from m4.experiment import Experiment
 from m4.parallel import distributed
-from m4.parallel.platform.accelerator import check_accelerator
-from m4.parallel.platform.jax_setup import set_up
+from m4.parallel.platform.jax_setup import check_accelerator, set_up
 from m4.settings import InputError
 from m4.storage import local_copy, run_folder
 from m4.storage.checkpoints import Checkpoints
@@ -108,13 +107,9 @@ def _named(folder: Path, address: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _owned(
-    folder: Path,
-    address: str,
-    experiment: Experiment,
-    config: Config,
-    writes: tuple[str, ...],
+    folder: Path, address: str, experiment: Experiment, config: Config, writes: tuple[str, ...],
     fresh: bool,
-) -> Iterator[None]:
+) -> Iterator[None]:  # fmt: skip
     """Locks the files of these kinds, and makes the folder the config's, or checks that it is."""
     where = f"MODEL_DIR = {address}"
     copy = LocalCopy(address, writes, run_folder.kind_of, where) if is_address(address) else None

@@ -16,34 +16,16 @@ TOPOLOGY = "v3:8x8"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
-    parser.add_argument(
-        "--topology",
-        help="chip and grid, v4:4x4x4; slices of it, 2*v5e:16x16; or GPU, nodes and GPUs a node, "
-        f"h100:16x8 (default: {TOPOLOGY})",
-    )
-    parser.add_argument(
-        "--price_per_chip_hour",
-        type=float,
-        help="price of an hour of a chip or GPU, which the plan multiplies out",
-    )
-    parser.add_argument(
-        "--program",
-        choices=["train", "decode"],
-        default="train",
-        help="the program to compile (default: train)",
-    )
-    parser.add_argument(
-        "--languages",
-        type=int,
-        default=100,
-        help="number of languages where the config does not name them (default: 100)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("runs/plans"),
-        help="folder of the reports (default: runs/plans)",
-    )
+    text = "chip and grid, v4:4x4x4; slices of it, 2*v5e:16x16; or GPU, nodes and GPUs a node, "
+    parser.add_argument("--topology", help=f"{text}h100:16x8 (default: {TOPOLOGY})")
+    text = "price of an hour of a chip or GPU, which the plan multiplies out"
+    parser.add_argument("--price_per_chip_hour", type=float, help=text)
+    text = "the program to compile (default: train)"
+    parser.add_argument("--program", choices=["train", "decode"], default="train", help=text)
+    text = "number of languages where the config does not name them (default: 100)"
+    parser.add_argument("--languages", type=int, default=100, help=text)
+    text = "folder of the reports (default: runs/plans)"
+    parser.add_argument("--output", type=Path, default=Path("runs/plans"), help=text)
     # For the process that compiles: the file that it writes.
     parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
 
@@ -84,8 +66,8 @@ def _write_facts(arguments: argparse.Namespace) -> None:
         from m4.parallel.platform.signals import end_with
 
         end_with(os.getppid())  # without the parent's lock nothing compiles
+        from m4.parallel.platform.machines import topology
         from m4.plan.compile import facts
-        from m4.plan.machines import topology
         from m4.storage.files import write_text
 
         machine = topology(arguments.topology or TOPOLOGY)

@@ -14,56 +14,40 @@ EXAMPLE = "m4 report runs/demo"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser, run=False, processes=True)
     group = parser.add_argument_group("several runs", "one page of all, from their translations")
-    group.add_argument(
-        "runs",
-        nargs="*",
-        metavar="RUN",
-        help="run folders, or folders of translations, each named by its last part or NAME=RUN; "
-        "a single one is read as --model_dir",
-    )
-    group.add_argument(
-        "--baseline",
-        metavar="RUN",
-        help="what the runs are compared with, also one of them by its name: its bilingual "
-        "baselines, else itself (default: the first of several runs, itself)",
-    )
-    group.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="folder of the report (default: report)"
-    )
-    group.add_argument(
-        "--levels",
-        metavar="HIGH,LOW,SENTENCES",
-        help="training pairs from which a language is high-resource, and below which low-resource, "
-        "and the fewest test sentences of a mean (default: those of the first run's config)",
-    )
+    text = "run folders, or folders of translations, each named by its last part or NAME=RUN; "
+    text += "a single one is read as --model_dir"
+    group.add_argument("runs", nargs="*", metavar="RUN", help=text)
+    text = "what the runs are compared with, also one of them by its name: its bilingual "
+    text += "baselines, else itself (default: the first of several runs, itself)"
+    group.add_argument("--baseline", metavar="RUN", help=text)
+    text = "folder of the report (default: report)"
+    group.add_argument("--output", type=Path, metavar="FOLDER", help=text)
+    text = "training pairs from which a language is high-resource, and below which low-resource, "
+    text += "and the fewest test sentences of a mean (default: those of the first run's config)"
+    group.add_argument("--levels", metavar="HIGH,LOW,SENTENCES", help=text)
     command.add_flags(group, "metrics")
-    group.add_argument(
-        "--testsets",
-        metavar="NAME,NAME",
-        help="test sets of their own, a page each (default: test)",
-    )
+    text = "test sets of their own, a page each (default: test)"
+    group.add_argument("--testsets", metavar="NAME,NAME", help=text)
     command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Reports on a run, or compares several."""
     if several := comparison(arguments):
-        from m4.jobs.decoding.compare import compare
+        from m4.jobs.decoding.report import compare
 
         compare(**several)
         return
     with command.opened(arguments, "eval") as run:
         from m4.jobs.decoding.report import report, show
+        from m4.parallel.distributed import on_primary_then_broadcast
 
         levels = run.experiment.data.levels
-        command.on_primary("report", lambda: show(report(run.experiment), levels))
+        on_primary_then_broadcast("report", lambda: show(report(run.experiment), levels))
 
 
 def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns the arguments of `m4.jobs.decoding.compare.compare`, or None for a report of one run.
-
-    That one run may have been given without --model_dir.
-    """
+    """Returns the arguments of `compare`, or None for one run, which may come as an argument."""
     if len(arguments.runs) < 2 and not arguments.baseline:
         for name in ("output", "levels", "testsets", "metrics"):
             if getattr(arguments, name) is not None:
@@ -92,10 +76,7 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
             raise InputError(f"--levels={arguments.levels}: must be three numbers, as 3000,1000,50")
         levels = ResourceLevels(*map(int, arguments.levels.split(",")))
     return {
-        "runs": arguments.runs,
-        "baseline": arguments.baseline,
-        "output": arguments.output or Path("report"),
-        "levels": levels,
-        "testsets": testsets.split(","),
-        "metrics": command.metrics_of(arguments),
-    }
+        "runs": arguments.runs, "baseline": arguments.baseline,
+        "output": arguments.output or Path("report"), "levels": levels,
+        "testsets": testsets.split(","), "metrics": command.metrics_of(arguments),
+    }  # fmt: skip

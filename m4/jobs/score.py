@@ -17,12 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--source", type=Path, metavar="FILE", help="sources, one per line")
     group.add_argument("--target", type=Path, metavar="FILE", help="their translations")
     group.add_argument("--to", help="target language, e.g. gl")
-    group.add_argument(
-        "--from",
-        dest="language",
-        metavar="xx",
-        help="source language, for a model whose gate is by_direction (default: en)",
-    )
+    text = "source language, for a model whose gate is by_direction (default: en)"
+    group.add_argument("--from", dest="language", metavar="xx", help=text)
     command.add_flags(parser, "verify")
 
 
@@ -40,14 +36,14 @@ def run(arguments: argparse.Namespace) -> None:
         return
     kinds = () if files else ("eval" if arguments.step is None else "steps",)
     with command.opened(arguments, *kinds) as run:
-        from m4.jobs.decoding import score
+        from m4.jobs.decoding.testsets import score, score_files
         from m4.parallel import distributed
 
         if files and distributed.is_distributed():
             raise InputError("one process scores files; several can share `m4 score` of a test set")
         if files:
             given = arguments.source, arguments.target, arguments.to, arguments.language
-            for row in score.score_files(run.experiment, *given):
+            for row in score_files(run.experiment, *given):
                 print(json.dumps(row, ensure_ascii=False), flush=True)
             return
-        score.score(run.experiment, split=arguments.split or "test", step=arguments.step)
+        score(run.experiment, split=arguments.split or "test", step=arguments.step)

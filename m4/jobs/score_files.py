@@ -21,25 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("hypothesis", type=Path, metavar="HYP", help="their translations")
     parser.add_argument("references", type=Path, nargs="+", metavar="REF", help="references")
     parser.add_argument("--to", required=True, metavar="xx", help="target language")
-    parser.add_argument(
-        "--from", dest="language", default="en", metavar="xx", help="source language (default: en)"
-    )
+    text = "source language (default: en)"
+    parser.add_argument("--from", dest="language", default="en", metavar="xx", help=text)
     command.add_flags(parser, "metrics")
-    parser.add_argument(
-        "--spbleu",
-        metavar="FILE",
-        help="score spBLEU too, on the pieces of this SentencePiece model",
-    )
-    parser.add_argument(
-        "--scorer",
-        action="append",
-        default=[],
-        metavar="NAME=COMMAND",
-        help="score with this command too (docs/evaluation.md); may be repeated",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print rows of scores.jsonl and rates.jsonl"
-    )
+    text = "score spBLEU too, on the pieces of this SentencePiece model"
+    parser.add_argument("--spbleu", metavar="FILE", help=text)
+    text = "score with this command too (docs/evaluation.md); may be repeated"
+    parser.add_argument("--scorer", action="append", default=[], metavar="NAME=COMMAND", help=text)
+    text = "print rows of scores.jsonl and rates.jsonl"
+    parser.add_argument("--json", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:

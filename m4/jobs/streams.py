@@ -17,10 +17,7 @@ closed: set[str] = set()
 
 
 def open_closed() -> None:
-    """Replaces closed standard streams by /dev/null.
-
-    Otherwise the next file that is opened would take their place, and get what is printed.
-    """
+    """Replaces closed standard streams by /dev/null, so that no file takes their place."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import TYPE_CHECKING, Any
 
 from m4.jobs import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from m4.data.cache.cache import Cache
     from m4.experiment import Experiment
-    from m4.jobs.checkpoints.source import Source
+    from m4.jobs.checkpoints.initial import Source
 
 EXAMPLE = "m4 train --gin_file=gin_configs/demo.gin --gin.TRAIN_STEPS=2000"
 
@@ -27,20 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_start(parser: argparse.ArgumentParser) -> None:
     """Adds --fresh, --init_from and --keep_optimizer: from where training begins."""
-    parser.add_argument(
-        "--fresh", action="store_true", help="remove what m4 wrote there and start over"
-    )
-    parser.add_argument(
-        "--init_from",
-        metavar="RUN[@STEP]",
-        help="begin from the model of another run's folder, a checkpoint of T5X, or a pretrained "
-        "model in Hugging Face's layout (INITIAL_CHECKPOINT_PATH)",
-    )
-    parser.add_argument(
-        "--keep_optimizer",
-        action="store_true",
-        help="with --init_from: continue at its step, with its optimizer's state",
-    )
+    text = "remove what m4 wrote there and start over"
+    parser.add_argument("--fresh", action="store_true", help=text)
+    text = "begin from the model of another run's folder, a checkpoint of T5X, or a pretrained "
+    text += "model in Hugging Face's layout (INITIAL_CHECKPOINT_PATH)"
+    parser.add_argument("--init_from", metavar="RUN[@STEP]", help=text)
+    text = "with --init_from: continue at its step, with its optimizer's state"
+    parser.add_argument("--keep_optimizer", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -54,45 +45,30 @@ def run(arguments: argparse.Namespace) -> None:
 
 def check_and_train(
     experiment: Experiment, *, log: Callable[[dict[str, Any]], None] | None = None
-) -> Path:
-    """Checks, opens or builds the corpus, and trains; returns the model's folder.
-
-    `log` is called with each row of metrics.
-    """
+) -> None:
+    """Checks, opens or builds the corpus, and trains; `log` is called with each row of metrics."""
     from m4.jobs.checkpoints.initial import check_start
-    from m4.jobs.corpus import arrays, keep_vocabulary, open_corpus
-    from m4.parallel import distributed
+    from m4.jobs.corpus import arrays, open_corpus
 
     start = check_start(experiment)
     corpus = open_corpus(experiment, arrays)
-    if distributed.is_primary():
-        keep_vocabulary(experiment, corpus)
-    return train(experiment, corpus, *start, log)
+    train(experiment, corpus, *start, log)
 
 
 def train(
-    experiment: Experiment,
-    corpus: Cache,
-    step: int | None,
-    source: Source | None,
+    experiment: Experiment, corpus: Cache, step: int | None, source: Source | None,
     log: Callable[[dict[str, Any]], None] | None = None,
-) -> Path:
-    """Trains a model from a step, or from another model; returns its folder.
-
-    A folder that has as many steps already is left as it is, and a line is printed. `log` is called
-    with each row of metrics.
-    """
+) -> None:  # fmt: skip
+    """Trains from a step, or from another model, unless there are as many steps already."""
     from m4.build import build
-    from m4.eval.decoding.testsets import train_pairs
     from m4.jobs.checkpoints import initial
+    from m4.jobs.corpus import keep_vocabulary
     from m4.parallel import distributed
-    from m4.plan.flops import forward_flops, model_flops
-    from m4.plan.peaks import peak_flops
     from m4.progress import ProgressBar
     from m4.storage.checkpoints import read_note
     from m4.train import loop
-    from m4.train.measuring.step_clock import Flops
 
+    keep_vocabulary(experiment, corpus)
     training, folder = experiment.training, experiment.folder
     rule, ended = training.early_stopping, None
     if step is not None and step >= training.total_steps:
@@ -102,34 +78,15 @@ def train(
     if ended is not None:
         if distributed.is_primary():
             print(f"already at step {step}, {ended}: {folder}")
-        return folder
+        return
     parts, begin = build(experiment, corpus), None
-    note = {
-        "vocabulary": corpus.vocabulary.fingerprint,
-        "corpus": corpus.fingerprint,
-        "train_pairs": train_pairs(corpus),
-    }
-    peak = math.inf  # the primary process alone writes the share of it that is used
-    if distributed.is_primary():
-        peak = peak_flops([*parts.mesh.devices.flat], parts.model.dtype)
-    flops = Flops(model_flops(forward_flops(parts.model, *parts.batch_shape)), peak)
     if source is not None:
         begin = initial.begin(experiment, source, parts.model, corpus)
     with ProgressBar("train", training.total_steps) as bar:
         trained = loop.train(
-            parts.program,
-            training,
-            folder,
-            parts.stream,
-            evaluators=parts.evaluators(),
-            sampling=parts.sampling(),
-            groups=parts.trained.levels,
-            note=note,
-            flops=flops,
-            begin=begin,
-            progress=bar.update,
-            log=log,
-        )
+            parts.program, training, folder, parts.stream, evaluators=parts.evaluators(),
+            sampling=parts.sampling(), groups=parts.trained.levels, note=parts.note,
+            flops=parts.flops, begin=begin, progress=bar.update, log=log,
+        )  # fmt: skip
     if rule is not None and distributed.is_primary() and (said := rule.stopped(trained.note)):
         print(said)
-    return folder

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TextIO
@@ -17,9 +17,8 @@ _FILES = ("run.json", "metrics.jsonl", "heartbeat.json", "scores.jsonl", "scores
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_run_folder(parser)
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="between two looks (default: 10)"
-    )
+    text = "between two looks (default: 10)"
+    parser.add_argument("--seconds", type=float, default=10.0, help=text)
     parser.add_argument("--once", action="store_true", help="show it once")
 
 
@@ -59,9 +58,8 @@ class Look(NamedTuple):
 
 def look_at(folder: Path, now: float) -> Look:
     """Reads a run's local folder."""
-    from m4.eval.scoring import by_step
     from m4.eval.scoring.levels import LEVELS
-    from m4.eval.scoring.score import read_scores
+    from m4.eval.scoring.score import read_by_step, read_scores, said_by_step
     from m4.storage import run_folder
     from m4.storage.metrics_log import read_metrics
     from m4.storage.steps import latest_step
@@ -74,7 +72,8 @@ def look_at(folder: Path, now: float) -> Look:
     step = max([row["step"] for row in rows[-2:]] + ([beat.step] if beat else []), default=0)
     scores = folder / "scores.jsonl"
     score_rows = read_scores(scores) if scores.is_file() else []
-    curve = by_step.read_rows(folder / "scores_by_step.jsonl")
+    curve = read_by_step(folder / "scores_by_step.jsonl")
+    means = _grouped((row for row in score_rows if row["subset"] == "all"), "system", "metric")
     silent = beat is not None and beat.silent(now)
     finished = beat.phase == "end" if beat is not None else 0 < total <= step
     ended = finished or (beat is not None and beat.phase in ENDS)
@@ -118,31 +117,23 @@ def look_at(folder: Path, now: float) -> Look:
             latest("dead", "dead_experts", "{:.3g} a layer"),
         ],
         "checkpoint": [f"step {checkpoint}" if checkpoint is not None else ""],
-        "scores": _means(score_rows),
-        "by step": [_last_scores(curve)],
-    }
+        # Each system's mean over directions, and the last scores of `m4 eval --watch`.
+        "scores": [f"{system} {metric} {fmean(row['score'] for row in each):.1f}"
+                   for (system, metric), each in means.items()],
+        "by step": ["; ".join(said_by_step(each, max(row["step"] for row in each))
+                              for each in _grouped(curve, "split").values())],
+    }  # fmt: skip
     joined = {name: " · ".join(filter(None, parts)) for name, parts in lines.items()}
     changes = (len(rows), checkpoint, score_rows, curve, silent, ended)
     return Look({name: text for name, text in joined.items() if text}, ended, changes)
 
 
-def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns each system's mean over directions, by metric."""
-    found: dict[tuple[str, str], list[float]] = {}
+def _grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[Any, list[Any]]:
+    """Returns rows by their values of these names."""
+    found: dict[Any, list[Any]] = {}
     for row in rows:
-        if row["subset"] == "all":
-            found.setdefault((row["system"], row["metric"]), []).append(row["score"])
-    return [f"{system} {metric} {fmean(each):.1f}" for (system, metric), each in found.items()]
-
-
-def _last_scores(curve: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the last scores of `m4 eval --watch`, for each split that it scored."""
-    from m4.eval.scoring.by_step import said
-
-    splits: dict[str, list[Mapping[str, Any]]] = {}
-    for row in curve:
-        splits.setdefault(row["split"], []).append(row)
-    return "; ".join(said(each, max(row["step"] for row in each)) for each in splits.values())
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
 
 
 def _duration(seconds: float) -> str:

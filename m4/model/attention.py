@@ -11,9 +11,6 @@ import numpy as np
 from m4.model.layers import Array, Kernel, constrain, parameter
 from m4.model.product import product
 
-# Large and finite: a row that may attend to nothing (padding) stays finite instead of becoming NaN.
-NEGATIVE = -1e10
-
 
 def relative_buckets(offset: Array, bidirectional: bool, buckets: int, distance: int) -> Array:
     """Returns T5's bucket of each offset, exact when near and logarithmic up to `distance`.
@@ -64,14 +61,13 @@ class RelativeBias(nn.Module):
         query_Q = key_R = jnp.arange(length)
         if decode:
             allocated = self.has_variable("cache", "cache_index")
-            index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
+            index = self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)
             if allocated:
                 assert max_decode_length is not None, "decoding needs the cache's length"
                 query_Q, key_R = index.value[None], jnp.arange(max_decode_length)
                 index.value = index.value + 1
         offset_QR = key_R[None, :] - query_Q[:, None]
-        how = self.bidirectional, self.buckets, self.distance
-        bucket_QR = relative_buckets(offset_QR, *how)
+        bucket_QR = relative_buckets(offset_QR, self.bidirectional, self.buckets, self.distance)
         return bucket_QR[None] if table_NK is None else jnp.take(table_NK, bucket_QR, axis=1)[None]
 
 
@@ -86,9 +82,10 @@ class Attention(nn.Module):
 
     With `decode=True` a call works on one position, Q = 1. The past is kept in the collection
     `cache`, by T5X's names and rules (docs/model.md): `cached_key` and `cached_value` [B, N, R, D]
-    and the scalar `cache_index` in self-attention; `cross_key` and `cross_value` in
-    cross-attention, projected once, at position 0, because the memory never changes. The first
-    call, without a cache, only allocates it: R is the length of its tokens.
+    and the scalar `cache_index` in self-attention; `cross_key` [B, N, D, R] and `cross_value`
+    [B, N, R, D] in cross-attention, projected once, at position 0, because the memory never
+    changes. They may have one row a sentence where `x_BQM` has one a beam, the beams of a sentence
+    adjacent. The first call, without a cache, only allocates it: R is the length of its tokens.
     """
 
     heads: int
@@ -129,28 +126,39 @@ class Attention(nn.Module):
         q_BQND = heads(x_BQM, q_kernel) * self.head_width**-0.5
         # The cache has the layout that the two products over it want: with one query, bringing
         # the whole past into that layout at every step would take longer than the products.
-        memory = "BNRD" if decode else "BRND"
+        keys, rows = "BNRD" if decode else "BRND", q_BQND.shape[:2]
         if decode and cross:
-            k, v = self._cross_cache(
-                y_BRM, lambda y: (heads_first(heads(y, k_kernel)), heads_first(heads(y, v_kernel)))
-            )
+            keys = "BNDR"
+
+            def project(y_BRM: Array) -> tuple[Array, Array]:
+                k_BRND, v_BRND = heads(y_BRM, k_kernel), heads(y_BRM, v_kernel)
+                return jnp.moveaxis(k_BRND, 1, 3), heads_first(v_BRND)
+
+            k, v = self._cross_cache(y_BRM, project)
         else:
             k, v = heads(y_BRM, k_kernel), heads(y_BRM, v_kernel)
             if decode:
                 k, v, mask_BQR = self._self_cache(heads_first(k), heads_first(v))
-        logits_BNQR = jnp.einsum(f"BQND,{memory}->BNQR", q_BQND, k).astype(jnp.float32)
+        if len(k) < len(q_BQND):  # the beams of a sentence are queries over its memory
+            q_BQND = q_BQND.reshape(len(k), -1, *q_BQND.shape[2:])
+            mask_BQR = None if mask_BQR is None else mask_BQR.reshape(len(k), -1, k.shape[3])
+        logits_BNQR = jnp.einsum(f"BQND,{keys}->BNQR", q_BQND, k).astype(jnp.float32)
         if bias is not None:
             if bias.ndim == 3:
                 bias = jnp.take(_bias_table(self), bias[0], axis=1)[None]
             logits_BNQR = logits_BNQR + bias.astype(jnp.float32)
         if mask_BQR is not None:
-            logits_BNQR = jnp.where(mask_BQR[:, None], logits_BNQR, NEGATIVE)
+            # Finite: a row that may attend to nothing (padding) does not become NaN.
+            logits_BNQR = jnp.where(mask_BQR[:, None], logits_BNQR, -1e10)
         weights_BNQR = jax.nn.softmax(logits_BNQR).astype(self.dtype)
         weights_BNQR = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))(
             weights_BNQR, deterministic=deterministic
         )
-        mixed_BQND = jnp.einsum(f"BNQR,{memory}->BQND", weights_BNQR, v)
-        mixed_BQH = mixed_BQND.reshape(*mixed_BQND.shape[:2], ND)
+        if decode:  # in this order XLA's CPU library takes the product as one
+            mixed_BQND = heads_first(jnp.matmul(weights_BNQR, v))
+        else:
+            mixed_BQND = jnp.einsum("BNQR,BRND->BQND", weights_BNQR, v)
+        mixed_BQH = mixed_BQND.reshape(*rows, ND)
         mixed_BQH = constrain(mixed_BQH, ("batch", "length", "joined_kv"))
         return product(mixed_BQH, out_kernel.astype(self.dtype))
 
@@ -159,7 +167,7 @@ class Attention(nn.Module):
         allocated = self.has_variable("cache", "cached_key")
         keys = self.variable("cache", "cached_key", jnp.zeros, k_BNQD.shape, k_BNQD.dtype)
         values = self.variable("cache", "cached_value", jnp.zeros, v_BNQD.shape, v_BNQD.dtype)
-        index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
+        index = self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)
         if not allocated:
             length = k_BNQD.shape[2]
             return k_BNQD, v_BNQD, jnp.tril(jnp.ones((length, length), bool))[None]
@@ -173,18 +181,16 @@ class Attention(nn.Module):
     def _cross_cache(
         self, y_BRM: Array, project: Callable[[Array], tuple[Array, Array]]
     ) -> tuple[Array, Array]:
-        """Projects the memory at position 0, and reads it from the cache afterwards.
-
-        A cache without `cache_index` was filled before the first step (`m4.eval.decoding.search`).
-        """
+        """Projects the memory at position 0, and reads it from the cache afterwards."""
         allocated = self.has_variable("cache", "cross_key")
+        # Without `cache_index` it was filled before the first step (`m4.eval.decoding.search`).
         filled = allocated and not self.has_variable("cache", "cache_index")
-        shape = (y_BRM.shape[0], self.heads, y_BRM.shape[1], self.head_width)
-        keys = self.variable("cache", "cross_key", jnp.zeros, shape, self.dtype)
-        values = self.variable("cache", "cross_value", jnp.zeros, shape, self.dtype)
+        (B, R, _), N, D = y_BRM.shape, self.heads, self.head_width
+        keys = self.variable("cache", "cross_key", jnp.zeros, (B, N, D, R), self.dtype)
+        values = self.variable("cache", "cross_value", jnp.zeros, (B, N, R, D), self.dtype)
         if filled:
             return keys.value, values.value
-        index = self.variable("cache", "cache_index", lambda: jnp.zeros((), jnp.int32))
+        index = self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)
         if not allocated:
             return project(y_BRM)
         keys.value, values.value = jax.lax.cond(
@@ -195,5 +201,5 @@ class Attention(nn.Module):
 
 
 def heads_first(x_BRND: Array) -> Array:
-    """Transposes [B, R, N, D] to [B, N, R, D]."""
+    """Transposes [B, R, N, D] to [B, N, R, D], or back."""
     return jnp.swapaxes(x_BRND, 1, 2)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from m4.model.layers import Array, Dense, Kernel, constrain, dropout
-from m4.model.product import expert_product
+from m4.model.product import product as plain_product
 from m4.settings import OneOf, SettingError
 
 Product = Callable[[Array, Array], Array]
@@ -78,7 +78,7 @@ class Experts:
         self,
         x: Array,
         *,
-        product: Product = expert_product,
+        product: Product = plain_product,
         spread: Callable[[Array], Array] = lambda keep_EG1F: keep_EG1F,
     ) -> Array:
         """Applies each expert to its rows, x_EGCM, or those in the layout of `product`.

@@ -72,13 +72,12 @@ class Dense(nn.Module):
     features: int
     axes: tuple[str, str]
     dtype: jnp.dtype = jnp.float32
-    init: Initializer = kernel_init
     precision: Precision = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         shape = (x.shape[-1], self.features)
-        kernel = parameter(self, "kernel", self.init, shape, self.axes)
+        kernel = parameter(self, "kernel", kernel_init, shape, self.axes)
         return product(x.astype(self.dtype), kernel.astype(self.dtype), self.precision)
 
 
@@ -122,9 +121,7 @@ class SinusoidalPositions(nn.Module):
         position_T = jnp.arange(length)
         if decode:
             allocated = self.has_variable("cache", "position_embedder_index")
-            index = self.variable(
-                "cache", "position_embedder_index", lambda: jnp.zeros((), jnp.int32)
-            )
+            index = self.variable("cache", "position_embedder_index", jnp.zeros, (), jnp.int32)
             if allocated:
                 position_T = index.value[None]
                 index.value = index.value + 1
@@ -168,16 +165,15 @@ class Table(nn.Module):
             # `self.param` would run `make` again to compare shapes.
             table = self.get_variable("params", "table")
         else:
+            # NumPy makes the values, outside of the compiled program.
+            make = np.zeros if _SHAPES_ONLY.get() else self.make
             table = partitioning.param_with_axes(
-                "table", lambda key: self._initial(), axes=("unmodeled",), module=self
+                "table",
+                lambda key: jnp.asarray(np.asarray(make(self.size)), jnp.float32),
+                axes=("unmodeled",),
+                module=self,
             )
         return jax.lax.stop_gradient(table).astype(self.dtype)
-
-    def _initial(self) -> Array:
-        if _SHAPES_ONLY.get():
-            return jnp.zeros(self.size, jnp.float32)
-        # NumPy makes the values, outside of the compiled program.
-        return jnp.asarray(np.asarray(self.make(self.size)), jnp.float32)
 
 
 # `Table.make` runs while a program is traced, and cannot see what the trace is for.

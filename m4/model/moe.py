@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -10,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from m4.model import routing as plans
 from m4.model.dispatch import Transport
 from m4.model.dispatch.dropless import dropless
 from m4.model.dispatch.gather import gather
@@ -17,7 +20,7 @@ from m4.model.feed_forward import Activation, ExpertParameters, FeedForward, che
 from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.layers import Array, DType, Kernel, Table, constrain, names_of
 from m4.model.product import full_product
-from m4.model.routing import CAPACITY_RULES, CapacityFactor, Gate, Routing, Tokens, expert_capacity
+from m4.model.routing import CapacityFactor, Gate, Routing, Tokens
 from m4.settings import MUTABLE, Between, Count, Given, OneOf, Rate, SettingError, Size, checked
 
 # Initial router matrices by name; docs/gates.md says which gate uses which.
@@ -53,17 +56,13 @@ class MoeLayer(nn.Module):
         dispatch: Transport of tokens to their experts and back (`m4.model.dispatch`), where the
             capacity factor is a number.
         dropless_dispatch: Transport where the capacity factor is None, so that nothing is dropped.
-        shared_width: F of a feed-forward layer that all tokens pass beside their experts, and whose
-            output is added to theirs (the shared experts of DeepSeekMoE, arXiv 2401.06066, which
-            together are one layer); 0 for none.
+        shared_width: F of a feed-forward layer that all tokens pass beside their experts, as the
+            shared experts of DeepSeekMoE (arXiv 2401.06066) together; 0 for none.
         activations: See `m4.model.feed_forward.activate`; ("silu", "linear") is Mixtral's SwiGLU.
         dropout_rate: Dropout within the experts.
-        output_masking: p. In training each choice's expert output is 0 with probability p, else
-            divided by 1 - p: the expert output masking of NLLB (arXiv 2207.04672).
         causal: The layer is in a decoder; gates that look at later tokens refuse.
         vocab_size: V, for gates that route by token id.
-        directions: Number of translation directions whose tokens are counted by expert; 0 for
-            none. It changes neither parameters nor results, except those of a gate by task.
+        directions: Number of translation directions whose tokens are counted by expert.
         tasks: Task of each direction, for gates by task. Defaults to a task for each direction.
         dtype: Type of the experts' products.
     """
@@ -74,14 +73,13 @@ class MoeLayer(nn.Module):
     train_capacity_factor: CapacityFactor | None = 1.25
     eval_capacity_factor: CapacityFactor | None = None
     decode_capacity_factor: CapacityFactor | None = None
-    capacity_rule: Annotated[str, OneOf(tuple(CAPACITY_RULES))] = "lingvo"
+    capacity_rule: Annotated[str, OneOf(tuple(plans.CAPACITY_RULES))] = "lingvo"
     gate: Gate = top2_gshard
     dispatch: Annotated[Transport, MUTABLE] = gather
     dropless_dispatch: Annotated[Transport, MUTABLE] = dropless
     shared_width: Count = 0
     activations: Sequence[Activation] | None = None
     dropout_rate: Rate | None = None
-    output_masking: Rate = 0.0
     causal: Annotated[bool, Given("the layer's place")] = False
     vocab_size: Annotated[Count, Given("the vocabulary")] = 0
     directions: Annotated[Count, Given("corpus.CorpusSpec.mixture")] = 0
@@ -123,18 +121,22 @@ class MoeLayer(nn.Module):
             SettingError: A setting does not fit the tokens, or the gate refuses its place.
         """
         if x_BLM.ndim != 3 or mask_BL.shape != x_BLM.shape[:2]:
-            raise ValueError(
-                f"x_BLM {[*x_BLM.shape]}, mask_BL {[*mask_BL.shape]}: must be [batch, length, "
-                "width] and [batch, length]"
-            )
-        B, L, _ = x_BLM.shape
+            said = f"x_BLM {[*x_BLM.shape]}, mask_BL {[*mask_BL.shape]}: must be [batch, length, "
+            raise ValueError(f"{said}width] and [batch, length]")
         if mask_BL.dtype != bool:
             raise TypeError(f"mask_BL: must be bool, True for real tokens; it is {mask_BL.dtype}")
+        B, L, _ = x_BLM.shape
         train = not deterministic
         factor = self.train_capacity_factor if train else self.eval_capacity_factor
-        if decode:
-            factor = self.decode_capacity_factor
-        S = self._group_tokens(B, L, whole_rows=factor is None and not train)
+        factor = self.decode_capacity_factor if decode else factor
+        # Where nothing is dropped, groups change nothing for a causal gate; with a group for each
+        # row the choices of any other gate do not depend on other rows.
+        whole_rows = factor is None and not train
+        S = L if whole_rows else group_size(B * L, self.group_tokens)
+        if not whole_rows and min(self.group_tokens, B * L) > 4 * S:
+            # In groups of a token or two every token would have a slot at every expert.
+            allowed = f"a number of which a divisor of the {B * L} tokens is at least a quarter"
+            raise SettingError("MoeLayer.group_tokens", self.group_tokens, allowed)
         mask_GS, x_GSM = _grouped(mask_BL, S), _grouped(x_BLM, S)
         # 0 * NaN is NaN: NaN in padding would reach the losses' sums and the masks' products.
         x_GSM = jnp.where(mask_GS[..., None], x_GSM, 0)
@@ -159,47 +161,20 @@ class MoeLayer(nn.Module):
         def capacity(choices: int) -> int:
             if factor is None:
                 return S
-            return expert_capacity(S, self.num_experts, factor, choices, self.capacity_rule)
+            return plans.expert_capacity(S, self.num_experts, factor, choices, self.capacity_rule)
 
         routing = self.gate(tokens, self.num_experts, capacity)
         if not isinstance(routing, Routing):
             allowed = "a function that returns m4.model.routing.Routing, such as plan_choices does"
             raise SettingError("MoeLayer.gate", self.gate, f"{allowed}; it returned {routing!r}")
         dispatch = self.dropless_dispatch if factor is None else self.dispatch
-        carried = self._mask_outputs(routing) if tokens.rng is not None else routing
-        y_GSM = self._carry(x_GSM.astype(self.dtype), carried, dispatch, deterministic)
-        self._sow(routing, tokens)
-        if self.directions and tokens.direction_GS is not None:
-            self._sow_choices(routing, tokens.direction_GS)
+        y_GSM = self._carry(x_GSM.astype(self.dtype), routing, dispatch, deterministic)
+        self._sow(routing, direction_GS)
         y_BLM = y_GSM.reshape(x_BLM.shape)
         if self.shared_width:
             shared = FeedForward(self.shared_width, **_options(self), name="shared")
             y_BLM += shared(x_GSM.reshape(x_BLM.shape), deterministic=deterministic)
         return y_BLM
-
-    def _group_tokens(self, B: int, L: int, *, whole_rows: bool) -> int:
-        if whole_rows:
-            # Where nothing is dropped, groups change nothing for a causal gate; with a group for
-            # each row the choices of any other gate do not depend on other rows.
-            return L
-        S = group_size(B * L, self.group_tokens)
-        if min(self.group_tokens, B * L) > 4 * S:
-            # In groups of a token or two every token would have a slot at every expert.
-            allowed = f"a number of which a divisor of the {B * L} tokens is at least a quarter"
-            raise SettingError("MoeLayer.group_tokens", self.group_tokens, allowed)
-        return S
-
-    def _mask_outputs(self, routing: Routing) -> Routing:
-        """Sets the weights of masked outputs to 0 (slots stay taken), and raises the others."""
-        if not self.output_masking:
-            return routing
-        keep = 1 - self.output_masking
-        keeps_GSK = jax.random.bernoulli(self.make_rng("dropout"), keep, routing.weight_GSK.shape)
-        weight_GSK = jnp.where(keeps_GSK, routing.weight_GSK / keep, 0.0)
-        shortcut = routing.shortcut
-        if shortcut is not None:
-            shortcut = shortcut[0], self._mask_outputs(shortcut[1])
-        return dataclasses.replace(routing, weight_GSK=weight_GSK, shortcut=shortcut)
 
     def _carry(
         self, x_GSM: Array, routing: Routing, dispatch: Transport, deterministic: bool
@@ -216,12 +191,8 @@ class MoeLayer(nn.Module):
             y_GSM = dispatch(x_GSM, routing, experts)
         else:
             use, shorter = routing.shortcut
-            y_GSM = jax.lax.cond(
-                use,
-                lambda x: dispatch(x, shorter, experts),
-                lambda x: dispatch(x, routing, experts),
-                x_GSM,
-            )
+            ways = [lambda x, plan=plan: dispatch(x, plan, experts) for plan in (shorter, routing)]
+            y_GSM = jax.lax.cond(use, *ways, x_GSM)
         return constrain(y_GSM, ("batch", "length", "embed"))
 
     def _score(
@@ -235,21 +206,14 @@ class MoeLayer(nn.Module):
         key: Array | None = None,
         by_task: bool = False,
     ) -> Array:
-        """Implements `Tokens.score`, by the matrix `<name>/kernel`.
-
-        Args:
-            init: Its initial values, a name in `ROUTER_INITS`.
-            jitter: The float32 copy of the tokens is multiplied by U(1 - jitter, 1 + jitter) first.
-            by_task: Takes the learned embedding of each token's task in place of the token.
-        """
+        """Implements `Tokens.score`, by the matrix `<name>/kernel`."""
         x_GSM = x_GSM.astype(jnp.float32)
         shape = (x_GSM.shape[-1], self.num_experts)
         kernel_ME = Kernel(shape, ("embed", "unmodeled"), ROUTER_INITS[init], name=name)()
         if jitter:
             assert key is not None, "jitter needs random numbers"
-            x_GSM = x_GSM * jax.random.uniform(
-                key, x_GSM.shape, minval=1 - jitter, maxval=1 + jitter
-            )
+            around_1 = jax.random.uniform(key, x_GSM.shape, minval=1 - jitter, maxval=1 + jitter)
+            x_GSM = x_GSM * around_1
         if by_task:
             embedding_TM, task_GS = self._tasks(x_GSM, direction_GS)
             logits_GSE = full_product("TM,ME->TE", embedding_TM, kernel_ME)[task_GS]
@@ -276,16 +240,18 @@ class MoeLayer(nn.Module):
         assert self.vocab_size > 0, "a table needs the vocabulary's size"
         return Table(self.vocab_size, make, name=name)()
 
-    def _sow(self, routing: Routing, tokens: Tokens) -> None:
-        assigned = jnp.sum(routing.position_GSK >= 0)
-        slots = routing.num_experts * routing.capacity * routing.position_GSK.shape[0]
+    def _sow(self, routing: Routing, direction_GS: Array | None) -> None:
+        assigned_GSK = routing.position_GSK >= 0
+        placed_GS = jnp.any(assigned_GSK, axis=-1)
+        D, E, G = self.directions, self.num_experts, assigned_GSK.shape[0]
         values = {
             # T5X's MoeEncoderDecoderModel averages exactly these four and
             # `fraction_tokens_left_behind`, which every gate has, and fails without them.
             "auxiliary_loss": routing.aux_loss,
             "router_z_loss": routing.z_loss,
-            "expert_usage": assigned / slots,
-            "router_confidence": routing.confidence(),
+            "expert_usage": jnp.sum(assigned_GSK) / (E * routing.capacity * G),
+            # Flaxformer's, the mean over choices, is 1/K whatever the router wants.
+            "router_confidence": plans.masked_mean(jnp.max(routing.weight_GSK, axis=-1), placed_GS),
             **routing.metrics,
         }
         for name, value in values.items():
@@ -293,15 +259,12 @@ class MoeLayer(nn.Module):
         if routing.bias_load_E is not None:
             self.sow("intermediates", BIAS_LOAD, routing.bias_load_E)
             self.sow("intermediates", BIAS_RATE, jnp.asarray(routing.bias_rate, jnp.float32))
-
-    def _sow_choices(self, routing: Routing, direction_GS: Array) -> None:
-        assigned_GSK = routing.position_GSK >= 0
-        # Faster on CPUs than a product of one-hots, which writes [tokens, D * E].
-        D, E = self.directions, self.num_experts
-        cell_GSK = direction_GS[..., None] * E + routing.expert_GSK
-        cell_J = jnp.where(assigned_GSK, cell_GSK, D * E).reshape(-1)  # cell D*E is not counted
-        count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
-        self.sow("intermediates", "assigned_DE", count_J.reshape(D, E))
+        if D and direction_GS is not None:
+            # Faster on CPUs than a product of one-hots, which writes [tokens, D * E].
+            cell_GSK = direction_GS[..., None] * E + routing.expert_GSK
+            cell_J = jnp.where(assigned_GSK, cell_GSK, D * E).reshape(-1)  # cell D*E: not counted
+            count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
+            self.sow("intermediates", "assigned_DE", count_J.reshape(D, E))
 
 
 def _given(layer: MoeLayer, name: str) -> Any:
@@ -339,12 +302,9 @@ class MoeFactory:
         return cls(layer)
 
     def __call__(self, **options: Any) -> MoeLayer:
-        fields = [field.name for field in dataclasses.fields(self.layer) if field.init]
-        kept = {name: getattr(self.layer, name) for name in fields if name not in _PLACE}
+        fields = {field.name for field in dataclasses.fields(self.layer) if field.init}
+        kept = {name: getattr(self.layer, name) for name in fields - {"parent", "name"}}
         return type(self.layer)(**{**kept, **options})
-
-
-_PLACE = ("parent", "name")  # flax's own fields
 
 
 def _grouped(x_BL: Array, group_tokens: int) -> Array:
@@ -368,25 +328,25 @@ COUNTS = ("assigned_DE", BIAS_LOAD, BIAS_RATE)
 
 def mean_metrics(intermediates) -> dict[str, Array]:
     """Averages every metric over layers: {"auxiliary_loss": scalar, ..., "load_E": [E]}."""
-    found: dict[str, list[Array]] = {}
-    for metrics in layer_metrics(intermediates).values():
-        for name, value in metrics.items():
-            found.setdefault(name, []).append(value)
-    return {name: jnp.mean(jnp.stack(values), axis=0) for name, values in found.items()}
+    layers = [*layer_metrics(intermediates).values()]
+    names = dict.fromkeys(name for metrics in layers for name in metrics)
+    return {
+        name: jnp.mean(jnp.stack([m[name] for m in layers if name in m]), axis=0) for name in names
+    }
 
 
 def layer_metrics(intermediates) -> dict[str, dict[str, Array]]:
     """Returns the metrics of each layer ("encoder_1", "decoder_1", ...)."""
-    found: dict[str, dict[str, Array]] = {}
-    for layer, name, value in _sown(intermediates):
-        if name not in COUNTS:
-            found.setdefault(layer, {})[name] = value
-    return found
+    return {
+        layer: {name: value for name, value in sown.items() if name not in COUNTS}
+        for layer, sown in _sown(intermediates).items()
+    }
 
 
 def assigned_choices(intermediates) -> dict[str, Array]:
     """Returns `assigned_DE` of each layer that counts its choices."""
-    return {layer: value for layer, name, value in _sown(intermediates) if name == "assigned_DE"}
+    name, layers = "assigned_DE", _sown(intermediates).items()
+    return {layer: sown[name] for layer, sown in layers if name in sown}
 
 
 def bias_loads(intermediates) -> dict[str, Array]:
@@ -420,19 +380,17 @@ def move_biases(params, loads: Mapping[str, Array], parts: int):
     return jax.tree_util.tree_map_with_path(moved, params)
 
 
-def _sown(intermediates) -> list[tuple[str, str, Array]]:
-    """Returns (layer, name, value) of everything sown; a layer's name is its path without "moe".
-
-    Values of a scanned stack, [blocks, ...], are taken apart: a block ends with its MoE layer.
-    """
-    found = []
+def _sown(intermediates) -> dict[str, dict[str, Array]]:
+    """Returns layer -> name -> value of everything sown; a layer is its path without "moe"."""
+    found: dict[str, dict[str, Array]] = defaultdict(dict)
     for path, value in jax.tree_util.tree_flatten_with_path(intermediates)[0]:
-        *layer, name = names_of(path)
-        layer = [part for part in layer if part != "moe"]
-        if len(layer) == 2 and layer[0].endswith("_blocks"):
-            stack, size = layer[0].removesuffix("_blocks"), int(layer[1].removeprefix("layer_")) + 1
+        *parts, name = names_of(path)
+        layer = "/".join(part for part in parts if part != "moe")
+        if scanned := re.fullmatch(r"(\w+)_blocks/layer_(\d+)", layer):
+            # Of a scanned stack, [blocks, ...]: a block ends with its MoE layer.
             for block in range(value.shape[0]):
-                found.append((f"{stack}_{(block + 1) * size - 1}", name, value[block]))
+                index = (block + 1) * (int(scanned[2]) + 1) - 1
+                found[f"{scanned[1]}_{index}"][name] = value[block]
         else:
-            found.append(("/".join(layer), name, value))
+            found[layer][name] = value
     return found

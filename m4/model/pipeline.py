@@ -1,17 +1,14 @@
 """Stacks as pipelines over stages of the mesh (GPipe, Huang et al. 2019, arXiv 1811.06965).
 
 A stage is the devices at one place of the mesh axis "stage", with layers / stages consecutive
-layers. The rows of each of its devices are cut into m microbatches. At tick t, stage s works on
-microbatch t - s and hands it on to stage s + 1 (a collective-permute): after m + stages - 1 ticks
-all are through. At stages - 1 ticks a stage has no microbatch: it computes on the rows that it
-holds, and the result is used nowhere.
-
-Parameters are those of the scanned stack (`m4.model.stack.scanned`): the axis "layers" is split
-over "stage".
+layers of the scanned stack. The rows of each of its devices are cut into m microbatches. At tick t,
+stage s works on microbatch t - s and hands it on to stage s + 1 (a collective-permute): after
+m + stages - 1 ticks all are through. At stages - 1 ticks a stage has no microbatch: it computes on
+the rows that it holds, and the result is used nowhere.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -32,20 +29,12 @@ def stages(mesh: Mesh | AbstractMesh) -> int:
     return mesh.shape.get(STAGE, 1)
 
 
-def bubble(stages: int, microbatches: int) -> float:
-    """Returns the share of a stage's ticks without work, (G - 1) / (m + G - 1)."""
-    return (stages - 1) / (microbatches + stages - 1)
-
-
-def check(
-    mesh: Mesh | AbstractMesh, model: Any, rows: int, of: str = "Training.batch_size"
-) -> None:
+def check(mesh: Mesh | AbstractMesh, model: Any, rows: int) -> None:
     """Raises SettingError unless a model (`Transformer`) can run as a pipeline over this mesh.
 
     Args:
         mesh: The mesh; without stages everything fits.
         rows: Rows that go through the stages at once, over all devices.
-        of: The setting that decides `rows`, for the message.
     """
     G, m = stages(mesh), model.pipeline_microbatches
     if G == 1:
@@ -56,27 +45,23 @@ def check(
     if not model.scan_layers:
         allowed = f"True for a pipeline, make_mesh.stage = {G}"
         raise SettingError("Transformer.scan_layers", False, allowed)
-    multiple = f"a multiple of make_mesh.stage = {G}"
-    for stack in ("encoder_layers", "decoder_layers"):
-        if (layers := getattr(model, stack)) % G:
-            allowed = f"{multiple}; {nearest_valid(layers, G)}"
-            raise SettingError(f"Transformer.{stack}", layers, allowed)
-    if m < 1 or m % G:
-        allowed = f"{multiple}; {nearest_valid(m, G)}, {4 * G} leave a fifth of the time empty"
-        raise SettingError("Transformer.pipeline_microbatches", m, allowed)
+    for name in ("encoder_layers", "decoder_layers", "pipeline_microbatches"):
+        if (size := getattr(model, name)) < 1 or size % G:
+            allowed = f"a multiple of make_mesh.stage = {G}; {nearest_valid(size, G)}"
+            raise SettingError(f"Transformer.{name}", size, allowed)
     copies = math.prod(mesh.shape[axis] for axis in _rows_over(mesh))
     if rows % (copies * m):
         allowed = (
             f"a multiple of {copies * m}: Transformer.pipeline_microbatches = {m} on each of "
             f"{copies} parts of the mesh's other axes; {nearest_valid(rows, copies * m)}"
         )
-        raise SettingError(of, rows, allowed)
+        raise SettingError("Training.batch_size", rows, allowed)
 
 
 def about(mesh: Mesh | AbstractMesh, model: Any) -> dict[str, float]:
-    """Describes the pipeline for a run's notes, with the bubble of each stack; {} without one."""
+    """Describes the pipeline for a run's notes: bubble is the share of ticks without work."""
     G, m = stages(mesh), model.pipeline_microbatches
-    return {} if G == 1 else {"stages": G, "microbatches": m, "bubble": bubble(G, m)}
+    return {} if G == 1 else {"stages": G, "microbatches": m, "bubble": (G - 1) / (m + G - 1)}
 
 
 def _rows_over(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
@@ -93,34 +78,6 @@ def spread(x: Array, axes: tuple[str | None, ...]) -> Array:
     rows = ("batch", (*_rows_over(mesh), STAGE))
     with nn.logical_axis_rules((rows, *nn.get_logical_axis_rules())):
         return constrain(x, axes)
-
-
-class SideInputs(NamedTuple):
-    """Inputs of the layers other than x, by the way in which they reach the stages."""
-
-    shared: dict[str, Array]  # the same for all rows (relative biases)
-    # [rows, ...] without a gradient (masks). Every stage has them whole and takes those of its
-    # microbatch: they are made of token ids, which every stage has, so nothing is sent.
-    here: dict[str, Array]
-    # [rows, ...] with a gradient (the encoder's output, for the decoder). They move with their
-    # microbatch, while the stages work. Gathering them at every stage would send half the bytes,
-    # but all of them before the first tick, where nothing else can run, and their gradients would
-    # be summed over the stages after the last tick.
-    moving: dict[str, Array]
-
-
-def _side_inputs(inputs: Inputs) -> SideInputs:
-    sides = SideInputs({}, {}, {})
-    for name, value in inputs.items():
-        if name == "about" or value is None:  # `about` is for experts
-            continue
-        if value.shape[0] == 1:
-            sides.shared[name] = value
-        elif jnp.issubdtype(value.dtype, jnp.floating):
-            sides.moving[name] = value
-        else:
-            sides.here[name] = value
-    return sides
 
 
 def pipelined(
@@ -149,6 +106,20 @@ def pipelined(
     copies, m = _rows_over(mesh), microbatches
     manual = (*copies, STAGE)
     run_stage = _stage(stack, mode, policy)
+    given = {name: x for name, x in inputs.items() if name != "about" and x is not None}
+    # The same for all rows: relative biases.
+    shared = {name: x for name, x in given.items() if x.shape[0] == 1}
+    # With a gradient, such as the encoder's output for the decoder. They move with their microbatch
+    # while the stages work. Gathering them at every stage would send half the bytes, but all of
+    # them before the first tick, where nothing else can run, and their gradients would be summed
+    # over the stages after the last tick.
+    moving = {
+        name: x for name, x in given.items()
+        if name not in shared and jnp.issubdtype(x.dtype, jnp.floating)
+    }  # fmt: skip
+    # Without one: masks. Every stage has them whole and takes those of its microbatch: they are
+    # made of token ids, which every stage has, so nothing is sent.
+    here = {name: x for name, x in given.items() if name not in {**shared, **moving}}
 
     def on_a_device(params, x_RLM: Array, shared, here, moving, key: Array | None) -> Array:
         # From here on devices may differ in them, so that their gradients are summed here, once.
@@ -181,7 +152,7 @@ def pipelined(
             in_specs=(PartitionSpec(STAGE), by_both, whole, by_rows, by_both, whole),
             out_specs=by_both,
             axis_names={*manual},
-        )(stack.variables["params"], x_BLM, *_side_inputs(inputs), dropout_key)
+        )(stack.variables["params"], x_BLM, shared, here, moving, dropout_key)
 
 
 def schedule(work, rows, m: int):

@@ -9,7 +9,6 @@ Gradients: automatic differentiation writes x^T dy as (dy^T x)^T, which takes up
 on a CPU (docs/lab/2026-11-23-performance.md, "Matrix products").
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,58 +26,37 @@ def full_product(spec: str, *operands: Array) -> Array:
     return jnp.einsum(spec, *operands, precision=FULL, preferred_element_type=jnp.float32)
 
 
-def product(x: Array, w_MF: Array, precision: Precision = None) -> Array:
-    """Multiplies x [..., M] by w [M, F]."""
-    result: Any = _product(x, w_MF, precision)  # custom_vjp hides the type of what it wraps
+def product(x: Array, w: Array, precision: Precision = None) -> Array:
+    """Multiplies rows by a matrix, [..., M] by [M, F], or those of each expert by its own.
+
+    Experts' are [E, G, C, M] by [E, M, F] -> [E, G, C, F].
+    """
+    result: Any = _product(x, w, precision)  # custom_vjp hides the type of what it wraps
     return result
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: Array, w_MF: Array, precision: Precision) -> Array:
-    return jnp.dot(x, w_MF, precision=precision)
+def _multiply(x: Array, w: Array, precision: Precision) -> Array:
+    if w.ndim == 2:
+        return jnp.dot(x, w, precision=precision)
+    return jnp.einsum("EGCM,EMF->EGCF", x, w, precision=precision)
 
 
-def _product_forward(x: Array, w_MF: Array, precision: Precision):
-    return jnp.dot(x, w_MF, precision=precision), (x, w_MF)
+def _multiply_backward(precision: Precision, saved, d: Array):
+    x, w = saved
+    rows_x, rows_d = (rows.reshape(*w.shape[:-2], -1, rows.shape[-1]) for rows in (x, d))
+    return input_gradient(d, w, precision), weight_gradient(rows_x, rows_d, precision)
 
 
-def _product_backward(precision: Precision, saved, d: Array):
-    x, w_MF = saved
-    rows_x, rows_d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
-    return input_gradient(d, w_MF, precision), weight_gradient(rows_x, rows_d, precision)
-
-
-_product.defvjp(_product_forward, _product_backward)
-
-
-@jax.custom_vjp
-def expert_product(x_EGCM: Array, w_EMF: Array) -> Array:
-    """Multiplies each expert's rows by its matrix: [E, G, C, M], [E, M, F] -> [E, G, C, F]."""
-    return jnp.einsum("EGCM,EMF->EGCF", x_EGCM, w_EMF)
-
-
-def _expert_forward(x_EGCM: Array, w_EMF: Array):
-    return expert_product(x_EGCM, w_EMF), (x_EGCM, w_EMF)
-
-
-def _expert_backward(saved, d_EGCF: Array):
-    x_EGCM, w_EMF = saved
-    E, _, _, M = x_EGCM.shape
-    rows_x, rows_d = x_EGCM.reshape(E, -1, M), d_EGCF.reshape(E, -1, d_EGCF.shape[-1])
-    return input_gradient(d_EGCF, w_EMF), weight_gradient(rows_x, rows_d)
-
-
-expert_product.defvjp(_expert_forward, _expert_backward)
+_product = jax.custom_vjp(_multiply, nondiff_argnums=(2,))
+# The forward rule must show the bare product: a rematerialization policy does not look into a
+# call of `_product`, and "products" would keep nothing.
+_product.defvjp(lambda x, w, precision: (_multiply(x, w, precision), (x, w)), _multiply_backward)
 
 
 @jax.custom_vjp
 def tied_logits(x_BTM: Array, embedding_VM: Array) -> Array:
     """Returns x E^T: [B, T, M], [V, M] -> float32 [B, T, V]; gradients have the operands' type."""
     return full_product("BTM,VM->BTV", x_BTM, embedding_VM)
-
-
-def _tied_forward(x_BTM: Array, embedding_VM: Array):
-    return tied_logits(x_BTM, embedding_VM), (x_BTM, embedding_VM)
 
 
 def _tied_backward(saved, d_BTV: Array):
@@ -90,7 +68,7 @@ def _tied_backward(saved, d_BTV: Array):
     return d_x, jax.lax.optimization_barrier(weight_gradient(rows_x, rows_d, FULL)).T
 
 
-tied_logits.defvjp(_tied_forward, _tied_backward)
+tied_logits.defvjp(lambda *given: (tied_logits(*given), given), _tied_backward)
 
 
 def input_gradient(d: Array, w: Array, precision: Precision = None) -> Array:

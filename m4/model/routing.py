@@ -26,7 +26,7 @@ class Routing:
     # The choice's slot among those of its group and expert, int32 in [0, C), or -1 without a slot.
     position_GSK: Array
     # Factor of the expert's output, float32, not negative; 0 without a slot. It is at most 1, but
-    # for gates that scale it (`deepseek.route_scale`) and with `MoeLayer.output_masking`.
+    # for gates that scale it (`deepseek.route_scale`).
     weight_GSK: Array
     aux_loss: Array  # Scalar, the gate's balance loss; the gate's docstring says its scale.
     z_loss: Array  # scalar, mean of logsumexp(logits)^2 over real tokens
@@ -43,21 +43,13 @@ class Routing:
     # Change of the bias in a training step.
     bias_rate: float = struct.field(pytree_node=False, default=0.0)
 
-    def confidence(self) -> Array:
-        """Returns the mean over tokens with a slot of their largest weight.
-
-        Flaxformer's mean over choices is 1/K whatever the router wants, where K weights sum to 1.
-        """
-        placed_GS = jnp.any(self.position_GSK >= 0, axis=-1)
-        largest_GS = jnp.max(self.weight_GSK, axis=-1)
-        return jnp.sum(largest_GS * placed_GS) / jnp.maximum(jnp.sum(placed_GS), 1)
-
 
 @struct.dataclass
 class Tokens:
     """The tokens of a layer, as a gate may look at them."""
 
-    # (name, *, init, jitter, key, by_task) -> logits_GSE, float32: tokens times a matrix that is
+    # (name, *, init, jitter, key, by_task) -> logits_GSE, float32: tokens, multiplied by
+    # U(1 - jitter, 1 + jitter), or the learned embeddings of their tasks, times a matrix that is
     # made on demand (`m4.model.moe.MoeLayer._score`).
     score: Callable[..., Array] = struct.field(pytree_node=False)
     mask_GS: Array  # True for real tokens; padding is never guessed from values.
@@ -81,17 +73,9 @@ Capacity = Callable[[int], int]
 
 
 class Gate(Protocol):
-    """Plans where tokens go; `m4.model.gates` has one file for each gate.
-
-    Most score the tokens by the matrix `score("router")`. `capacity` is asked for the number of a
-    token's choices.
-    """
+    """Plans where tokens go: `capacity` is asked for the number of a token's choices."""
 
     def __call__(self, tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing: ...
-
-
-def _lingvo(slots: float) -> int:
-    return math.ceil(max(int(slots), 4) / 4) * 4
 
 
 CapacityFactor = Annotated[float, Between(0, 1e6, above=True)]
@@ -101,13 +85,9 @@ CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
     # GShard, arXiv 2006.16668, section 2.2: C = 2S/E, here rounded up to whole slots.
     "paper": lambda slots: max(math.ceil(slots - 1e-6), 1),  # 55.00000000000001 is 55
     # Lingvo, gshard_layers.py 2062-2077: at least 4, a multiple of 4.
-    "lingvo": _lingvo,
-    # Mesh TensorFlow, moe.py 365-371: rounded down, at least 4.
-    "mesh": lambda slots: max(int(slots), 4),
+    "lingvo": lambda slots: math.ceil(max(int(slots), 4) / 4) * 4,
     # flaxformer, moe_layers.py 175-178: rounded half to even, at least 4.
     "flaxformer": lambda slots: max(round(slots), 4),
-    # V-MoE, moe.py 171-198: rounded up, then to a multiple of 4.
-    "vmoe": lambda slots: math.ceil(math.ceil(slots - 1e-6) / 4) * 4,
 }
 
 
@@ -128,9 +108,7 @@ def assign_positions(
     wants_GSK: Array,
     num_experts: int,
     capacity: int,
-    *,
     priority_GS: Array | None = None,
-    by_token: bool = False,
 ) -> Array:
     """Hands out slots in the papers' order: all first choices, then all second ones, ...
 
@@ -138,7 +116,6 @@ def assign_positions(
         wants_GSK: False for choices that take no slot.
         priority_GS: Within a choice tokens come by falling priority, ties by the earlier token.
             Defaults to the order of tokens.
-        by_token: All choices of a token come together, before those of the next token.
 
     Returns:
         position_GSK, -1 for choices that are not wanted or find their expert full.
@@ -150,14 +127,14 @@ def assign_positions(
         expert_GSK, wants_GSK = (
             jnp.take_along_axis(x, order_GS[..., None], axis=1) for x in (expert_GSK, wants_GSK)
         )
-    axes = (0, 1, 2) if by_token else (0, 2, 1)
-    in_order_GJ, wants_GJ = (x.transpose(axes).reshape(G, S * K) for x in (expert_GSK, wants_GSK))
+    in_order_GJ, wants_GJ = (
+        jnp.swapaxes(x, 1, 2).reshape(G, S * K) for x in (expert_GSK, wants_GSK)
+    )
     wants_GJE = jax.nn.one_hot(in_order_GJ, num_experts, dtype=jnp.int32) * wants_GJ[..., None]
     before_GJE = jnp.cumsum(wants_GJE, axis=1) - wants_GJE  # Algorithm 1, lines 9-12
     position_GJ = jnp.take_along_axis(before_GJE, in_order_GJ[..., None], axis=2)[..., 0]
     kept_GJ = jnp.where(wants_GJ & (position_GJ < capacity), position_GJ, -1)
-    shape = (G, S, K) if by_token else (G, K, S)
-    position_GSK = kept_GJ.reshape(shape).transpose(axes)
+    position_GSK = jnp.swapaxes(kept_GJ.reshape(G, K, S), 1, 2)
     if priority_GS is not None:
         position_GSK = jnp.take_along_axis(position_GSK, back_GS[..., None], axis=1)
     return position_GSK
@@ -174,9 +151,9 @@ def balance_loss(
 ) -> Array:
     """Returns the papers' auxiliary loss, E * sum_e (share of choices of e) * (mean of p[:, e]).
 
-    It is computed for each group and averaged over groups; 1 when balanced, as each of a token's K
-    choices counts as 1/K. (With plain counts, as in flaxformer, HF Mixtral and MaxText, it is K
-    times as large.)
+    It is computed over each group's real tokens and averaged over groups; 1 when balanced, as each
+    of a token's K choices counts as 1/K. (With plain counts, as in flaxformer, HF Mixtral and
+    MaxText, it is K times as large.)
 
     Args:
         real_token_means: Means are over a group's real tokens, then over the groups that have any;
@@ -206,11 +183,6 @@ def at_experts(x_GSE: Array, expert_GSK: Array) -> Array:
     return jnp.sum(jnp.where(is_GSKE, x_GSE[:, :, None, :], 0.0), axis=-1)
 
 
-def router_z_loss(logits_GSE: Array, mask_GS: Array) -> Array:
-    """Averages logsumexp(logits)^2 over real tokens (ST-MoE, arXiv 2202.08906, equation 5)."""
-    return masked_mean(jnp.square(jax.nn.logsumexp(logits_GSE, axis=-1)), mask_GS)
-
-
 def plan_choices(
     expert_GSK: Array,
     weight_GSK: Array,
@@ -221,7 +193,6 @@ def plan_choices(
     wants_GSK: Array | None = None,
     unwanted_use_slots: bool = False,
     priority_GS: Array | None = None,
-    by_token: bool = False,
     ranked: bool = True,
     **about: Any,
 ) -> Routing:
@@ -230,27 +201,18 @@ def plan_choices(
     Args:
         wants_GSK: False for choices that the token gives up. Defaults to all True.
         unwanted_use_slots: Choices that are given up get no slot, but use one up.
-        priority_GS, by_token: See `assign_positions`.
+        priority_GS: See `assign_positions`.
         ranked: Choices are in the order of preference, so that there is a first and a second one.
         about: logits_GSE, aux_loss and metrics of `make_routing`.
     """
     real_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
     wants_GSK = real_GSK if wants_GSK is None else real_GSK & wants_GSK
-    position_GSK = assign_positions(
-        expert_GSK,
-        real_GSK if unwanted_use_slots else wants_GSK,
-        num_experts,
-        capacity,
-        priority_GS=priority_GS,
-        by_token=by_token,
-    )
+    asks_GSK = real_GSK if unwanted_use_slots else wants_GSK
+    position_GSK = assign_positions(expert_GSK, asks_GSK, num_experts, capacity, priority_GS)
+    if unwanted_use_slots:
+        position_GSK = jnp.where(wants_GSK, position_GSK, -1)
     return make_routing(
-        expert_GSK,
-        jnp.where(wants_GSK, position_GSK, -1) if unwanted_use_slots else position_GSK,
-        weight_GSK,
-        mask_GS,
-        num_experts,
-        capacity,
+        *(expert_GSK, position_GSK, weight_GSK, mask_GS, num_experts, capacity),
         ranked_GSK=wants_GSK if ranked else None,
         **about,
     )
@@ -269,20 +231,15 @@ def make_routing(
     aux_loss: Array | float = 0.0,
     metrics: Mapping[str, Array] | None = None,
 ) -> Routing:
-    """Makes a plan with the metrics that every gate has.
+    """Makes a plan with the metrics that every gate has, without gradients.
 
-    They are fraction_tokens_left_behind, load_E (shares of the choices with a slot) and
-    dead_experts; with `ranked_GSK` first_overflow and, from two choices on, second_overflow and
-    second_dropped; with `logits_GSE` router_entropy in nats; without `expert_GSK`
-    experts_per_token. None of them has a gradient.
+    `load_E` is the shares of the choices with a slot, `router_entropy` is in nats.
 
     Args:
         expert_GSK: The expert of each choice. None for K = E, where choice k is expert k.
-        position_GSK: Slots; -1 for a choice without one.
         weight_GSK: Weights; they count for choices with a slot only.
         ranked_GSK: Choices that asked for a slot, in the order of preference; for metrics.
         logits_GSE: Logits, for z-loss and entropy. Without them the z-loss is 0.
-        metrics: More metrics, of this gate alone.
     """
     assigned_GSK = position_GSK >= 0
     # Shares of the real tokens.
@@ -303,7 +260,8 @@ def make_routing(
     found["dead_experts"] = jnp.sum(count_E == 0).astype(jnp.float32)
     z_loss = jnp.zeros(())
     if logits_GSE is not None:
-        z_loss = router_z_loss(logits_GSE, mask_GS)
+        # ST-MoE, arXiv 2202.08906, equation 5.
+        z_loss = masked_mean(jnp.square(jax.nn.logsumexp(logits_GSE, axis=-1)), mask_GS)
         log_GSE = jax.nn.log_softmax(logits_GSE)
         found["router_entropy"] = masked_mean(-jnp.sum(jnp.exp(log_GSE) * log_GSE, -1), mask_GS)
     return Routing(

@@ -5,7 +5,7 @@ parameters are those of the layers, stacked; `unstack` takes them apart.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -38,70 +38,46 @@ class Mode(NamedTuple):
     decode: bool = False
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward or experts; each is normed before and has a residual."""
-
-    attention: Callable[..., Attention]
-    feed_forward: Callable[..., nn.Module]
-    dropout_rate: float
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x_BLM: Array, inputs: Inputs, mode: Mode) -> Array:
-        bias, mask_BLL, about = inputs["bias"], inputs["mask"], inputs["about"]
-        deterministic = mode.deterministic
-        drop = dropout(self.dropout_rate)
-        h = RmsNorm(dtype=self.dtype, name="pre_attention_layer_norm")(x_BLM)
-        h = self.attention(name="attention")(
-            h, h, bias=bias, mask_BQR=mask_BLL, deterministic=deterministic
-        )
-        x_BLM = x_BLM + drop(h, deterministic=deterministic)
-        h = RmsNorm(dtype=self.dtype, name="pre_mlp_layer_norm")(x_BLM)
-        h = apply_feed_forward(self.feed_forward, h, about, deterministic)
-        x_BLM = x_BLM + drop(h, deterministic=deterministic)
-        return constrain(x_BLM, ("batch", "length", "embed"))
-
-
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention over the encoder's output, then feed-forward or experts."""
+    """Self-attention, attention over the encoder's output, then feed-forward or experts.
+
+    Each is normed before and has a residual.
+    """
 
     attention: Callable[..., Attention]
     feed_forward: Callable[..., nn.Module]
     dropout_rate: float
     dtype: jnp.dtype
+    cross: ClassVar[bool] = True
 
     @nn.compact
     def __call__(self, x_BTM: Array, inputs: Inputs, mode: Mode) -> Array:
-        bias, mask_BTT, cross_mask_BTL = inputs["bias"], inputs["mask"], inputs["cross_mask"]
-        encoded_BLM, (deterministic, decode) = inputs["encoded"], mode
-        about = {**inputs["about"], "decode": decode}
         drop = dropout(self.dropout_rate)
-        h = RmsNorm(dtype=self.dtype, name="pre_self_attention_layer_norm")(x_BTM)
-        h = self.attention(name="self_attention")(
-            h, h, bias=bias, mask_BQR=mask_BTT, deterministic=deterministic, decode=decode
-        )
-        x_BTM = x_BTM + drop(h, deterministic=deterministic)
-        h = RmsNorm(dtype=self.dtype, name="pre_cross_attention_layer_norm")(x_BTM)
-        h = self.attention(name="encoder_decoder_attention")(
-            h,
-            encoded_BLM,
-            mask_BQR=cross_mask_BTL,
-            deterministic=deterministic,
-            decode=decode,
-            cross=True,
-        )
-        x_BTM = x_BTM + drop(h, deterministic=deterministic)
-        h = RmsNorm(dtype=self.dtype, name="pre_mlp_layer_norm")(x_BTM)
-        h = apply_feed_forward(self.feed_forward, h, about, deterministic)
-        x_BTM = x_BTM + drop(h, deterministic=deterministic)
+
+        def normed(name: str) -> Array:
+            return RmsNorm(dtype=self.dtype, name=f"pre_{name}_layer_norm")(x_BTM)
+
+        own = "self_attention" if self.cross else "attention"
+        h, masks = normed(own), {"bias": inputs["bias"], "mask_BQR": inputs["mask"]}
+        h = self.attention(name=own)(h, h, **masks, **mode._asdict())
+        x_BTM = x_BTM + drop(h, deterministic=mode.deterministic)
+        if self.cross:
+            h, there = normed("cross_attention"), {"mask_BQR": inputs["cross_mask"], "cross": True}
+            attend = self.attention(name="encoder_decoder_attention")
+            h = attend(h, inputs["encoded"], **there, **mode._asdict())
+            x_BTM = x_BTM + drop(h, deterministic=mode.deterministic)
+        h, layer = normed("mlp"), self.feed_forward()
+        # Only a mixture of experts is told about its tokens.
+        about = {**inputs["about"], "decode": mode.decode} if isinstance(layer, MoeLayer) else {}
+        h = layer(h, **about, deterministic=mode.deterministic)
+        x_BTM = x_BTM + drop(h, deterministic=mode.deterministic)
         return constrain(x_BTM, ("batch", "length", "embed"))
 
 
-def apply_feed_forward(make, h_BLM, about: Mapping[str, Any], deterministic: bool) -> Array:
-    """Makes and calls the layer; only a mixture of experts is told about its tokens (`about`)."""
-    layer = make()
-    about = about if isinstance(layer, MoeLayer) else {}
-    return layer(h_BLM, **about, deterministic=deterministic)
+class EncoderLayer(DecoderLayer):
+    """Self-attention, then feed-forward or experts."""
+
+    cross: ClassVar[bool] = False
 
 
 class Block(nn.Module):

@@ -42,7 +42,6 @@ class Transformer(nn.Module):
     Attributes:
         vocab_size: V of the shared vocabulary, or of the targets' own.
         width, heads, head_width, mlp_width: M, N, D and F.
-        encoder_layers, decoder_layers: Depths of the two stacks.
         moe: Makes the mixtures of experts: `MoeLayer`, or a function that takes its arguments. None
             is the dense model, the same model without experts.
         decoder_moe: Makes those of the decoder, with as many experts. Defaults to `moe`.
@@ -53,16 +52,14 @@ class Transformer(nn.Module):
             T5 has none; short runs on little data need them (docs/decisions.md).
         relative_bias: "shared": the layers of a stack share a table of relative biases. With
             "every_layer" each has its own, as in umT5.
-        relative_buckets, relative_distance: Relative positions that are told apart, and the
-            distance beyond which they are not.
+        relative_buckets, relative_distance: Relative positions told apart, and up to where.
         tied_logits: The output projection is the embedding; False gives it a separate matrix.
         directions, tasks: See `MoeLayer`.
-        source_vocab_size: Size of the sources' own vocabulary and embedding. Defaults to none: the
-            vocabulary is shared.
-        scan_layers: Each stack is one scan over blocks of `moe_every` layers (m4.model.stack), with
-            stacked parameters, and compiles in the time of one block.
+        source_vocab_size: Size of the sources' own vocabulary. Defaults to none: it is shared.
+        scan_layers: Each stack is one scan over blocks of `moe_every` layers (m4.model.stack), and
+            compiles in the time of one block.
         pipeline_microbatches: Number of parts of a device's rows that pass through the mesh's
-            stages as a pipeline (m4.model.pipeline); without stages it has no effect.
+            stages as a pipeline (m4.model.pipeline).
         remat: A name of `m4.model.stack.REMAT`: what the backward pass computes again.
         dtype: Type of the activations; parameters, routing, softmax and logits are float32.
     """
@@ -106,29 +103,22 @@ class Transformer(nn.Module):
         if self.relative_distance <= self.relative_buckets // 2:
             allowed = f"more than half of Transformer.relative_buckets = {self.relative_buckets}"
             raise SettingError("Transformer.relative_distance", self.relative_distance, allowed)
-        if self.moe is not None:
-            self._check_experts()
-
-    def _check_experts(self) -> None:
+        if self.moe is None:
+            return
         every, layers = self.moe_every, max(self.encoder_layers, self.decoder_layers)
         if every > layers:
-            allowed = (
-                f"at most {layers}, the layers of a stack, or no layer has experts "
-                "(Transformer.moe = None is the dense model)"
-            )
+            allowed = f"at most {layers}, or no layer has experts (Transformer.moe = None: dense)"
             raise SettingError("Transformer.moe_every", every, allowed)
         for stack in ("encoder_layers", "decoder_layers"):
             if self.scan_layers and (layers := getattr(self, stack)) % every:
-                allowed = f"a multiple of Transformer.moe_every = {every}, with "
-                allowed += "Transformer.scan_layers"
+                allowed = f"a multiple of Transformer.moe_every = {every} in a scan (scan_layers)"
                 raise SettingError(f"Transformer.{stack}", layers, allowed)
-        encoder, decoder = self.encoder_experts, self.decoder_experts
-        assert encoder is not None
-        assert decoder is not None
-        if encoder.num_experts != decoder.num_experts:
-            allowed = f"a layer of {encoder.num_experts} experts, as many as the encoder's"
-            given = f"{decoder.num_experts} experts"
-            raise SettingError("Transformer.decoder_moe", given, allowed)
+        ours, its = (
+            one and one.num_experts for one in (self.encoder_experts, self.decoder_experts)
+        )
+        if ours != its:
+            allowed = f"a layer of {ours} experts, as many as the encoder's"
+            raise SettingError("Transformer.decoder_moe", f"{its} experts", allowed)
 
     @property
     def encoder_experts(self) -> MoeLayer | None:
@@ -311,47 +301,27 @@ class Transformer(nn.Module):
             encoder_positions, encoder_direction_ids, step,
         )  # fmt: skip
         return self.decode(
-            encoded_BLM,
-            encoder_input_tokens,
-            decoder_input_tokens,
-            decoder_target_tokens,
-            encoder_segment_ids,
-            decoder_segment_ids,
-            decoder_positions,
-            enable_dropout,
-            decode,
-            decoder_direction_ids=decoder_direction_ids,
-            step=step,
-        )
+            encoded_BLM, encoder_input_tokens, decoder_input_tokens, decoder_target_tokens,
+            encoder_segment_ids, decoder_segment_ids, decoder_positions, enable_dropout, decode,
+            decoder_direction_ids=decoder_direction_ids, step=step,
+        )  # fmt: skip
 
 
 def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Module:
     """Makes layer `index` of a stack; as a method it would make it a child of the model."""
 
+    options = {"dropout_rate": model.dropout_rate, "dtype": model.dtype}
+
     def attention(name: str) -> Attention:
-        return Attention(
-            model.heads,
-            model.head_width,
-            model.relative_buckets,
-            dropout_rate=model.dropout_rate,
-            dtype=model.dtype,
-            name=name,
-        )
+        sizes = model.heads, model.head_width, model.relative_buckets
+        return Attention(*sizes, **options, name=name)
 
     def feed_forward() -> nn.Module:
-        if (index + 1) % model.moe_every == 0:
-            causal = issubclass(kind, DecoderLayer)
-            if (experts := moe_layer(model, causal=causal, name="moe")) is not None:
-                return experts
-        return FeedForward(
-            model.mlp_width,
-            activations=model.activations,
-            dropout_rate=model.dropout_rate,
-            dtype=model.dtype,
-            name="mlp",
-        )
+        if model.moe is not None and (index + 1) % model.moe_every == 0:
+            return cast(nn.Module, moe_layer(model, causal=kind.cross, name="moe"))
+        return FeedForward(model.mlp_width, model.activations, **options, name="mlp")
 
-    return kind(attention, feed_forward, model.dropout_rate, model.dtype, name=name)
+    return kind(attention, feed_forward, **options, name=name)
 
 
 def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | None:
@@ -369,15 +339,10 @@ def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | N
         for name in ("mlp_width", "activations", "dropout_rate")
         if getattr(layer, name) is None
     }
-    return make(
-        **defaults,
-        causal=causal,
-        vocab_size=model.vocab_size if causal else model.source_vocab_size or model.vocab_size,
-        directions=model.directions,
-        tasks=model.tasks,
-        dtype=model.dtype,
-        **place,
-    )
+    given = {name: getattr(model, name) for name in ("directions", "tasks", "dtype", "vocab_size")}
+    if not causal and model.source_vocab_size is not None:
+        given["vocab_size"] = model.source_vocab_size
+    return make(**defaults, **given, causal=causal, **place)
 
 
 def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:

@@ -7,9 +7,7 @@ Letters, in names such as `x_BLM` and in einsum strings:
   Q query positions, R key positions (either L or T)
 
 Where there are no heads, targets or keys, D is also directions, T tasks, N blocks of b rows, R rows
-and X devices along an axis; the docstring there says so.
-
-The GShard paper (arXiv 2006.16668, Algorithm 2) writes H for F; everything else is as there.
+and X devices along an axis. GShard (arXiv 2006.16668, Algorithm 2) writes H for F.
 """
 
 # Logical axis -> mesh axis. The names on the left are those of T5X's rules, so that stock T5X can

@@ -1,4 +1,4 @@
-"""One job in several processes: joining, work of the primary one alone, ending.
+"""One job in several processes: joining, agreeing, work of the primary alone, ending.
 
 Every process runs the same program on its own devices, one process a host; JAX joins them
 (`jax.distributed`). Only process 0, the primary, writes files, but for shards of checkpoints.
@@ -6,6 +6,8 @@ Every process runs the same program on its own devices, one process a host; JAX 
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import io
 import json
 import os
@@ -14,8 +16,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import jax
 
@@ -24,7 +27,8 @@ from jax._src import distributed
 
 from m4.parallel.distributed_options import DistributedOptions
 from m4.parallel.platform import signals
-from m4.parallel.platform.accelerator import check_accelerator
+from m4.parallel.platform.hardware import code_digest, package_version
+from m4.parallel.platform.jax_setup import check_accelerator
 from m4.settings import InputError, first_line
 
 # How long the primary stays at most after an error.
@@ -44,6 +48,9 @@ _PEER_LOST_WORDS = re.compile(
 )
 
 
+_Work = TypeVar("_Work", bound=Callable[..., Any])
+
+
 class PeerLost(Exception):
     """Another process of the job is gone."""
 
@@ -54,8 +61,6 @@ PEER_LOST_ERRORS = (PeerLost, jax.errors.JaxRuntimeError)
 
 @dataclasses.dataclass
 class _State:
-    """State of this process in the job."""
-
     calls: int = 0  # Exchanges and barriers so far, the same number in all processes.
     alone: bool = False  # The primary is at work for the others (`on_primary_then_broadcast`).
     linger_seconds: float = _LINGER_SECONDS
@@ -76,24 +81,25 @@ def join(options: DistributedOptions) -> None:
     # Processes that have ended must not count as dead meanwhile.
     _state.linger_seconds = min(_LINGER_SECONDS, options.heartbeat_seconds / 2)
     # JAX's own handler would swallow SIGTERM, also where its service is not used. The training
-    # loop's handler has the processes agree on the step (`m4.train.preemption`).
+    # loop's handler has the processes agree on the step (`m4.train.run`).
     jax.config.update("jax_enable_preemption_service", False)
     given: dict[str, Any] = {}
     where = options.coordinator_address or "the cluster's own settings"
+    who, index = "this process", options.process_index
     if options.coordinator_address is not None:
         given = {
             "coordinator_address": options.coordinator_address,
             "num_processes": options.process_count,
-            "process_id": options.process_index,
+            "process_id": index,
             "cluster_detection_method": "deactivate",
         }
-    who = "this process" if options.process_index is None else f"process {options.process_index}"
+        who = f"process {index}"
+        if index == 0:
+            _check_port(options.coordinator_address)
     waiting = f"{who} waits for the others at {where}, for {options.join_timeout_s} s"
     notice = threading.Timer(_POLL_SECONDS, print, (waiting,), {"file": sys.stderr, "flush": True})
     notice.daemon = True
     notice.start()
-    if options.coordinator_address is not None and options.process_index == 0:
-        _check_port(options.coordinator_address)
     try:
         # Where the others do not come, JAX nearly always aborts the process itself.
         jax.distributed.initialize(
@@ -103,15 +109,13 @@ def join(options: DistributedOptions) -> None:
         )
     except jax.errors.JaxRuntimeError as error:
         # Not a mistake: machines may come late, and the job be started again.
-        raise PeerLost(
-            f"the processes did not find each other at {where} within {options.join_timeout_s} s "
-            f"(join_timeout_s): {first_line(error)}"
-        ) from error
+        within = f"within {options.join_timeout_s} s (join_timeout_s): {first_line(error)}"
+        raise PeerLost(f"the processes did not find each other at {where} {within}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise InputError(_unknown_processes(options, first_line(error))) from error
     finally:
         notice.cancel()
-    # The first exchange of all has that limit too (`SynchronizedProgram`).
+    # The first exchange of all has that limit too (`synchronized`).
     wait_for_all("each other")
     check_accelerator()
     if not is_primary():
@@ -121,9 +125,8 @@ def join(options: DistributedOptions) -> None:
 def _unknown_processes(options: DistributedOptions, said: str) -> str:
     if os.environ.get("JAX_PLATFORMS", "").startswith("tpu") and not options.coordinator_address:
         return (
-            f"JAX_PLATFORMS=tpu, but JAX finds no TPU slice here ({said}): start it on a slice's "
-            "hosts (docs/cloud_tpu.md), with process_count=1 on one host alone, or with "
-            "JAX_PLATFORMS=cpu on the CPU"
+            f"JAX_PLATFORMS=tpu, but JAX finds no TPU slice here ({said}): process_count=1 is one "
+            "host alone, JAX_PLATFORMS=cpu the CPU (docs/cloud_tpu.md)"
         )
     return (
         f"the job's processes are not known ({said}): give coordinator_address=HOST:PORT, "
@@ -133,38 +136,27 @@ def _unknown_processes(options: DistributedOptions, said: str) -> str:
 
 def _check_port(address: str) -> None:
     """Raises PeerLost for a port that another program has: JAX would crash, or two jobs meet."""
-    both = socket.has_dualstack_ipv6()
-    with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as probe:
-        # Connections of a job that has ended are no hindrance.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if both:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        try:
-            probe.bind(("", int(address.rpartition(":")[2])))
-        except OSError as error:
-            raise PeerLost(
-                f"process 0 cannot listen at {address}: is the port taken? "
-                f"(coordinator_address; {error.strerror})"
-            ) from error
+    both, port = socket.has_dualstack_ipv6(), int(address.rpartition(":")[2])
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        # It reuses addresses: connections of a job that has ended are no hindrance.
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except OSError as error:
+        said = f"is the port taken? (coordinator_address; {os.strerror(error.errno or 0)})"
+        raise PeerLost(f"process 0 cannot listen at {address}: {said}") from error
 
 
 def check_joined() -> None:
     """Raises InputError where JAX sees several processes that this one has not joined."""
     if jax.process_count() > 1 and distributed.global_state.client is None:
-        raise InputError(
-            f"this is one of {jax.process_count()} processes of a slice: multiprocess joins them"
-        )
+        count = jax.process_count()
+        raise InputError(f"this is one of {count} processes of a slice: multiprocess joins them")
 
 
 def is_distributed() -> bool:
     """Tells if the job has more than one process, without use of an accelerator."""
     state = distributed.global_state
     return state.client is not None and (state.num_processes or 1) > 1
-
-
-def declared_process_count() -> int:
-    """Returns the number of processes by this one's options; JAX takes that of process 0."""
-    return distributed.global_state.num_processes or 1
 
 
 def is_primary() -> bool:
@@ -175,8 +167,7 @@ def is_primary() -> bool:
 def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
     """Calls `work` on the primary while the others wait; returns its result in all of them.
 
-    Waiting has no limit: a process that dies meanwhile ends the others. With one process it is
-    work().
+    Waiting has no limit: a process that dies meanwhile ends the others.
 
     Args:
         what: Name of the work, for the message of those that wait.
@@ -194,7 +185,7 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
     if is_primary():
         _state.alone = True
         try:
-            answer: dict[str, Any] = {"result": work()}
+            result = work()
         except BaseException as error:
             # All processes give a mistake's exit status, after which no one starts them again.
             mistake = isinstance(error, ValueError) and getattr(error, "status", 2) == 2
@@ -204,8 +195,8 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
             raise
         finally:
             _state.alone = False
-        client.key_value_set(key, json.dumps(answer))
-        return answer["result"]
+        client.key_value_set(key, json.dumps({"result": result}))
+        return result
     answer = json.loads(_wait(client, key, what))
     if "mistake" in answer:
         raise InputError(answer["mistake"])
@@ -214,13 +205,65 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
     return answer["result"]
 
 
-def texts_of_all(what: str, mine: str) -> list[str]:
-    """Returns the text that each process gives, in their order; all call it together."""
-    client: Any = distributed.global_state.client
-    key, limit = _next_key(what), 1000 * _LONGEST_SECONDS
-    client.key_value_set(f"{key}/{jax.process_index()}", mine)
-    others = range(jax.process_count())
-    return [client.blocking_key_value_get(f"{key}/{index}", limit) for index in others]
+def by_primary(what: str) -> Callable[[_Work], _Work]:
+    """Decorates a function that the primary calls for all (`on_primary_then_broadcast`)."""
+
+    def decorated(work: _Work) -> _Work:
+        @functools.wraps(work)
+        def call(*given: Any, **more: Any) -> Any:
+            return on_primary_then_broadcast(what, lambda: work(*given, **more))
+
+        return cast(_Work, call)
+
+    return decorated
+
+
+def check_agreement(config: Mapping[str, str]) -> None:
+    """Raises InputError, in every process, unless all have the same code, config and devices.
+
+    Processes that differ compile different programs, and then wait for each other for ever, or add
+    up numbers that do not belong together. All call this after `join`, before they compile.
+    """
+    if (count := jax.process_count()) > 1:
+        client: Any = distributed.global_state.client
+        key, mine = _next_key("facts"), [socket.gethostname(), facts(config)]
+        client.key_value_set(f"{key}/{jax.process_index()}", json.dumps(mine))
+        keys = [f"{key}/{index}" for index in range(count)]
+        every = [client.blocking_key_value_get(each, 1000 * _LONGEST_SECONDS) for each in keys]
+        agree(*zip(*map(json.loads, every), strict=True))
+
+
+def facts(config: Mapping[str, str]) -> dict[str, str]:
+    """Returns the facts that must be the same in all processes, by their names in messages."""
+    return {
+        "code": code_digest()[:12],
+        "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12],
+        # By this process's own options; JAX takes that of process 0.
+        "process_count": str(distributed.global_state.num_processes or 1),
+        "number of devices": str(jax.device_count()),
+        "local devices": str(jax.local_device_count()),
+        "kind of devices": jax.devices()[0].device_kind,
+        **{name: package_version(name) for name in ("jax", "jaxlib", "libtpu")},
+        # They decide what is compiled.
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+
+
+def agree(hosts: Sequence[str], every: Sequence[Mapping[str, str]]) -> None:
+    """Raises InputError, which says who differs in what, unless all processes have equal facts."""
+    said = []
+    for name in every[0]:
+        column = [each[name] for each in every]
+        # The value that most have; without a majority, that of process 0.
+        usual = Counter(column).most_common(1)[0][0]
+        if others := [index for index, value in enumerate(column) if value != usual]:
+            who = ", ".join(f"{index} ({hosts[index]})" for index in others)
+            found, usual = (value or "not set" for value in (column[others[0]], usual))
+            said.append(f"process {who}: {name} {found}, elsewhere {usual}")
+    if said:
+        said = f"the {len(hosts)} processes do not agree, so nothing is started: {'; '.join(said)}"
+        raise InputError(said)
 
 
 def _next_key(what: str) -> str:
@@ -241,26 +284,25 @@ def _wait(client: Any, key: str, what: str) -> str:
             print(f"process {jax.process_index()} waits for process 0: {what}", file=sys.stderr)
 
 
-class SynchronizedProgram:
-    """A jitted function that all processes call together.
+def synchronized(jitted: Any, what: str) -> Callable[..., Any]:
+    """Returns a jitted function that all processes call together.
 
     It has a program for each shape of a batch, its last argument. Processes wait for each other's
     compilation here, as a program's first exchange has a limit of 30 seconds on CPUs.
     """
+    programs: dict[Any, Any] = {}
 
-    def __init__(self, jitted: Any, what: str) -> None:
-        self._jitted, self._what = jitted, what
-        self._programs: dict[Any, Any] = {}
-
-    def __call__(self, *arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         if not is_distributed():
-            return self._jitted(*arguments)
+            return jitted(*arguments)
         batch: dict[str, jax.Array] = arguments[-1]
         key = tuple((name, value.shape) for name, value in sorted(batch.items()))
-        if key not in self._programs:
-            self._programs[key] = self._jitted.lower(*arguments).compile()
-            wait_for_all(self._what)
-        return self._programs[key](*arguments)
+        if key not in programs:
+            programs[key] = jitted.lower(*arguments).compile()
+            wait_for_all(what)
+        return programs[key](*arguments)
+
+    return call
 
 
 def wait_for_all(what: str) -> None:

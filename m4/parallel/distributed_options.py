@@ -49,10 +49,8 @@ def distributed_options(
             return DistributedOptions(None, None, None, heartbeat, start)
         return None
     if missing := [name for name in names if name not in given]:
-        raise InputError(
-            f"{', '.join(missing)} must be given with {', '.join(given)}; or multiprocess alone, "
-            "where the cluster knows them"
-        )
+        said = f"must be given with {', '.join(given)}; or multiprocess alone"
+        raise InputError(f"{', '.join(missing)} {said}, where the cluster knows them")
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         allowed = "host:port, a free port of process 0's host"

@@ -1,8 +1,14 @@
-"""The mesh, and the shardings that follow from logical axes."""
+"""The mesh, the shardings that follow from logical axes, and the rows of a batch over it.
+
+The mesh decides which rows a process reads, not its number alone: processes that share the work on
+a row (where mesh axes such as "model" or "stage" cross processes) read the same rows.
+"""
 
 import contextlib
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import jax
@@ -14,7 +20,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel.axes import LOGICAL_AXIS_RULES, MESH_AXES
-from m4.parallel.platform.accelerator import skip_libtpu
+from m4.parallel.platform.jax_setup import skip_libtpu
 from m4.settings import Between, Given, InputError, SettingError, checked, nearest_valid
 
 skip_libtpu()
@@ -46,9 +52,8 @@ def make_mesh(
             left or, where another axis is -1, to the number of slices (1 without slices).
         fsdp: Copies as with `data`, but every weight is sharded over these devices and gathered
             where a layer uses it.
-        node, expert: Experts, and rows, are sharded over node * expert devices. With `node` the
-            dispatch `hierarchical_all_to_all` treats machines (node) and the devices of one
-            (expert) differently.
+        node, expert: Experts, and rows, are sharded over node * expert devices: machines, and the
+            devices of one, for the dispatch `hierarchical_all_to_all`.
         model: Parts of each matrix.
         devices: Sequence of devices, such as those of a topology (`m4.plan`). Defaults to all.
 
@@ -56,29 +61,19 @@ def make_mesh(
         SettingError: The sizes do not fit the devices or the slices.
     """
     devices = jax.devices() if devices is None else devices
-    slices = slice_count(devices)
+    # A GPU has a slice_index too, of its NVLink domain: `node` describes those.
+    tpus = devices if devices[0].platform == "tpu" else devices[:1]
+    slices = len({getattr(device, "slice_index", None) for device in tpus})
     others = {"stage": stage, "fsdp": fsdp, "node": node, "expert": expert, "model": model}
     if data is None:
         data = slices if -1 in others.values() else -1
     sizes = {name: {**others, "data": data}[name] for name in MESH_AXES}
-    free = _check_sizes(sizes, len(devices))
-    fixed = math.prod(size for size in sizes.values() if size != -1)
-    if free is not None:
-        sizes[free] = len(devices) // fixed
+    fixed = _check_sizes(sizes, len(devices))
+    sizes = {name: len(devices) // fixed if n == -1 else n for name, n in sizes.items()}
     # Auto: the partitioner decides what the annotations leave open (jax.make_mesh's own default,
     # Explicit, would refuse products of differently sharded operands).
     kinds = (AxisType.Auto,) * len(sizes)
     return Mesh(_arranged(sizes, slices, devices), MESH_AXES, axis_types=kinds)
-
-
-def slice_count(devices: Sequence[Any]) -> int:
-    """Returns the number of TPU slices; 1 for other devices.
-
-    A GPU has a slice_index too, of its NVLink domain: `node` describes those.
-    """
-    if devices[0].platform != "tpu":
-        return 1
-    return len({getattr(device, "slice_index", None) for device in devices})
 
 
 def _arranged(sizes: Mapping[str, int], slices: int, devices: Sequence[Any]) -> np.ndarray:
@@ -88,19 +83,16 @@ def _arranged(sizes: Mapping[str, int], slices: int, devices: Sequence[Any]) -> 
         return mesh_utils.create_device_mesh(tuple(sizes.values()), devices, **split)
     outer = next((name for name in ("data", "node") if sizes[name] % slices == 0), None)
     if outer is None:
-        raise SettingError(
-            "make_mesh.data",
-            sizes["data"],
-            f"a multiple of {slices}, the number of slices, or left out (make_mesh.node instead, "
-            "for the dispatch hierarchical_all_to_all): no other axis can lie across slices",
-        )
+        allowed = f"a multiple of {slices}, the number of slices, or left out (make_mesh.node "
+        allowed += "instead, for hierarchical_all_to_all): no other axis can lie across slices"
+        raise SettingError("make_mesh.data", sizes["data"], allowed)
     across = {name: slices if name == outer else 1 for name in sizes}
     inside = tuple(size // across[name] for name, size in sizes.items())
     return mesh_utils.create_hybrid_device_mesh(inside, tuple(across.values()), devices, **split)
 
 
-def _check_sizes(sizes: Mapping[str, int], count: int) -> str | None:
-    """Returns the axis of size -1, if any; SettingError if the sizes do not fit the devices."""
+def _check_sizes(sizes: Mapping[str, int], count: int) -> int:
+    """Returns the product of the sizes but -1; SettingError if they do not fit the devices."""
     for name, size in sizes.items():
         if size == 0:
             raise SettingError(f"make_mesh.{name}", size, "at least 1, or -1 for what is left")
@@ -114,14 +106,13 @@ def _check_sizes(sizes: Mapping[str, int], count: int) -> str | None:
         names = [name for name in sizes if count % sizes[name]]
         name = names[0] if names else max(sizes, key=lambda name: sizes[name])
         divisors = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-        raise SettingError(
-            f"make_mesh.{name}",
-            sizes[name],
-            f"a size that makes {' x '.join(f'{axis} {size}' for axis, size in sizes.items())} "
-            f"fit {count} devices: all sizes multiply to {count} or, where one is -1, the others "
-            f"to one of {divisors}",
+        all_sizes = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        allowed = (
+            f"a size that makes {all_sizes} fit {count} devices: all sizes multiply to {count} or, "
+            f"where one is -1, the others to one of {divisors}"
         )
-    return free[0] if free else None
+        raise SettingError(f"make_mesh.{name}", sizes[name], allowed)
+    return fixed
 
 
 def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
@@ -144,10 +135,8 @@ def check_divides(
     """Raises SettingError where an axis, whose size is a setting, cannot be split over the mesh."""
     for rule in [rule for name, rule in _rules() if name == logical_axis]:
         names = [name for name in axes_of(rule) if mesh.shape.get(name, 1) > 1]
-        parts = math.prod(mesh.shape[name] for name in names)
-        if size % parts == 0:
-            continue
-        raise SettingError(setting, size, f"{_divisible(size, names, parts)} ({array})")
+        if size % (parts := math.prod(mesh.shape[name] for name in names)):
+            raise SettingError(setting, size, f"{_divisible(size, names, parts)} ({array})")
 
 
 @contextlib.contextmanager
@@ -166,33 +155,30 @@ def with_extra_rules(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | N
 
     Raises SettingError for a rule of an axis that is not known, or that the table splits.
     """
-    whole = {name for name, _ in LOGICAL_AXIS_RULES}
+    table, setting = dict(LOGICAL_AXIS_RULES), "Training.extra_axis_rules"
+    split, left = ([r for r in LOGICAL_AXIS_RULES if bool(r[1]) is over] for over in (True, False))
     further: list[tuple[str, str | tuple[str, ...] | None]] = []
     for entry in rules:
         name, rule = entry if len(entry) == 2 else ("", None)
-        axes = (rule,) if isinstance(rule, str) else tuple(rule or ())
-        for kind, known, found in (
-            ("logical axis", whole, {name}),
-            ("axis of the mesh", MESH_AXES, set(axes)),
-        ):
-            if wrong := found - {*known}:
-                raise SettingError(
-                    "Training.extra_axis_rules",
-                    entry,
-                    f"a pair of a logical axis and mesh axes: {', '.join(map(repr, wrong))} is no "
-                    f"{kind} ({', '.join(sorted(known))})",
-                )
-        if taken := dict(LOGICAL_AXIS_RULES)[name]:
-            left = ", ".join(repr(name) for name, over in LOGICAL_AXIS_RULES if not over)
-            raise SettingError(
-                "Training.extra_axis_rules",
-                entry,
-                f"about an axis that the table of parallel/axes.py leaves whole ({left}); it has "
-                f"no effect on {name!r}, which is split over {taken!r}",
+        rule = _hashable(rule)
+        axes = axes_of(rule)
+        if wrong := [*({name} - {*table}), *({*axes} - {*MESH_AXES})]:
+            known = f"{', '.join(sorted(table))}; of the mesh {', '.join(MESH_AXES)}"
+            allowed = f"a pair of a logical axis and mesh axes: {wrong[0]!r} is no axis ({known})"
+            raise SettingError(setting, entry, allowed)
+        if taken := table[name]:
+            allowed = (
+                f"about an axis that the table of parallel/axes.py leaves whole "
+                f"({', '.join(repr(one) for one, _ in left)}); it has no effect on {name!r}, which "
+                f"is split over {taken!r}"
             )
-        further.append((name, rule if isinstance(rule, str) else axes or None))
-    split = [rule for rule in LOGICAL_AXIS_RULES if rule[1]]
-    return (*split, *further, *[rule for rule in LOGICAL_AXIS_RULES if not rule[1]])
+            raise SettingError(setting, entry, allowed)
+        further.append((name, rule))
+    return (*split, *further, *left)
+
+
+def _hashable(rule: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    return rule if isinstance(rule, str) else tuple(rule or ()) or None
 
 
 def _rules() -> Sequence[tuple[str, Any]]:
@@ -216,37 +202,27 @@ def parameter_shardings(
         InputError: A dimension of a parameter does not divide over its mesh axes.
     """
     if isinstance(fsdp_axes, str) or not set(fsdp_axes) <= set(mesh.shape):
-        allowed = (
-            f"a tuple of axes of the mesh, such as ('fsdp',); they are {', '.join(mesh.shape)}"
-        )
+        allowed = f"a tuple of axes of the mesh, as ('fsdp',); they are {', '.join(mesh.shape)}"
         raise SettingError("Training.fsdp_axes", fsdp_axes, allowed)
     names = unfreeze(partitioning.get_axis_names(params_axes))
 
     def sharding(path: Any, axes: PartitionSpec, leaf: Any) -> NamedSharding:
         spec = logical_spec(tuple(axes))
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        _check_parameter(mesh, name, tuple(axes), leaf.shape)
+        for logical_axis, entry, size in zip(axes, spec, leaf.shape, strict=True):
+            over = [axis for axis in axes_of(entry) if mesh.shape[axis] > 1]
+            if size % (parts := math.prod(mesh.shape[axis] for axis in over)):
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise InputError(
+                    f"parameter {name} {list(leaf.shape)}: its axis {logical_axis} = {size} must "
+                    f"be {_divisible(size, over, parts)}; Training.extra_axis_rules and make_mesh "
+                    "decide what is split over which"
+                )
         fixed = [i for i, name in enumerate(axes) if name == "layers"]
         return NamedSharding(mesh, shard_further(mesh, spec, leaf.shape, fsdp_axes, fixed))
 
     return jax.tree_util.tree_map_with_path(
         sharding, names, unfreeze(dict(params)), is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
-
-
-def _check_parameter(
-    mesh: Mesh, name: str, axes: tuple[str | None, ...], shape: Sequence[int]
-) -> None:
-    """Raises InputError where a dimension of a parameter does not divide over its mesh axes."""
-    for logical_axis, entry, size in zip(axes, logical_spec(axes), shape, strict=True):
-        over = [axis for axis in axes_of(entry) if mesh.shape[axis] > 1]
-        parts = math.prod(mesh.shape[axis] for axis in over)
-        if size % parts:
-            raise InputError(
-                f"parameter {name} {list(shape)}: its axis {logical_axis} = {size} must be "
-                f"{_divisible(size, over, parts)}; Training.extra_axis_rules and make_mesh decide "
-                "what is split over which"
-            )
 
 
 def _divisible(size: int, over: Sequence[str], parts: int) -> str:
@@ -290,3 +266,98 @@ def logical_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
     spec = spmd.logical_to_mesh_axes(axes, _rules())
     assert spec is not None
     return spec
+
+
+# ---------------------------------------------------------------- rows of a batch, and a layout
+
+# (i, n) is the i-th of n equal shards of the rows.
+Part = tuple[int, int]
+
+
+def host_shards(mesh: Mesh) -> list[Part]:
+    """Returns the shards of every batch that this process reads: one, where they are neighbours."""
+    _, own, parts = _own(mesh)
+    if parts % len(own) == 0 and own[0] % len(own) == 0 and own[-1] - own[0] == len(own) - 1:
+        return [(own[0] // len(own), parts // len(own))]
+    return [(i, parts) for i in own]
+
+
+def host_batch(
+    batch: Callable[[int, Part], Mapping[str, np.ndarray]], step: int, parts: Sequence[Part]
+) -> Mapping[str, np.ndarray]:
+    """Returns this process's rows of a step's batch, for `parts` from `host_shards`."""
+    if len(parts) == 1:
+        return batch(step, parts[0])
+    each = [batch(step, part) for part in parts]
+    return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+
+
+def host_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns this process's rows of a batch that every process has in full."""
+    _, own, parts = _own(mesh)
+    return {
+        name: np.concatenate([np.split(value, parts)[i] for i in own])
+        for name, value in batch.items()
+    }
+
+
+def to_global(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Makes arrays [B, ...], sharded by rows, from host arrays [rows of this process, ...]."""
+    sharding, own, parts = _own(mesh)
+
+    def whole(value: np.ndarray) -> jax.Array:
+        each = len(value) // len(own)
+        assert each * len(own) == len(value), (value.shape, own)
+
+        def local(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            start = own.index((index[0].start or 0) // each) * each
+            return value[start : start + each]
+
+        return jax.make_array_from_callback((each * parts, *value.shape[1:]), sharding, local)
+
+    return {name: whole(value) for name, value in batch.items()}
+
+
+def _own(mesh: Mesh) -> tuple[NamedSharding, list[int], int]:
+    """Returns the sharding of rows, the shards on this process's devices, and their number."""
+    sharding, parts = NamedSharding(mesh, logical_spec(("batch",))), rows_over(mesh)
+    here = sharding.addressable_devices_indices_map((parts,)).values()
+    return sharding, sorted({at[0].start or 0 for at in here if at is not None}), parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A mesh and how weights and rows are sharded over it; equal ones share compiled programs."""
+
+    mesh: Mesh
+    # The settings under which the model was trained.
+    fsdp_axes: Sequence[str] = ("fsdp",)
+    extra_axis_rules: Rules = ()
+
+    def __post_init__(self) -> None:
+        with_extra_rules(self.extra_axis_rules)  # checks them
+        # gin gives lists, and what a program depends on must be hashable.
+        rules = tuple((name, _hashable(rule)) for name, rule in self.extra_axis_rules)
+        object.__setattr__(self, "extra_axis_rules", rules)
+        object.__setattr__(self, "fsdp_axes", tuple(self.fsdp_axes))
+
+    def axis_rules(self) -> AbstractContextManager[None]:
+        """Returns a context in which logical axes mean the mesh's; programs are called in it."""
+        return axis_rules_context(self.mesh, self.extra_axis_rules)
+
+    def shardings(self, params_axes: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
+        """Returns the shardings of parameters (arrays or shapes), from their logical axes."""
+        with self.axis_rules():
+            return parameter_shardings(self.mesh, params_axes, params, self.fsdp_axes)
+
+    def rows(self, least: int) -> int:
+        """Returns the fewest rows, at least `least`, that divide over the devices of rows."""
+        with self.axis_rules():
+            parts = rows_over(self.mesh)
+        return -(-least // parts) * parts
+
+    def batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Shards arrays [B, ...], which every process has in full, by rows."""
+        with self.axis_rules():
+            return to_global(self.mesh, host_rows(self.mesh, batch))

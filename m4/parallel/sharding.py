@@ -1,15 +1,8 @@
 """GShard's annotations: which device has which part of an array (arXiv 2006.16668, section 3.2).
 
-    x = replicate(x)                        a whole copy on every device
-    x = split(x, 0, 8)                      dimension 0 in 8 parts
-    x = shard(x, ids_of_shape([2, 1, 4]))   dimension 0 in 2 parts, 2 in 4; ids map parts to devices
-    x = tile(x, ids)                        the same, by Lingvo's name
-    x = partial_tile(x, ids)                ids have one dimension more: copies
-    x = mesh_split(x, mesh, [1, -1, 0])     dimension 0 over mesh dimension 1, 2 over 0, 1 whole
-
-Names and meanings are those of the paper and of Lingvo's `xla_sharding` and `gshard_utils`. Each
-returns its array, with the same values; a few in a function are enough: XLA's partitioner infers
-the rest and inserts communication.
+Names and meanings are those of the paper and of Lingvo's `xla_sharding` and `gshard_utils`; a table
+with examples is in docs/parallelism.md. Each returns its array, with the same values; a few in a
+function are enough: XLA's partitioner infers the rest and inserts communication.
 
 Inside `jax.jit` they are `jax.lax.with_sharding_constraint`. On an array outside of it they move
 the parts at once (`jax.device_put`). Of a `jax.ShapeDtypeStruct` they return one with that
@@ -60,19 +53,16 @@ def split(x: A, split_dimension: int, num_partitions: int, *, devices: Devices =
     on 0-3 and the second on 4-7.
 
     Raises:
-        ValueError: The dimension does not exist or does not divide, or the parts do not divide the
-            devices.
+        ValueError: The dimension, the parts or the devices do not fit each other.
     """
     held = _devices("split", devices)
     if not -x.ndim <= split_dimension < x.ndim:
-        raise ValueError(
-            f"sharding.split: dimension {split_dimension} of an array with {x.ndim} dimensions"
-        )
+        said = f"dimension {split_dimension} of an array with {x.ndim} dimensions"
+        raise ValueError(f"sharding.split: {said}")
     if num_partitions < 1 or len(held) % num_partitions:
         fit = ", ".join(str(n) for n in range(1, len(held) + 1) if len(held) % n == 0)
-        raise ValueError(
-            f"sharding.split: {num_partitions} partitions of {len(held)} devices; it can be {fit}"
-        )
+        said = f"{num_partitions} partitions of {len(held)} devices; it can be {fit}"
+        raise ValueError(f"sharding.split: {said}")
     mapping = [-1] * x.ndim
     mapping[split_dimension] = 0
     ids = np.arange(len(held)).reshape(num_partitions, -1)
@@ -86,8 +76,7 @@ def shard(x: A, device_assignment: Ids, *, devices: Devices = None) -> A:
     [128, 1024, 2048]; `device_assignment[i, 0, k]` has rows 128 i ... of columns 2048 k ... .
 
     Raises:
-        ValueError: The dimensions are not as many, one does not divide, or an id is missing, too
-            large or there twice.
+        ValueError: The dimensions or the ids do not fit.
     """
     return _tiled("shard", x, device_assignment, devices, copies=0)
 
@@ -114,8 +103,7 @@ def mesh_split(
             where it is not. Along dimensions of the mesh that are not named there are copies.
 
     Raises:
-        ValueError: The mapping is not as long as x has dimensions, names a dimension that the mesh
-            lacks, or one twice; a dimension does not divide; or ids are wrong as for `shard`.
+        ValueError: The mapping, the dimensions or the ids do not fit.
     """
     mapping = [int(dimension) for dimension in dims_mapping]
     over = np.ndim(device_mesh.devices if isinstance(device_mesh, Mesh) else device_mesh)
@@ -194,10 +182,16 @@ class _Grid(NamedTuple):
 def _grid(ids: np.ndarray) -> _Grid:
     """Returns a mesh with this assignment, in the order 0, 1, 2 ... where that is possible.
 
-    Its axes have prime sizes, so that a program's annotations share one mesh where they can.
+    It is where along each dimension the ids grow as the digits of a number do: 0, 1, 4, 5 is a
+    digit of step 1 inside of one of step 4. The steps of all digits are the steps of the mesh's
+    axes, which have prime sizes, so that a program's annotations share one mesh where they can.
     """
-    digits = _all_digits(ids)
-    if digits is None:
+    digits, rebuilt = [], np.zeros((), ids.dtype)
+    for dimension, size in enumerate(ids.shape):
+        along = np.moveaxis(ids, dimension, 0).reshape(size, -1)[:, 0] - ids.flat[0]
+        digits += [] if (own := _digits(along)) is None else [own]
+        rebuilt = np.add.outer(rebuilt, along)
+    if len(digits) < ids.ndim or not np.array_equal(rebuilt, ids):
         in_order = _grid(np.arange(ids.size).reshape(ids.shape))
         return in_order._replace(order=ids.reshape(-1).tolist())
     # All ids occur once, so the sorted steps are 1, the size of the first, their product ...
@@ -205,21 +199,6 @@ def _grid(ids: np.ndarray) -> _Grid:
     axis = {step: place for place, (step, _) in enumerate(steps)}
     axes = [[axis[step] for step, _ in reversed(own)] for own in digits]
     return _Grid(list(range(ids.size)), [size for _, size in steps], axes)
-
-
-def _all_digits(ids: np.ndarray) -> list[list[tuple[int, int]]] | None:
-    """Returns for each dimension (step, size) of its digits, innermost first; None without digits.
-
-    Along a dimension the ids must grow as the digits of a number do: 0, 1, 4, 5 is a digit of step
-    1 inside of one of step 4. The steps of all digits are the steps of a grid's axes.
-    """
-    digits = []
-    rebuilt = np.zeros((), ids.dtype)
-    for dimension in range(ids.ndim):
-        along = np.moveaxis(ids, dimension, 0).reshape(ids.shape[dimension], -1)[:, 0] - ids.flat[0]
-        digits.append(_digits(along))
-        rebuilt = np.add.outer(rebuilt, along)
-    return digits if None not in digits and np.array_equal(rebuilt, ids) else None
 
 
 def _digits(along: np.ndarray, done: int = 1) -> list[tuple[int, int]] | None:
@@ -252,7 +231,6 @@ def _devices(name: str, devices: Devices) -> Sequence[Any]:
 def _check_divides(
     name: str, shape: Sequence[int], parts: Sequence[int], mapping: Sequence[int]
 ) -> None:
-    """Raises ValueError where a dimension does not divide into the parts that it is split into."""
     for dimension, over in enumerate(mapping):
         size, count = shape[dimension], parts[over] if over != -1 else 1
         if size % count:

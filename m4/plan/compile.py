@@ -14,42 +14,36 @@ import jax
 from jax.experimental import topologies
 
 from m4.experiment import Experiment
-from m4.model.dispatch.einsum import einsum
+from m4.model import flops
 from m4.parallel.mesh import split_axes
-from m4.plan import flops, hlo, launch, memory
-from m4.plan.machines import Cluster, Machine
-from m4.plan.program import PlannedProgram, decode_program, train_program
-from m4.plan.step_time import BETWEEN, step_time
+from m4.parallel.platform.machines import Chip, Gpu, Machine
+from m4.plan import hlo, launch
+from m4.plan import program as programs
 from m4.settings import InputError, first_line
 
-PROGRAMS = {"train": train_program, "decode": decode_program}
+PROGRAMS = {"train": programs.train_program, "decode": programs.decode_program}
 
 
 def devices_of(machine: Machine) -> Sequence[Any]:
     """Returns the machine's devices: programs can be compiled for them, not run."""
-    if isinstance(machine, Cluster):
+    chip, name = machine.chip, machine.slice_name
+    setting: dict[str, Any] = {"platform": chip.platform}
+    if isinstance(chip, Gpu):
         # Slices are the domains of NVLink: nodes. All hosts' devices are in one process here.
-        devices = topologies.get_topology_desc(
-            machine.chip.name,
-            platform="cuda",
-            target_config=machine.chip.target_config,
-            topology=f"{machine.nodes}x1x{machine.gpus}",
-        ).devices
+        name, setting["target_config"] = chip.name, chip.target_config
+        setting["topology"] = "x1x".join(map(str, machine.sizes))
     else:
-        chip, setting = machine.chip, dict[str, Any]()
         if chip.core_setting:
             setting["chip_config_name"] = chip.core_setting
         if machine.slices > 1:
             setting["num_slices"] = machine.slices
         if math.prod(machine.sizes) == 1:  # libtpu's own hosts have 2 x 2 chips or more
             setting["chips_per_host_bounds"] = (1, 1, 1)
-        try:
-            devices = topologies.get_topology_desc(
-                machine.slice_name, platform="tpu", **setting
-            ).devices
-        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            said = f"--topology={machine.name}: unknown to libtpu: {first_line(error)}"
-            raise InputError(said) from error
+    try:
+        devices = topologies.get_topology_desc(name, **setting).devices
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        said = f"--topology={machine.name}: unknown to the compiler: {first_line(error)}"
+        raise InputError(said) from error
     assert len(devices) == machine.devices, (len(devices), machine)
     return devices
 
@@ -60,45 +54,51 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     Bytes, FLOPs and seconds are of one device and one run: of a training step ("step" alone), or of
     encoding a batch ("encoding") and of a decoding step ("step") in a beam search.
 
-    Args:
-        kind: One of `PROGRAMS`.
-
-    Returns:
-        The facts; with "refused" where the program does not fit.
+    Where the program does not fit, the facts have "refused".
     """
-    start = _now()
+    start, chip = _now(), machine.chip
     devices = devices_of(machine)
     program = PROGRAMS[kind](experiment, devices, languages)
-    traced = _now()
-    given = memory.given(program.parts.model, program.params, program.optimizer)
+    traced, model = _now(), program.parts.model
+    given = programs.given_bytes(program.params, program.optimizer)
     found: dict[str, Any] = {
         "format": launch.FORMAT,
         "program": kind,
         "topology": machine.name,
         "devices": machine.devices,
-        "versions": launch.versions(machine.platform),
-        **_sizes(program),
-        "parameters": memory.counts(program.params),
+        "versions": launch.versions(chip.platform),
+        "batch": {
+            name: getattr(program, name)
+            for name in ("rows", "source_length", "target_length", "beams")
+        },
+        "model": {
+            "vocab_size": model.vocab_size,
+            "source_vocab_size": model.source_vocab_size,
+            "directions": len(program.parts.directions.names),
+            "dtype": str(jax.numpy.dtype(model.dtype)),
+        },
+        "parameters": programs.parameter_counts(program.params),
         "given_bytes": given,
-        "device_bytes": machine.chip.device_bytes,
+        "device_bytes": chip.device_bytes,
         "flops": _flops(program, machine.devices),
     }
     try:
         compiled = program.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        refused = memory.out_of_memory(str(error), _advice(program, given))
-        if refused is None:
+        if (said := programs.out_of_memory(str(error))) is None:
             raise InputError(
-                f"--program={kind}, --topology={machine.name}: {launch.compiler(machine.platform)} "
+                f"--program={kind}, --topology={machine.name}: {launch.compiler(chip.platform)} "
                 f"does not compile it: {first_line(error)}; {launch.FAULT}"
             ) from error
+        refused = {"message": said, "advice": programs.advice(program, given)}
         return {**found, "refused": refused, "compiler": _cost(start, traced)}
     found["compiler"] = _cost(start, traced)
-    by_kind = memory.by_kind(given, compiled.memory_analysis(), memory.kept(program))
-    if isinstance(machine, Cluster) and sum(by_kind.values()) > machine.chip.device_bytes:
+    stats, kept = compiled.memory_analysis(), programs.kept_bytes(program)
+    by_kind = programs.bytes_by_kind(given, stats, kept)
+    if isinstance(chip, Gpu) and sum(by_kind.values()) > chip.device_bytes:
         # XLA compiles programs for GPUs whether they fit or not.
-        refused = memory.too_much(by_kind, machine.chip.device_bytes, _advice(program, given))
-        return {**found, "refused": refused}
+        said = programs.too_much(by_kind, chip.device_bytes)
+        return {**found, "refused": {"message": said, "advice": programs.advice(program, given)}}
     found["memory_bytes"] = by_kind
     try:
         text = compiled.as_text()
@@ -119,93 +119,58 @@ def read_text(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str
         count = counted[name]
         # Kernels of grouped products multiply the rows that there are: theirs are by arithmetic.
         count["kernels"] = float(count["experts_executed"]) if work.kernels else 0.0
-        time_model = step_time(
-            work.cycles,
-            count.get("traced", 0.0),
-            found["model"]["dtype"],
-            work.collectives,
-            machine,
-            kernels=count["kernels"],
-        )
-        seconds[name] = {
-            "compute": time_model.compute,
-            "communication": time_model.by_kind,
-            "total": time_model.total,
-        }
+        seconds[name] = step_time(work, count, found["model"]["dtype"], machine)
     sent = [each for work in parts.values() for each in work.collectives]
-    inside = hlo.summary(each for each in sent if each.slices == 1)
-    between = hlo.summary(each for each in sent if each.slices > 1)
-    named = {BETWEEN.format(kind): total for kind, total in between.items()}
+    # To devices of the slice (or other GPUs), and to other slices.
+    networks = {
+        "ici": hlo.summary(each for each in sent if each.slices == 1),
+        "dcn": hlo.summary(each for each in sent if each.slices > 1),
+    }
+    between = {BETWEEN.format(kind): total for kind, total in networks["dcn"].items()}
     return {
         "flops": counted,
-        "collectives": {kind: total._asdict() for kind, total in {**inside, **named}.items()},
-        # To devices of the slice (or other GPUs), and to other slices.
+        "collectives": {k: total._asdict() for k, total in {**networks["ici"], **between}.items()},
         "sent_bytes": {
-            "ici": sum(total.sent_bytes for total in inside.values()),
-            "dcn": sum(total.sent_bytes for total in between.values()),
+            name: sum(total.sent_bytes for total in by_kind.values())
+            for name, by_kind in networks.items()
         },
         "unknown_loops": read.loops,
         "cycles": {name: work.cycles for name, work in parts.items()},
         "uncosted": {name: work.uncosted for name, work in parts.items()},
         # A decoding step on a GPU reads all weights for a few pieces: its FLOPs do not decide its
         # time.
-        **({} if decode and isinstance(machine, Cluster) else {"seconds": seconds}),
+        **({} if decode and isinstance(machine.chip, Gpu) else {"seconds": seconds}),
     }
 
 
-def _advice(program: PlannedProgram, given: Mapping[str, int]) -> list[str]:
-    if program.optimizer is not None:
-        return memory.training_advice(program.parts.model, given)
-    return memory.decoding_advice(program.parts.model, given, program.rows, program.beams)
-
-
-def _sizes(program: PlannedProgram) -> dict[str, Any]:
-    model = program.parts.model
-    return {
-        "batch": {
-            "rows": program.rows,
-            "source_length": program.source_length,
-            "target_length": program.target_length,
-            "beams": program.beams,
-        },
-        "model": {
-            "vocab_size": model.vocab_size,
-            "source_vocab_size": model.source_vocab_size,
-            "directions": len(program.parts.directions.names),
-            "dtype": str(jax.numpy.dtype(model.dtype)),
-        },
-    }
-
-
-def _flops(program: PlannedProgram, devices: int) -> dict[str, dict[str, Any]]:
+def _flops(program: programs.PlannedProgram, devices: int) -> dict[str, dict[str, Any]]:
     """Returns part of the program -> its operations, by arithmetic and in the traced program."""
     model = program.parts.model
     ways = [layer.dispatch for layer in (model.encoder_experts, model.decoder_experts) if layer]
-    one_hot = any(way is einsum or "einsum" in getattr(way, "__name__", "") for way in ways)
+    one_hot = any("einsum" in getattr(way, "__name__", "") for way in ways)
     lengths = program.rows, program.source_length, program.target_length
     apart = {"experts_apart": bool(split_axes(program.parts.mesh, "expert"))}
     if program.optimizer is None:
         parts = flops.search_flops(model, *lengths, program.beams, **apart)
-        return {
-            name: {
-                "forward": {kind: count / devices for kind, count in forward.items()},
-                "model": flops.forward_model_flops(forward) / devices,
-                "executed": flops.forward_executed_flops(forward, one_hot=one_hot) / devices,
-                "experts_executed": forward["experts"] / devices,
-            }
-            for name, forward in zip(("encoding", "step"), parts, strict=True)
-        }
-    forward = flops.forward_flops(model, *lengths, **apart)
-    executed = functools.partial(flops.executed_flops, model, one_hot=one_hot, **apart)
-    return {
-        "step": {
+        forwards = dict(zip(("encoding", "step"), parts, strict=True))
+        useful = flops.forward_model_flops
+        executed = functools.partial(flops.forward_executed_flops, one_hot=one_hot)
+    else:
+        forwards = {"step": flops.forward_flops(model, *lengths, **apart)}
+        useful = flops.model_flops
+        executed = functools.partial(flops.executed_flops, model, one_hot=one_hot, **apart)
+    found: dict[str, dict[str, Any]] = {
+        name: {
             "forward": {kind: count / devices for kind, count in forward.items()},
-            "model": flops.model_flops(forward) / devices,
+            "model": useful(forward) / devices,
             "executed": executed(forward) / devices,
             "experts_executed": (executed(forward) - executed({**forward, "experts": 0})) / devices,
-            "traced": flops.traced_flops(program.traced.jaxpr, devices),
         }
+        for name, forward in forwards.items()
     }
+    if program.optimizer is not None:
+        found["step"]["traced"] = flops.traced_flops(program.traced.jaxpr, devices)
+    return found
 
 
 def _now() -> tuple[float, float]:
@@ -222,3 +187,112 @@ def _cost(start: tuple[float, float], traced: tuple[float, float]) -> dict[str, 
         "cpu_seconds": now[1],
         "host_bytes": usage.ru_maxrss * 1024,
     }
+
+
+# ------------------------------------------------------------------------------- the time model
+
+# Arithmetic on a compiled program; nothing is measured. Compute on a TPU: the compiler's estimate
+# of cycles, loops multiplied out, at the chip's clock, and the products in kernels at the peak.
+# Where the clock is not published, and on a GPU, for which XLA estimates no cycles: the executed
+# FLOPs at the peak, which no program reaches. Communication: each collective's bytes over the
+# slowest links that it needs, without overlap; at the links' stated speed, except for the
+# all-to-all, whose speed is fitted to the GShard paper's measurements.
+
+# Name of a kind of collectives between slices.
+BETWEEN = "{} between slices"
+# Share of a torus's bisection, and seconds a message: fitted to GShard (arXiv 2006.16668), section
+# 5.2. There the exchange of MoE and Transformer layers takes 16% of their time on 128 cores, and
+# 3.75 times as long on 2,048. Ours of 36 layers at 2,048 tokens a core compute 0.765 s a step on
+# 128 cores and exchange 8 MiB a core 108 times: 1.35 ms each, 5.06 ms on 2,048. Then   0.4793 ms /
+# share + 127 messages = 1.3487 ms,    0.9587 ms / share + 2047 messages = 5.0575 ms. Not fitted:
+# from 16 to 2,048 cores it makes an exchange of 8 MiB 8.3 times as long; the paper measured 9
+# (section 5.3). On other TPUs both are an assumption.
+EXCHANGE_SHARE, MESSAGE_SECONDS = 0.4057, 1.316e-6
+
+
+def step_time(
+    work: hlo.Work, flops: Mapping[str, Any], dtype: str, machine: Machine
+) -> dict[str, Any]:
+    """Returns the model's seconds of one step: "compute", "communication" by kind, and "total".
+
+    Compute and total are None where they are unknown. Collectives between slices have a separate
+    name (`BETWEEN`).
+
+    Args:
+        flops: "traced", all operations, where known, and "kernels", those without cycles.
+    """
+    by_kind: dict[str, float] = {}
+    for each in work.collectives:
+        seconds = each.times * seconds_of(each, machine)
+        kind = each.kind if each.slices == 1 else BETWEEN.format(each.kind)
+        by_kind[kind] = by_kind.get(kind, 0.0) + seconds
+    clock, traced = machine.chip.clock_hz, flops.get("traced", 0.0)
+    peak = machine.chip.device_flops(dtype)
+    compute = traced / peak if traced else None
+    if clock is not None:
+        kernels = flops.get("kernels", 0.0) / peak
+        compute = work.cycles / clock + kernels if work.cycles else None
+    total = None if compute is None else compute + sum(by_kind.values())
+    return {"compute": compute, "communication": by_kind, "total": total}
+
+
+def seconds_of(each: hlo.Collective, machine: Machine) -> float:
+    """Returns the seconds of one run of a collective."""
+    chip, devices = machine.chip, len(each.groups[0])
+    if isinstance(chip, Gpu):
+        return _gpu_seconds(each, chip, machine.sizes[1])
+    if each.slices > 1:
+        return each.sent_bytes / chip.network_bytes
+    if each.kind in ("collective-permute", "collective-broadcast"):
+        return each.operand_bytes / chip.link_bytes  # to a neighbour, over one link
+    if devices == 1:
+        return 0.0
+    if each.kind in ("all-to-all", "ragged-all-to-all"):
+        fastest = bisection_seconds(each.operand_bytes, devices, machine)
+        return fastest / EXCHANGE_SHARE + (devices - 1) * MESSAGE_SECONDS
+    # Rings along all dimensions in both directions keep every link of a chip busy. The cores of a
+    # chip reduce among themselves first, over memory.
+    speed = chip.links * chip.link_bytes
+    if each.kind == "all-reduce":
+        return 2 * each.operand_bytes / speed
+    return each.payload_bytes / speed  # all-gather, reduce-scatter: half of it
+
+
+def bisection_seconds(payload_bytes: float, devices: int, machine: Machine) -> float:
+    """Returns the least seconds of an exchange in which each device has `payload_bytes` for all.
+
+    Half of the devices send half of theirs to the other half: devices * payload / 4 cross the
+    middle of the longest side, in one direction. There the links are chips / side, twice that in a
+    ring. With c cores a chip and a torus of side X that is c * X * payload / (8 * speed): O(√D) on
+    a square (GShard, section 5.3; its figure 9). A group of some of the devices counts as a square
+    (or cube) of chips, a torus only where it spans a whole side.
+    """
+    chip = machine.chip
+    assert isinstance(chip, Chip)
+    chips = max(1, devices // chip.cores)
+    if chips == 1:
+        return 0.0
+    whole = devices == machine.devices // machine.slices
+    side = max(machine.sizes) if whole else chips ** (1 / len(machine.sizes))
+    both = 2 if side >= chip.full else 1
+    crossing = devices * payload_bytes / 4
+    return crossing / (both * math.ceil(chips / side) * chip.link_bytes)
+
+
+def _gpu_seconds(each: hlo.Collective, gpu: Gpu, node: int) -> float:
+    """Returns the seconds of one run of a collective between GPUs, counted node by node."""
+    # Within a node everything goes over NVLink. Between nodes every GPU has its own adapter: an
+    # all-to-all sends through it what is for other nodes; a ring is as fast as the adapters of all
+    # GPUs that a node has in it, but no faster than NVLink.
+    if each.kind in ("collective-permute", "collective-broadcast"):
+        apart = any(a // node != b // node for a, b in each.groups)
+        return each.operand_bytes / (gpu.network_bytes if apart else gpu.nvlink_bytes)
+    group = each.groups[0]
+    nodes = len({device // node for device in group})
+    together = len(group) / nodes  # GPUs of one node
+    if each.kind in ("all-to-all", "ragged-all-to-all"):
+        beyond = each.operand_bytes * (1 - together / len(group)) / gpu.network_bytes
+        within = each.operand_bytes * (together - 1) / len(group) / gpu.nvlink_bytes
+        return max(beyond, within)  # both at once, over different links
+    speed = gpu.nvlink_bytes if nodes == 1 else min(gpu.nvlink_bytes, together * gpu.network_bytes)
+    return each.sent_bytes / speed

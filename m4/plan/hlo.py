@@ -6,27 +6,21 @@ in the body of a `while` counts once for each iteration; XLA's own `cost_analysi
 """
 
 import functools
-import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from m4.model.dispatch.row_exchange import ROUNDS
+from m4.model.dispatch.dropless import ROUNDS
 
 # https://openxla.org/xla/operation_semantics; each also with "-start" where it is asynchronous.
 KINDS = (
-    "all-reduce",
-    "all-gather",
-    "all-to-all",
-    "collective-permute",
-    "reduce-scatter",
-    "collective-broadcast",
-    "ragged-all-to-all",
+    *("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"),
+    *("collective-broadcast", "ragged-all-to-all"),
 )
 Groups = tuple[tuple[int, ...], ...]
 
@@ -36,14 +30,12 @@ class Collective(NamedTuple):
 
     kind: str  # one of `KINDS`
     name: str  # its name in the text
-    # Bytes of one run on one device. The result of an all-gather of n devices is n times its
-    # operand, of a reduce-scatter 1/n.
+    # Bytes of one run on one device.
     operand_bytes: int
     result_bytes: int
     groups: Groups  # The devices that exchange; of a collective-permute (source, target) pairs.
-    # TPU slices that exchange over the data center's network; 1 inside one slice. The text has the
-    # program of one slice, whose devices count from 0. Between slices `groups` number the devices
-    # slice by slice.
+    # TPU slices that exchange over the data center's network; 1 inside one slice, of which the text
+    # has the program. Between slices `groups` number the devices slice by slice.
     slices: int = 1
     # Runs in one run of the program. Each branch of a conditional counts as taken, and a loop whose
     # length is not in the text as one run.
@@ -60,7 +52,7 @@ class Collective(NamedTuple):
 
         For n devices, in a ring: all-reduce 2 (n - 1) / n of its operand, reduce-scatter and
         all-to-all (n - 1) / n, all-gather n - 1 times, a permutation all of it. Between n slices
-        the same: the bytes that leave a device's slice.
+        the same, of what leaves a device's slice.
         """
         if self.kind in ("collective-permute", "collective-broadcast"):
             return float(self.operand_bytes)
@@ -82,18 +74,13 @@ class Total(NamedTuple):
 
 def summary(found: Iterable[Collective]) -> dict[str, Total]:
     """Returns kind -> its total, loops multiplied out, for the kinds that occur."""
-    by_kind: dict[str, list[Collective]] = defaultdict(list)
+    by_kind: dict[str, list[tuple[Any, ...]]] = {}
     for each in found:
-        by_kind[each.kind].append(each)
-    sizes = ("operand_bytes", "result_bytes", "payload_bytes", "sent_bytes")
-    return {
-        kind: Total(
-            sum(each.times for each in by_kind[kind]),
-            *(sum(each.times * getattr(each, size) for each in by_kind[kind]) for size in sizes),
-        )
-        for kind in KINDS
-        if kind in by_kind
-    }
+        sizes = each.operand_bytes, each.result_bytes, each.payload_bytes, each.sent_bytes
+        rows = by_kind.setdefault(each.kind, [])
+        rows.append((each.times, *(each.times * size for size in sizes)))
+    columns = {kind: zip(*by_kind[kind], strict=True) for kind in KINDS if kind in by_kind}
+    return {kind: Total(*map(sum, each)) for kind, each in columns.items()}
 
 
 @dataclass
@@ -108,13 +95,6 @@ class Work:
     # the largest integer.
     uncosted: int = 0
     kernels: int = 0  # custom kernels of the TPU, among the uncosted
-
-    def add(self, part: "Work", times: int) -> None:
-        """Adds a part that runs so many times."""
-        self.collectives += [each._replace(times=times) for each in part.collectives]
-        self.cycles += times * part.cycles
-        self.uncosted += times * part.uncosted
-        self.kernels += times * part.kernels
 
 
 class Program(NamedTuple):
@@ -133,17 +113,17 @@ def collectives(hlo: str) -> list[Collective]:
 
 def read(hlo: str) -> Program:
     """Reads the text of an optimised HLO module."""
-    computations, entry = _computations(_lines(hlo))
+    # One line at a time: `splitlines` would copy all of the text.
+    computations, entry = _computations(found[0] for found in re.finditer(".+", hlo))
     once: dict[str, int] = defaultdict(int, {entry: 1})
     iteration: dict[str, int] = defaultdict(int)
     loops = 0
     # In the text a computation precedes its callers: backwards, all callers are done before it.
     for name, computation in reversed(computations.items()):
-        runs_at_all = once[name] + iteration[name] > 0
         for callee, runs in computation.calls:
             if runs is None:
                 iteration[callee] += once[name] + iteration[name]
-                loops += runs_at_all
+                loops += once[name] + iteration[name] > 0
             else:
                 once[callee] += once[name] * runs
                 iteration[callee] += iteration[name] * runs
@@ -158,51 +138,74 @@ def read(hlo: str) -> Program:
 # ------------------------------------------------------------------------------ computations
 
 
+class _Instruction(NamedTuple):
+    """A scalar or tuple, such as a loop's counter."""
+
+    opcode: str = ""
+    inside: str = ""  # the text in its parentheses
+    line: str = ""
+
+    @property
+    def operands(self) -> list[str]:
+        """Names, each of which may have its type before it."""
+        found = re.findall(r"%([\w.\-]+)", self.inside)
+        return found or [name.strip() for name in self.inside.split(",")]
+
+
 @dataclass
 class _Computation(Work):
     """A computation of the module, for one run and without its callees."""
 
     # Name of a callee, and how often it runs: None where the text does not say.
     calls: list[tuple[str, int | None]] = field(default_factory=list)
-    # Name -> (opcode, text in its parentheses, line) of scalars and tuples, among them the counters
-    # of loops. root: Name of the result.
-    scalars: dict[str, tuple[str, str, str]] = field(default_factory=dict)
-    root: str = ""
+    scalars: dict[str, _Instruction] = field(default_factory=dict)
+    root: str = ""  # name of the result
     multiplies: bool = False  # has matrix products
+
+    def scalar(self, name: str) -> _Instruction:
+        """Returns the instruction of that name, behind copies; an empty one where it is unknown."""
+        found = self.scalars.get(name, _Instruction())
+        return self.scalar(found.operands[-1]) if found.opcode == "copy" else found
+
+    def constant(self, name: str) -> int | None:
+        opcode, inside, _ = self.scalar(name)
+        return int(inside) if opcode == "constant" and re.fullmatch(r"-?\d+", inside) else None
+
+    def element(self, name: str) -> int | None:
+        """Returns the index of a value among the elements of the computation's parameter."""
+        opcode, _, line = self.scalar(name)
+        found = re.search(r"\bindex=(\d+)", line)
+        return int(found[1]) if opcode == "get-tuple-element" and found else None
 
 
 def _work(computations: Mapping[str, _Computation], *counted: Mapping[str, int]) -> Work:
     """Sums over computations, by how often each runs."""
     work = Work()
-    for name, computation in computations.items():
-        for runs in counted:
-            if runs[name]:
-                work.add(computation, runs[name])
+    for name, part in computations.items():
+        for times in filter(None, (runs[name] for runs in counted)):
+            work.collectives += [each._replace(times=times) for each in part.collectives]
+            work.cycles += times * part.cycles
+            work.uncosted += times * part.uncosted
+            work.kernels += times * part.kernels
     return work
 
 
 # "  ROOT %name = type opcode(operands": four groups, operands up to the first closing parenthesis.
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\(([^)]*)")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
-_NAME = re.compile(r"%?([\w.\-]+)")
+_CALLEE = re.compile(r"\b(calls|to_apply|body|condition)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=([^,]+))")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # The text has 2^63 - 1 there; no operation takes a century.
 _NO_ESTIMATE = 2**62
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 _SCALARS = ("constant", "copy", "add", "get-tuple-element", "compare", "tuple")
-# Parts of the lines that can be products.
+# Parts of the lines that can be products, collectives, calls, and scalars or tuples: nearly every
+# line is none of these, and substrings are found faster than regular expressions.
 _PRODUCTS = (" dot(", " convolution(", " custom-call(", "-dot(")
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Yields the lines of a text, one at a time; `splitlines` would copy all of it."""
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        yield text[start:end]
-        start = end + 1
+_COLLECTIVES = (" all-", " collective-", "reduce-s", "-all-")
+_CALLS = ("calls=", "to_apply=", " while(", " conditional(")
+_SCALAR = ("= s32[]", "= s64[]", "= pred[]", ") tuple(")
 
 
 def _computations(lines: Iterable[str]) -> tuple[dict[str, _Computation], str]:
@@ -227,19 +230,18 @@ def _computations(lines: Iterable[str]) -> tuple[dict[str, _Computation], str]:
         kernel = '"tpu_custom_call"' in line
         current.uncosted += kernel
         current.kernels += kernel
-        # Substring checks before the regular expressions: nearly every line is none of these.
-        seems = " all-" in line or " collective-" in line or "reduce-s" in line or "-all-" in line
-        calls = "calls=" in line or "to_apply=" in line
+        seems = any(mark in line for mark in _COLLECTIVES)
         if seems and (collective := _collective(line, name, devices)):
             current.collectives.append(collective)
         elif " send(" in line and _BETWEEN in line:
             current.collectives.append(_between_slices(line, devices))
-        elif calls or " while(" in line or " conditional(" in line:
+        elif any(mark in line for mark in _CALLS):
             current.calls += _calls(line, current, found)
-        elif "= s32[]" in line or "= s64[]" in line or "= pred[]" in line or ") tuple(" in line:
+        elif any(mark in line for mark in _SCALAR):
             instruction = _INSTRUCTION.match(line)
             if instruction and instruction[3] in _SCALARS:
-                current.scalars[instruction[1]] = (instruction[3], instruction[4], line)
+                made = _Instruction(instruction[3], instruction[4], line)
+                current.scalars[instruction[1]] = made
                 if line.lstrip().startswith("ROOT "):
                     current.root = instruction[1]
     if not entry:
@@ -251,31 +253,25 @@ def _calls(
     line: str, caller: _Computation, known: Mapping[str, _Computation]
 ) -> list[tuple[str, int | None]]:
     """Returns the computations that a line calls and that contain anything to count."""
-
-    def named(attribute: str) -> str:
-        place = line.find(attribute)
-        found = _NAME.match(line, place + len(attribute)) if place >= 0 else None
-        return found[1] if found else ""
-
-    def matters(name: str) -> bool:
-        of = known.get(name)
-        return of is not None and bool(
-            of.collectives or of.calls or of.cycles or of.uncosted or of.multiplies
-        )
-
-    instruction = _INSTRUCTION.match(line) if " while(" in line else None
-    if instruction and instruction[3] == "while":
-        body, condition = named("body="), named("condition=")
-        if not (matters(body) or matters(condition)):
-            return []
-        trips = _trip_count(line, instruction[4], caller, known[condition], known[body])
-        # The condition runs once more than the body.
-        return [(body, trips), (condition, None if trips is None else trips + 1)]
-    names = [named("calls="), named("to_apply=")]
+    named = dict(reversed(_CALLEE.findall(line)))
+    names = [named[kind] for kind in ("calls", "to_apply", "body", "condition") if kind in named]
     if " conditional(" in line:
         for several, one in _BRANCHES.findall(line):
             names += [name.strip().lstrip("%") for name in (several or one).split(",")]
-    return [(name, 1) for name in names if matters(name)]
+    if not any(
+        of.collectives or of.calls or of.cycles or of.uncosted or of.multiplies
+        for name in names
+        if (of := known.get(name))
+    ):
+        return []
+    instruction = _INSTRUCTION.match(line) if " while(" in line else None
+    if instruction and instruction[3] == "while":
+        body, condition = named["body"], named["condition"]
+        start = _Instruction("while", instruction[4]).operands[-1]
+        trips = _trip_count(line, start, caller, known[condition], known[body])
+        # The condition runs once more than the body.
+        return [(body, trips), (condition, None if trips is None else trips + 1)]
+    return [(name, 1) for name in names if name in known]
 
 
 # ------------------------------------------------------------------------------- loops
@@ -285,58 +281,29 @@ _ROUNDS = re.compile(rf'{ROUNDS}\)*/while"')
 
 
 def _trip_count(
-    line: str, operand: str, caller: _Computation, condition: _Computation, body: _Computation
+    line: str, start: str, caller: _Computation, condition: _Computation, body: _Computation
 ) -> int | None:
-    """Returns how often a loop's body runs, or None where the text does not say.
-
-    XLA writes the number at the loop on CPU and GPU; on TPU it follows from the loop's form, for
-    (i = start; i < limit; i += step). The rounds in which rows travel to their experts are one, as
-    for a balanced routing.
-    """
-    if noted := _TRIPS.search(line):
+    """Returns how often a loop's body runs, or None where the text does not say."""
+    if noted := _TRIPS.search(line):  # on CPU and GPU
         return int(noted[1])
-    if _ROUNDS.search(line):
+    if _ROUNDS.search(line):  # in which rows travel to experts: one, as for a balanced routing
         return 1
-    nothing = ("", "", "")
-    opcode, compared, text = condition.scalars.get(condition.root, nothing)
-    if opcode != "compare" or "direction=LT" not in text:
+    # On TPU the number follows from the loop's form, for (i = start; i < limit; i += step).
+    compared, first = condition.scalar(condition.root), caller.scalar(start)
+    last = body.scalar(body.root)
+    if "direction=LT" not in compared.line or (first.opcode, last.opcode) != ("tuple", "tuple"):
         return None
-    counter, limit = _operands(compared)
-    index = _element(condition, counter)
-    first = caller.scalars.get(_operands(operand)[-1], nothing)
-    last = body.scalars.get(body.root, nothing)
-    if index is None or first[0] != "tuple" or last[0] != "tuple":
+    counter, limit = compared.operands
+    if (index := condition.element(counter)) is None:
         return None
-    start, end = _constant(caller, _operands(first[1])[index]), _constant(condition, limit)
-    opcode, added, _ = body.scalars.get(_operands(last[1])[index], nothing)
-    if start is None or end is None or opcode != "add":
+    added = body.scalar(last.operands[index])
+    begin, end = caller.constant(first.operands[index]), condition.constant(limit)
+    if begin is None or end is None or added.opcode != "add":
         return None
-    steps = [_constant(body, name) for name in _operands(added)]
-    step = next((step for step in steps if step is not None), 0)
-    if step < 1 or index not in [_element(body, name) for name in _operands(added)]:
+    step = next(filter(None, map(body.constant, added.operands)), 0)
+    if step < 1 or index not in map(body.element, added.operands):
         return None
-    return max(0, -((start - end) // step))
-
-
-def _operands(text: str) -> list[str]:
-    """Names of operands, each of which may have its type before it."""
-    return re.findall(r"%([\w.\-]+)", text) or [name.strip() for name in text.split(",")]
-
-
-def _constant(computation: _Computation, name: str) -> int | None:
-    opcode, inside, _ = computation.scalars.get(name, ("", "", ""))
-    if opcode == "copy":
-        return _constant(computation, _operands(inside)[-1])
-    return int(inside) if opcode == "constant" and re.fullmatch(r"-?\d+", inside) else None
-
-
-def _element(computation: _Computation, name: str) -> int | None:
-    """Returns the index of a value among the elements of the computation's parameter."""
-    opcode, inside, line = computation.scalars.get(name, ("", "", ""))
-    if opcode == "copy":
-        return _element(computation, _operands(inside)[-1])
-    found = re.search(r"\bindex=(\d+)", line)
-    return int(found[1]) if opcode == "get-tuple-element" and found else None
+    return max(0, -((begin - end) // step))
 
 
 # ------------------------------------------------------------------------- collectives
@@ -361,8 +328,7 @@ def _collective(line: str, computation: str, devices: int) -> Collective | None:
         return None
     if "calls=" in line:  # an asynchronous wrapper; the operation is in its callee
         return None
-    name, kind = instruction[1], opcode[1]
-    groups = read_pairs(line) if kind == "collective-permute" else read_groups(line, devices)
+    name, kind, groups = instruction[1], opcode[1], read_groups(line, devices)
     # The start of an asynchronous one returns (operand, result, ...); an all-reduce's the result.
     parts = _elements(instruction[2])
     if opcode[2] and kind != "all-reduce" and len(parts) > 1:
@@ -382,19 +348,20 @@ def _collective(line: str, computation: str, devices: int) -> Collective | None:
 def _between_slices(line: str, devices: int) -> Collective:
     """Returns the collective between slices of `devices` devices each; ValueError if unknown."""
     instruction, transfer = _INSTRUCTION.match(line), _TRANSFER.search(line)
-    if instruction is None or transfer is None or transfer[1] not in _TRANSFERS:
+    target = _TARGET.search(line)
+    if not (instruction and transfer and target) or transfer[1] not in _TRANSFERS:
         raise ValueError(f"HLO: no readable transfer between slices in '{line.strip()[:200]}'")
     kind, operand = _TRANSFERS[transfer[1]], type_bytes(_elements(instruction[2])[0])
-    groups, slices = _read_slices(line, devices)
+    groups = _read_slices(target[1], devices)
+    slices = len({device // devices for device in groups[0]})
     of_kind = {"all-gather": operand * slices, "reduce-scatter": operand // slices}
-    result = of_kind.get(kind, operand)
-    return Collective(kind, instruction[1], operand, result, groups, slices)
+    return Collective(kind, instruction[1], operand, of_kind.get(kind, operand), groups, slices)
 
 
 # ----------------------------------------------------------------------- replica groups
 
 _GROUPS = re.compile(
-    r"replica_groups=(?:"
+    r"source_target_pairs=\{(?P<pairs>[\d,{}]*)\}|replica_groups=(?:"
     r"(?P<all>\{\})|"  # every device, in one group
     r"\{(?P<list>\{[\d,{}]*\})\}|"  # {{0,1},{2,3}}
     r"\[(?P<shape>[\d,]+)\]<=(?P<iota>\[[\d,]+\](?:T\([\d,]+\))?)|"  # [4,2]<=[2,2,2]T(0,2,1)
@@ -403,7 +370,6 @@ _GROUPS = re.compile(
     r"mesh\[(?P<mesh>[^\]]*)\](?:, device_ids=\((?P<ids>.*?)\))? \{(?P<axes>[^}]*)\}"
     r")"
 )
-_PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}")
 # "{1,2}x{0:7}": each of the devices 0 to 7 with those of its number in slices 1 and 2; or groups or
 # pairs of numbers slice * 100000 + device, {{100000,200000}} and {{100000->200000}}.
 _TARGET = re.compile(r'_xla_megascale_target="?([\d,:{}x>-]+)')
@@ -411,9 +377,9 @@ _SLICE = 100_000
 
 
 def read_groups(line: str, devices: int) -> Groups:
-    """Reads the replica groups of an instruction, in any of HLO's four notations.
+    """Reads an instruction's replica groups, in any of HLO's four notations, or its pairs.
 
-    `replica_groups={}` are all devices of the program.
+    `replica_groups={}` are all devices of the program. ValueError: it has none that is known.
     """
     found = _GROUPS.search(line)
     if found is None:
@@ -421,29 +387,15 @@ def read_groups(line: str, devices: int) -> Groups:
     return _groups(found[0], devices)
 
 
-def read_pairs(line: str) -> Groups:
-    """Reads the (source, target) pairs of a collective-permute; ValueError where it has none."""
-    found = _PAIRS.search(line)
-    if found is None:
-        raise ValueError(f"HLO: no source_target_pairs in '{line.strip()[:200]}'")
-    return _lists(found[1])
-
-
-def _read_slices(line: str, devices: int) -> tuple[Groups, int]:
-    """Reads an exchange between slices of `devices` devices."""
-    found = _TARGET.search(line)
-    if found is None:
-        raise ValueError(f"HLO: no readable slices in '{line.strip()[:200]}'")
-    target = found[1]
+def _read_slices(target: str, devices: int) -> Groups:
+    """Reads who exchanges between slices of `devices` devices."""
     if "x" in target:
         slices, places = (_ranges(part) for part in target.split("x"))
-        groups = tuple(tuple((each - 1) * devices + place for each in slices) for place in places)
-    else:
-        groups = tuple(
-            tuple((number // _SLICE - 1) * devices + number % _SLICE for number in group)
-            for group in _lists(target.replace("->", ","))
-        )
-    return groups, len({device // devices for device in groups[0]})
+        return tuple(tuple((each - 1) * devices + place for each in slices) for place in places)
+    return tuple(
+        tuple((number // _SLICE - 1) * devices + number % _SLICE for number in group)
+        for group in _lists(target.replace("->", ","))
+    )
 
 
 def _ranges(text: str) -> list[int]:
@@ -458,41 +410,28 @@ def _groups(text: str, devices: int) -> Groups:
     assert found is not None
     if found["all"]:
         return (tuple(range(devices)),)
-    if found["list"]:
-        return _lists(found["list"])
     if found["shape"]:
         return _tuples(_iota(found["iota"]).reshape(_numbers(found["shape"])))
-    return _mesh_groups(found["mesh"], found["ids"], found["axes"])
+    if found["mesh"]:
+        return _tuples(_mesh_groups(found["mesh"], found["ids"], found["axes"]))
+    return _lists(found["list"] or found["pairs"])
 
 
-def _mesh_groups(mesh: str, ids: str | None, axes: str) -> Groups:
+def _mesh_groups(mesh: str, ids: str | None, axes: str) -> np.ndarray:
     sizes = {name: int(size) for name, size in re.findall(r"'?([\w.\-]+)'?=(\d+)", mesh)}
-    wanted = re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", axes)
-    # Each axis is split where a sub-axis of the groups begins or ends.
-    shape: list[int] = []
-    place: dict[tuple[str, int], int] = {}
-    for name, size in sizes.items():
-        cuts = {1, size}
-        for axis, pre, length in wanted:
-            if axis == name and pre:
-                cuts |= {int(pre), int(pre) * int(length)}
-        for start, end in itertools.pairwise(sorted(cuts)):
-            place[name, start] = len(shape)
-            shape.append(end // start)
-    together: list[int] = []
-    for name, pre, length in wanted:
-        first = int(pre) if pre else 1
-        last = first * (int(length) if length else sizes[name])
-        together += [
-            at for (axis, start), at in place.items() if axis == name and first <= start < last
-        ]
-    if ids is None:
-        order = np.arange(math.prod(shape))
-    else:
-        order = _iota(ids) if ids.startswith("[") else np.array(_numbers(ids))
-    apart = [at for at in range(len(shape)) if at not in together]
-    group = math.prod(shape[at] for at in together)
-    return _tuples(order.reshape(shape).transpose(*apart, *together).reshape(-1, group))
+    shape = [*sizes.values()]
+    # Device -> its place along each axis, less what the axes of the groups take of it.
+    apart = dict(zip(sizes, np.indices(shape).reshape(len(shape), -1), strict=True))
+    together, group = [], 1
+    for name, pre, length in re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", axes):
+        size = int(length or sizes[name])
+        inner, group = sizes[name] // (int(pre or 1) * size), group * size
+        together.append(apart[name] // inner % size)
+        apart[name] = apart[name] - together[-1] * inner
+    order = np.lexsort([*reversed(together), *reversed(apart.values())])  # the last one rules
+    if ids is not None:
+        order = (_iota(ids) if ids.startswith("[") else np.array(_numbers(ids)))[order]
+    return order.reshape(-1, group)
 
 
 def _iota(text: str) -> np.ndarray:
@@ -524,18 +463,16 @@ def type_bytes(text: str) -> int:
     """Returns the bytes of a type, "f32[2,8]{1,0:T(8,128)}" or a tuple; 4 bits are packed."""
     total = 0
     for element, sizes in _ARRAY.findall(text):
-        bits = _BITS.get(element)
-        if bits is None:
-            digits = re.match(r"(?:bf|[suf]|c)(\d+)", element)
-            if digits is None:
-                raise ValueError(f"HLO type '{text}': unknown size of {element}")
-            bits = int(digits[1])
+        digits = re.match(r"(?:bf|[suf]|c)(\d+)", element)
+        if digits is None and element not in _BITS:
+            raise ValueError(f"HLO type '{text}': unknown size of {element}")
+        bits = int(digits[1]) if digits else _BITS[element]
         total += math.ceil(math.prod(_numbers(sizes)) * bits / 8)
     return total
 
 
 def _elements(text: str) -> list[str]:
-    """Elements of a tuple's type; of any other type, itself."""
+    """Returns the elements of a tuple's type; of any other type, itself."""
     if not text.startswith("("):
         return [text]
     depth, parts = 0, [""]

@@ -2,10 +2,8 @@
 
 The compilers are packages: libtpu, and for GPUs JAX's CUDA plugin, which works without CUDA and
 without a GPU. Where there is no GPU the plugin complains at every start of JAX; so `make pod-gpu`
-puts it in a separate folder, which only compiling processes have on their path.
-
-libtpu reads its environment once and takes gigabytes; none of that should stay in a process that
-does something else. This module needs neither JAX nor gin.
+puts it in a separate folder, which only compiling processes have on their path. libtpu reads its
+environment once and takes gigabytes.
 """
 
 import importlib.util
@@ -23,12 +21,12 @@ from typing import Any
 from rich.console import Console
 
 from m4.parallel.platform.hardware import package_version
-from m4.plan.machines import topology
+from m4.parallel.platform.machines import topology
 from m4.settings import InputError
 from m4.storage.locks import local_lock
 
 # It is raised with every change of the facts that a compiling process writes (`m4.plan.compile`).
-FORMAT = 8
+FORMAT = 9
 # No device is needed: libtpu does not look for one, query the cloud's metadata, or lock a TPU.
 ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -58,18 +56,16 @@ FAULT = (
 
 def check_compiler(platform: str) -> None:
     """Raises InputError where the compiler for "tpu" or "cuda" is not installed."""
+    path = os.environ.get("TPU_LIBRARY_PATH")
     if platform == "cuda":
         if not (CUDA_COMPILER / _CUDA).is_dir() and importlib.util.find_spec(_CUDA) is None:
             raise InputError(
                 "the compiler for GPUs is not installed: `make pod-gpu` (JAX's CUDA plugin, "
                 "182 MB; needs neither a GPU nor CUDA)"
             )
-        return
-    path = os.environ.get("TPU_LIBRARY_PATH")
-    if path is not None:
-        if not Path(path).is_file():
-            raise InputError(f"TPU_LIBRARY_PATH={path}: no such file")
-    elif importlib.util.find_spec("libtpu") is None:
+    elif path is not None and not Path(path).is_file():
+        raise InputError(f"TPU_LIBRARY_PATH={path}: no such file")
+    elif path is None and importlib.util.find_spec("libtpu") is None:
         raise InputError(
             "the TPU compiler is not installed: `make pod` (libtpu, 205 MB; needs no TPU)"
         )
@@ -90,36 +86,24 @@ def one_at_a_time() -> AbstractContextManager[None]:
 def compiled(
     config: str, arguments: Sequence[str], machine: str, program: str, console: Console
 ) -> dict[str, Any]:
-    """Returns the facts of one compilation, with the config's name.
-
-    Args:
-        arguments: Words of the command line, from which the subprocess reads the config.
-    """
-    platform = topology(machine).platform
-    check_compiler(platform)
-    given = [*arguments, f"--topology={machine}", f"--program={program}"]
-    with console.status(f"compiling {config} for {machine}, one plan at a time: minutes"):
-        return {"config": config, **compile_in_subprocess(given, platform)}
-
-
-def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> dict[str, Any]:
-    """Runs `m4 plan ARGUMENTS --facts=...` and returns the facts that it writes.
-
-    It passes on the subprocess's standard error.
+    """Runs `m4 plan ARGUMENTS --facts=...` and returns the facts that it writes, with `config`.
 
     Raises:
         InputError: The config or the arguments have a mistake, or a signal ended the compiler.
         RuntimeError: Any other failure, with the subprocess's standard error.
     """
-    with one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
+    platform = topology(machine).chip.platform
+    check_compiler(platform)
+    environment = {**os.environ, **ENVIRONMENT}
+    if platform == "cuda" and CUDA_COMPILER.is_dir():
+        folders = [str(CUDA_COMPILER), os.environ.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    given = [*arguments, f"--topology={machine}", f"--program={program}"]
+    waiting = console.status(f"compiling {config} for {machine}, one plan at a time: minutes")
+    with waiting, one_at_a_time(), tempfile.TemporaryDirectory(prefix="m4-plan-") as folder:
         path = Path(folder) / "facts.json"
-        command = [sys.executable, "-m", "m4", "plan", *arguments, f"--facts={path}"]
-        environment = {**os.environ, **ENVIRONMENT}
-        if platform == "cuda" and CUDA_COMPILER.is_dir():
-            folders = [str(CUDA_COMPILER), os.environ.get("PYTHONPATH", "")]
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
         done = subprocess.run(
-            command,
+            [sys.executable, "-m", "m4", "plan", *given, f"--facts={path}"],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -140,7 +124,7 @@ def compile_in_subprocess(arguments: Sequence[str], platform: str = "tpu") -> di
         for line in errors.splitlines():
             if not any(noise in line for noise in _NOISE):
                 print(line, file=sys.stderr)
-        return json.loads(path.read_text(encoding="utf-8"))
+        return {"config": config, **json.loads(path.read_text(encoding="utf-8"))}
 
 
 def compiler(platform: str) -> str:

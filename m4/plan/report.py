@@ -10,15 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from m4.html import in_markdown
-from m4.plan import table3
-from m4.plan.machines import GIB, Machine, topology
+from m4.parallel.platform.machines import GIB, Machine, topology
 from m4.storage.files import write_text
 
 Row = tuple[str, ...]
 SENTENCES = 10**6
 # Parts of a program -> their names in rows.
 PARTS = {"train": {"step": "step"}, "decode": {"encoding": "encoding", "step": "decoding step"}}
-# Kinds of operations (`m4.plan.flops`) -> their names in rows.
+# Kinds of operations (`m4.model.flops`) -> their names in rows.
 OPERATIONS = {
     "attention": "attention projections",
     "attention_logits": "attention logits and weighted sums",
@@ -28,7 +27,13 @@ OPERATIONS = {
     "experts_used": "experts, two a token (model FLOPs)",
     "dispatch": "one-hot dispatch and combine",
 }
-_OTHER_MODEL, _OTHER_BATCH = 0.1, 0.05
+TOTALS = {
+    "model": "of the model",
+    "executed": "executed, by arithmetic",
+    "traced": "executed, in the traced program",
+}
+# The least and the most of a step by the time model over the paper's (docs/pod.md).
+ERROR = {"512 and 2,048 experts": (1.16, 1.39), "128": (2.15, 2.57)}
 
 
 class Report(NamedTuple):
@@ -44,7 +49,7 @@ def report(facts: Mapping[str, Any]) -> Report:
     """Returns the report of the facts of one plan (`m4.plan.compile.facts`)."""
     what = {"train": "a training step", "decode": "a beam search"}[facts["program"]]
     title = f"{facts['config']} on {facts['topology']}: {what} on {facts['devices']:,} devices"
-    rows = [("", "of one device", ""), *_memory(facts), *_parameters(facts)]
+    rows = [("", "of one device", ""), *_sizes(facts)]
     if "refused" not in facts:
         rows += [*_collectives(facts), *_flops(facts), *_time(facts)]
     return Report(title, verdict(facts), [*rows, *_made(facts)], [*_notes(facts)])
@@ -68,10 +73,8 @@ def show(made: Report, console: Console) -> None:
     """Prints a report."""
     console.print(made.title, style="bold", highlight=False)
     console.print(made.verdict, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD)
-    labels = 2 if len(made.rows[0]) == 3 else 1
-    for index, name in enumerate(made.rows[0]):
-        table.add_column(name, justify="left" if index < labels else "right")
+    table = Table(*made.rows[0], box=box.SIMPLE_HEAD)
+    table.columns[-1].justify = "right"
     for row in made.rows[1:]:
         table.add_row(*row)
     console.print(table)
@@ -81,11 +84,10 @@ def show(made: Report, console: Console) -> None:
 
 def write(made: Report, stem: Path, facts: Any) -> list[Path]:
     """Writes stem.json, the facts, and stem.md, the report; returns both paths."""
-    lines = [f"# {in_markdown(made.title)}", "", in_markdown(made.verdict), ""]
     head, *rest = ("| " + " | ".join(map(in_markdown, row)) + " |" for row in made.rows)
-    lines += [head, "| --- |" + " ---: |" * (len(made.rows[0]) - 1), *rest, ""]
-    for note in made.notes:
-        lines += [f"- {in_markdown(note)}"]
+    lines = [f"# {in_markdown(made.title)}", "", in_markdown(made.verdict), "", head,
+             "| --- |" + " ---: |" * (len(made.rows[0]) - 1), *rest, "",
+             *(f"- {in_markdown(note)}" for note in made.notes)]  # fmt: skip
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".json", ".md")]
     write_text(paths[0], json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
     write_text(paths[1], "\n".join(lines) + "\n")
@@ -95,11 +97,10 @@ def write(made: Report, stem: Path, facts: Any) -> list[Path]:
 def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
     """Returns the figures that follow from the time model; None where there is no time.
 
-    Of training: tokens a second, all rows full (`tokens_per_second` is of both sides, as in
-    metrics.jsonl), days, device-years (of JAX devices) and chip-hours to 10^12 source tokens, and
-    model FLOPs over the peak. Of decoding, if the search takes all steps that it may: seconds of a
-    batch, sentences a second with full batches of the longest sources, and chip-hours for 10^6
-    sentences.
+    Of training: tokens a second, all rows full (`tokens_per_second` is of both sides), days,
+    device-years and chip-hours to 10^12 source tokens, and model FLOPs over the peak. Of decoding,
+    if the search takes all steps that it may: seconds of a batch, sentences a second with full
+    batches of the longest sources, and chip-hours for 10^6 sentences.
     """
     seconds = {name: part["total"] for name, part in facts.get("seconds", {}).items()}
     if not seconds or None in seconds.values():
@@ -112,78 +113,48 @@ def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
         return {"batch_seconds": whole, "sentences_per_second": rate, "chip_hours": hours}
     step = seconds["step"]
     source, target = (batch["rows"] * batch[f"{side}_length"] for side in ("source", "target"))
-    days = table3.days(source, step)
+    days = TOKENS / source * step / (24 * 60 * 60)
     peak = machine.chip.device_flops(facts["model"]["dtype"])
     return {
         "source_tokens_per_second": source / step,
         "target_tokens_per_second": target / step,
         "tokens_per_second": (source + target) / step,
         "days": days,
-        "device_years": table3.core_years(days, facts["devices"]),
+        "device_years": days * facts["devices"] / 365,
         "chip_hours": days * 24 * machine.chips,
         "utilisation": facts["flops"]["step"]["model"] / step / peak,
     }
-
-
-def paper_model(facts: Mapping[str, Any]) -> table3.PaperRow | None:
-    """Returns the paper's row of this model; None if it has none, or the sizes were changed.
-
-    The paper excludes embeddings and softmax, up to 7%; over 10% off is another model.
-    """
-    row = table3.paper_row_of(facts["config"])
-    if row is None or abs(sum(facts["parameters"].values()) / row.parameters - 1) > _OTHER_MODEL:
-        return None
-    return row
-
-
-def paper_step(facts: Mapping[str, Any]) -> table3.PaperRow | None:
-    """Returns the paper's row of this step: its model, cores and batch, unchanged; else None."""
-    row, batch = paper_model(facts), facts["batch"]
-    if row is None or facts.get("label") or not facts["topology"].startswith("v3:"):
-        return None
-    # The paper rounds: its 4M are 4 * 2^20 here, 4.9% more.
-    ratio = batch["rows"] * batch["source_length"] / row.batch_tokens
-    same = row.cores == facts["devices"] and abs(ratio - 1) <= _OTHER_BATCH
-    return row if same else None
 
 
 def time_notes(machine: Machine) -> list[str]:
     """Says how the time model computes, and how far it was from measurements."""
     compute = (
         "the compiler's estimate of cycles at the chip's clock"
-        if machine.clock_hz
+        if machine.chip.clock_hz
         else "executed FLOPs at the peak, which no program reaches (there is no estimate of "
         "cycles, or no published clock)"
     )
     fitted = ", the all-to-all at a speed fitted to section 5.2 of the GShard paper on TPU v3"
-    low, high, low_128, high_128 = *table3.band(512, 2048), *table3.band(128)
+    error = ", ".join(f"for {name} {low} to {high}" for name, (low, high) in ERROR.items())
     return [
         f"Times are of a MODEL, not a measurement: {compute}, and collectives at the links' stated "
-        f"speed{fitted if machine.platform == 'tpu' else ''}; no overlap.",
-        f"Its error: for the GShard paper's models of 512 and 2,048 experts, on TPU v3, it gives "
-        f"{low:.2f} to {high:.2f} of the step that the paper measured, for those of 128 experts "
-        f"{low_128:.2f} to {high_128:.2f}. Nothing else was compared with a measurement.",
+        f"speed{fitted if machine.chip.platform == 'tpu' else ''}; no overlap.",
+        "Its error: times of the step that the GShard paper measured on TPU v3 with as many "
+        f"cores, {error}. Nothing else was compared with a measurement.",
     ]
 
 
-def _memory(facts: Mapping[str, Any]) -> Iterator[Row]:
-    name = "memory, GiB"
-    by_kind = facts["given_bytes"] if "refused" in facts else facts["memory_bytes"]
-    yield from ((name, kind, f"{size / GIB:.3f}") for kind, size in by_kind.items())
+def _sizes(facts: Mapping[str, Any]) -> Iterator[Row]:
+    by_kind, counts = facts.get("memory_bytes", facts["given_bytes"]), facts["parameters"]
+    for kind, size in by_kind.items():
+        yield "memory, GiB", kind, f"{size / GIB:.3f}"
     if "refused" not in facts:
-        yield name, "total", f"{sum(by_kind.values()) / GIB:.3f}"
-    elif (needed := facts["refused"]["needed_bytes"]) is not None:
-        yield name, "needed", f"{needed / GIB:.3f}"
-        yield name, "available", f"{facts['refused']['available_bytes'] / GIB:.3f}"
-    yield name, "memory of a device", f"{facts['device_bytes'] / GIB:.3f}"
-
-
-def _parameters(facts: Mapping[str, Any]) -> Iterator[Row]:
-    name, counts = "parameters, all devices", facts["parameters"]
-    yield from ((name, kind, f"{count:,}") for kind, count in counts.items())
-    yield name, "total", f"{sum(counts.values()):,}"
+        yield "memory, GiB", "total", f"{sum(by_kind.values()) / GIB:.3f}"
+    yield "memory, GiB", "memory of a device", f"{facts['device_bytes'] / GIB:.3f}"
+    for kind, count in {**counts, "total": sum(counts.values())}.items():
+        yield "parameters, all devices", kind, f"{count:,}"
     if row := paper_model(facts):
-        yield name, "the paper (table 1)", f"{row.parameters:,.0f}"
+        yield "parameters, all devices", "the paper (table 1)", f"{row.parameters:,.0f}"
 
 
 def _collectives(facts: Mapping[str, Any]) -> Iterator[Row]:
@@ -197,17 +168,12 @@ def _collectives(facts: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _flops(facts: Mapping[str, Any]) -> Iterator[Row]:
-    totals = {
-        "model": "of the model",
-        "executed": "executed, by arithmetic",
-        "traced": "executed, in the traced program",
-    }
     for part, prefix in PARTS[facts["program"]].items():
         name, flops = f"FLOPs, 10^12: {prefix}", facts["flops"][part]
         for kind, count in flops["forward"].items():
             if count:
                 yield name, f"forward: {OPERATIONS.get(kind, kind)}", f"{count / 1e12:.4f}"
-        yield from ((name, totals[k], f"{flops[k] / 1e12:.4f}") for k in totals if k in flops)
+        yield from ((name, TOTALS[k], f"{flops[k] / 1e12:.4f}") for k in TOTALS if k in flops)
 
 
 def _time(facts: Mapping[str, Any]) -> Iterator[Row]:
@@ -219,7 +185,7 @@ def _time(facts: Mapping[str, Any]) -> Iterator[Row]:
         yield from ((name, kind, f"{each:.4f}") for kind, each in seconds["communication"].items())
         yield name, "total", f"{seconds['total']:.4f}"
     machine = topology(facts["topology"])
-    chip = "GPU" if machine.platform == "cuda" else "chip"
+    chip = "GPU" if machine.chip.platform == "cuda" else "chip"
     if facts["program"] == "decode":
         name, aim = "follows, all decoding steps", f"{SENTENCES:,} sentences"
         yield name, "seconds of a batch", f"{cost['batch_seconds']:.2f}"
@@ -245,16 +211,18 @@ def _time(facts: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _made(facts: Mapping[str, Any]) -> Iterator[Row]:
-    name, cost, batch, model = "compiled", facts["compiler"], facts["batch"], facts["model"]
-    yield name, "rows, all devices", f"{batch['rows']:,}"
-    yield name, "pieces a row", f"{batch['source_length']} + {batch['target_length']}"
-    yield name, "vocabulary", f"{model['source_vocab_size'] or 'shared'} / {model['vocab_size']}"
-    yield name, "directions, activations", f"{model['directions']}, {model['dtype']}"
+    cost, batch, model = facts["compiler"], facts["batch"], facts["model"]
     seconds = f"{cost['trace_seconds']:.0f}, {cost['compile_seconds']:.0f}"
-    yield name, "seconds to trace, to compile", seconds
-    cpu = f"{cost['cpu_seconds']:.0f}, {cost['host_bytes'] / GIB:.1f}"
-    yield name, "CPU seconds, GiB of host", cpu
-    yield from ((name, package, version) for package, version in facts["versions"].items())
+    rows = {
+        "rows, all devices": f"{batch['rows']:,}",
+        "pieces a row": f"{batch['source_length']} + {batch['target_length']}",
+        "vocabulary": f"{model['source_vocab_size'] or 'shared'} / {model['vocab_size']}",
+        "directions, activations": f"{model['directions']}, {model['dtype']}",
+        "seconds to trace, to compile": seconds,
+        "CPU seconds, GiB of host": f"{cost['cpu_seconds']:.0f}, {cost['host_bytes'] / GIB:.1f}",
+        **facts["versions"],
+    }
+    yield from (("compiled", name, said) for name, said in rows.items())
 
 
 def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -267,32 +235,83 @@ def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
         "memory: the compiler decides whether the program fits."
     )
     if "no_text" in facts:
-        yield (
-            "The compiler cannot print its program for this machine, so collectives and step time "
-            f"are unknown: {facts['no_text']}"
-        )
+        said = "The compiler cannot print its program for this machine: no collectives, no time: "
+        yield said + facts["no_text"]
         return
     if facts["program"] == "decode":
+        most, loops = facts["batch"]["target_length"], facts["unknown_loops"]
         yield (
-            "The text decides how many decoding steps there are, at most "
-            f"{facts['batch']['target_length']}; the search's loop counts once. It has "
-            f"{facts['unknown_loops']} loops of unknown length (one is expected)."
+            f"The text decides how many decoding steps there are, at most {most}; the search's "
+            f"loop counts once. There are {loops} loops of unknown length (one is expected)."
         )
     elif facts["unknown_loops"]:
         yield "A loop's length is not in the program: its body counts once."
     for part, name in PARTS[facts["program"]].items():
-        flops = facts["flops"][part]
-        if flops["kernels"]:
-            yield (
-                f"Kernels of grouped products (experts) in the {name} are counted by arithmetic, "
-                "as if routing were balanced over the devices."
-            )
-        if (count := facts["uncosted"][part]) and topology(facts["topology"]).clock_hz:
+        if facts["flops"][part]["kernels"]:
+            yield f"Kernels of experts in the {name} are counted as if routing were balanced."
+        if (count := facts["uncosted"][part]) and topology(facts["topology"]).chip.clock_hz:
             yield f"{count:,} operations of the {name} have no estimate of cycles."
     if costs(facts) is None:
-        yield (
-            "No time model: cycles are not estimated for GPUs nor known for this chip's clock, and "
-            "FLOPs do not decide the time of a decoding step."
-        )
+        yield "No time model: no cycles are known, and FLOPs do not decide a decoding step's time."
     else:
         yield from time_notes(topology(facts["topology"]))
+
+
+# ------------------------------------------------------ GShard's Table 3 (arXiv 2006.16668)
+
+# Training is counted by source pieces, as in the paper (its footnote 7).
+TOKENS = 10**12
+
+
+class PaperRow(NamedTuple):
+    """One model of Table 3 as printed, and its size of Table 1; None: the paper gives none."""
+
+    model: str
+    config: str
+    cores: int
+    parameters: float
+    steps_per_second: float | None
+    batch_tokens: int
+    core_years: str | None
+    days: str | None
+    tokens: int = TOKENS  # that its days and core-years are for
+
+
+TABLE3 = (
+    PaperRow("(1) MoE(2048E, 36L)", "moe_2048e_36l", 2048, 600e9, 0.72, 4_000_000, "22.4", "4.0"),
+    PaperRow("(2) MoE(2048E, 12L)", "moe_2048e_12l", 2048, 200e9, 2.15, 4_000_000, "7.5", "1.4"),
+    PaperRow("(3) MoE(512E, 36L)", "moe_512e_36l", 512, 150e9, 1.05, 1_000_000, "15.5", "11.0"),
+    PaperRow("(4) MoE(512E, 12L)", "moe_512e_12l", 512, 50e9, 3.28, 1_000_000, "4.9", "3.5"),
+    PaperRow("(5) MoE(128E, 36L)", "moe_128e_36l", 128, 37e9, 0.67, 1_000_000, "6.1", "17.3"),
+    PaperRow("(6) MoE(128E, 12L)", "moe_128e_12l", 128, 12.5e9, 2.16, 1_000_000, "1.9", "5.4"),
+    PaperRow("* MoE(2048E, 60L)", "moe_2048e_60l", 2048, 1e12, None, 4_000_000, None, None),
+    # 300,000 steps (section 4.2) of 4 million pieces.
+    PaperRow("T(96L)", "t_96l", 2048, 2.3e9, None, 4_000_000, "235.5", "42", 12 * 10**11),
+)
+
+
+def paper_row_of(config: str) -> PaperRow | None:
+    """Returns the row of the model in the config of this name (a file's stem)."""
+    return next((row for row in TABLE3 if row.config == config), None)
+
+
+def paper_model(facts: Mapping[str, Any]) -> PaperRow | None:
+    """Returns the paper's row of this model; None if it has none, or the sizes were changed.
+
+    The paper excludes embeddings and softmax, up to 7%; over 10% off is another model.
+    """
+    row = paper_row_of(facts["config"])
+    if row is None or abs(sum(facts["parameters"].values()) / row.parameters - 1) > 0.1:
+        return None
+    return row
+
+
+def paper_step(facts: Mapping[str, Any]) -> PaperRow | None:
+    """Returns the paper's row of this step: its model, cores and batch, unchanged; else None."""
+    row, batch = paper_model(facts), facts["batch"]
+    if row is None or facts.get("label") or not facts["topology"].startswith("v3:"):
+        return None
+    # The paper rounds: its 4M are 4 * 2^20 here, 4.9% more.
+    ratio = batch["rows"] * batch["source_length"] / row.batch_tokens
+    same = row.cores == facts["devices"] and abs(ratio - 1) <= 0.05
+    return row if same else None

@@ -5,13 +5,15 @@ import dataclasses
 import errno
 import functools
 import logging
+import operator
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
@@ -20,12 +22,11 @@ from orbax.checkpoint import future
 
 from m4.parallel import distributed
 from m4.settings import InputError, first_line
-from m4.storage import manifest
+from m4.storage import steps
 from m4.storage.files import read_jsonl, undamaged
 from m4.storage.local_copy import address_of, upload
-from m4.storage.numbers import is_float
 from m4.storage.records import count, flag, named, record, text
-from m4.storage.steps import is_removed, latest_step, used_item, whole_step
+from m4.storage.steps import is_removed, items_of, used_item, whole_step
 
 
 class Removed(InputError):
@@ -41,22 +42,18 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, er
 _THREADS = ("future", "async_checkpointer", "checkpoint_manager")
 # What `keep_best` goes by, of the values measured at a checkpoint's step; the lowest is the best.
 MEASURE = "dev/nll"
-
-
+# The note of a step.
 _SEEN = named(record({"pairs": count}))
+_SEEN_OF = record({"from_step": count, "directions": _SEEN, "languages": _SEEN})
 _NOTE = record(
     {
-        "step?": count,
-        "best_step?": count,
-        "finished?": flag,
-        "vocabulary?": text,
-        "averaged?": named(text),
-        "seen?": record({"from_step": count, "directions": _SEEN, "languages": _SEEN}),
+        **{"step?": count, "best_step?": count, "finished?": flag, "vocabulary?": text},
+        **{"averaged?": named(text), "seen?": _SEEN_OF},
     }
 )
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of a model, `checkpoints/<step>/`.
 
     A step has the items params, optimizer, groups, average, best and note. `average` are averaged
@@ -65,10 +62,8 @@ class Checkpoints:
 
     With several processes all of them open, save and restore together; read-only, each alone.
 
-    Saving is asynchronous (call `wait` or `close` before reading) and atomic: a step's folder
-    appears, complete and with its manifest, by a rename, so that a killed job leaves the last
-    complete step. Whoever opens the folder for writing goes back to the last whole one
-    (`whole_step`).
+    Saving is asynchronous (call `wait` or `close` before reading) and atomic (`m4.storage.steps`).
+    Whoever opens the folder for writing goes back to the last whole step (`whole_step`).
     """
 
     def __init__(
@@ -88,41 +83,39 @@ class Checkpoints:
         _quiet()
         self._here = Path(folder).absolute()
         self.folder = address_of(self._here)
+        self.latest: int | None = None  # last whole step when it was opened to write
+        self._manager = None
         if not read_only:
-            distributed.on_primary_then_broadcast(
+            self.latest = distributed.on_primary_then_broadcast(
                 "checkpoints", lambda: whole_step(self._here, move_aside=True)
             )
         self._reader = ocp.Checkpointer(
             ocp.CompositeCheckpointHandler(), multiprocessing_options=_processes(alone=read_only)
         )
-        self._marked = _Marked()
-        self._manager = None if read_only else self._writer(keep, keep_period, keep_best)
-
-    def _writer(self, keep: int, keep_period: int | None, keep_best: int) -> ocp.CheckpointManager:
-        hashing = _Hashing()
-        policies: list[managers.PreservationPolicy] = [managers.LatestN(n=keep), self._marked]
+        if read_only:
+            return
+        self._marked: list[int] = []  # steps that `SCORES_BY_STEP` marks as best
+        hashing, measure = _Hashing(), operator.itemgetter(MEASURE)
+        # The first one is that of the marked steps, which `save` replaces.
+        marked, last = managers.CustomSteps(steps=[]), managers.LatestN(n=keep)
+        self._policies: list[managers.PreservationPolicy] = [marked, last]
         if keep_period is not None:
-            policies.append(managers.EveryNSteps(keep_period))
+            self._policies.append(managers.EveryNSteps(keep_period))
         if keep_best:
-            best = {"get_metric_fn": _measure, "reverse": True, "n": keep_best}
-            policies.append(managers.BestN(**best, keep_checkpoints_without_metrics=False))
-        return ocp.CheckpointManager(
+            best = {"get_metric_fn": measure, "reverse": True, "n": keep_best}
+            self._policies.append(managers.BestN(**best, keep_checkpoints_without_metrics=False))
+        self._manager = ocp.CheckpointManager(
             self.folder,
             item_names=("params", "optimizer", "groups", "average", "best", "note"),
-            item_handlers={manifest.ITEM: hashing},
+            item_handlers={steps.ITEM: hashing},
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=managers.AnyPreservationPolicy(policies),
-                best_fn=_measure if keep_best else None,
+                preservation_policy=managers.AnyPreservationPolicy(self._policies),
+                best_fn=measure if keep_best else None,
                 cleanup_tmp_directories=True,
                 multiprocessing_options=_processes(alone=False),
                 async_options=ocp.options.AsyncOptions(post_finalization_callback=hashing.finish),
             ),
         )
-
-    @property
-    def latest(self) -> int | None:
-        """Last complete step, or None."""
-        return latest_step(self._here)
 
     def save(
         self,
@@ -145,9 +138,10 @@ class Checkpoints:
             return
         # A run resumes from the checkpoint: the files next to it must not be older. And no process
         # may write any shard once the folder is another job's.
-        self._marked.steps = distributed.on_primary_then_broadcast(
+        self._marked = distributed.on_primary_then_broadcast(
             "to save a checkpoint", self._push_then_marked
         )
+        self._policies[0] = managers.CustomSteps(steps=self._marked)
         saves: dict[str, ocp.args.CheckpointArgs] = {
             name: ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_FILE_BYTES)
             for name, tree in items.items()
@@ -157,7 +151,7 @@ class Checkpoints:
         with self._writing():
             self._manager.save(
                 step,
-                args=ocp.args.Composite(**saves, **{manifest.ITEM: _HashAll()}),
+                args=ocp.args.Composite(**saves, **{steps.ITEM: _HashAll()}),
                 metrics=None if known is None else {MEASURE: float(known)},
             )
 
@@ -171,7 +165,7 @@ class Checkpoints:
             return []
         except (OSError, InputError) as error:  # no reason to stop training
             print(f"{error}: cannot be read; the best step stays", file=sys.stderr)
-            return list(self._marked.steps)
+            return self._marked
 
     def note(self, step: int) -> dict[str, Any]:
         """Returns the JSON note of a step."""
@@ -192,54 +186,42 @@ class Checkpoints:
             Removed: It went meanwhile.
             InputError: It has no such item, or cannot be read.
         """
-        restores = {
-            name: ocp.args.PyTreeRestore(
-                tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
-            )
-            for name, tree in items.items()
-        }
+        there, how = self.folder / str(step), ocp.checkpoint_utils.construct_restore_args
         with self._reading(step):
-            if missing := items.keys() - manifest.items_of(self.folder / str(step)):
-                raise InputError(
-                    f"{self.folder}/{step}: has no {', '.join(sorted(missing))}: a run cannot "
-                    "resume from it, but begin from it (--init_from)"
-                )
+            if missing := items.keys() - items_of(there):
+                said = "a run cannot resume from it, but begin from it (--init_from)"
+                raise InputError(f"{there}: has no {', '.join(sorted(missing))}: {said}")
             for name, tree in items.items():
                 self.check_shapes(step, name, tree)
-            found = self._reader.restore(
-                self.folder / str(step), args=ocp.args.Composite(**restores)
-            )
+            asked = {
+                name: ocp.args.PyTreeRestore(tree, restore_args=how(tree))
+                for name, tree in items.items()
+            }
+            found = self._reader.restore(there, args=ocp.args.Composite(**asked))
         return {name: found[name] for name in items}
 
     def used(self, step: int) -> str:
         """Returns the item whose parameters are used: best, average or params."""
         with self._reading(step):
-            return used_item(manifest.items_of(self.folder / str(step)))
+            return used_item(items_of(self.folder / str(step)))
 
     def check_shapes(self, step: int, name: str, tree: Any) -> None:
         """Checks that an item of a step has the arrays of `tree` (nested dicts).
 
-        To be called before `restore`, which would make floats of any numbers, and whose message
-        about a shape has thousands of lines.
-
         Raises:
             InputError: An array has another shape, or no floats where the tree has.
         """
-        there_is, tree_is = self.arrays(step, name), by_path(tree)
-        saved = {path: tuple(leaf.shape) for path, leaf in there_is.items()}
-        wanted = {path: tuple(leaf.shape) for path, leaf in tree_is.items()}
+        saved, wanted = self.arrays(step, name), by_path(tree)
         for path in sorted(saved.keys() | wanted.keys()):
-            here, there = wanted.get(path), saved.get(path)
+            where, both = f"{self.folder}/{step}: {path}", (saved, wanted)
+            there, here = (tuple(one[path].shape) if path in one else None for one in both)
             if here != there:
                 raise InputError(
-                    f"{self.folder}/{step}: {path} is {there or 'missing'} there and "
-                    f"{here or 'missing'} in the model: it belongs to another config"
+                    f"{where} is {there or 'missing'} there and {here or 'missing'} in the model: "
+                    "it belongs to another config"
                 )
-            if is_float(tree_is[path].dtype) and not is_float(there_is[path].dtype):
-                raise InputError(
-                    f"{self.folder}/{step}: {path} has numbers of type {there_is[path].dtype}: "
-                    "must be floats"
-                )
+            if _is_float(wanted[path].dtype) and not _is_float(kind := saved[path].dtype):
+                raise InputError(f"{where} has numbers of type {kind}: must be floats")
 
     def arrays(self, step: int, name: str) -> dict[str, Any]:
         """Returns "a/b" -> shape, dtype and sharding of every array of an item."""
@@ -249,11 +231,9 @@ class Checkpoints:
         """Returns "a/b" -> every array of an item, in this process's memory."""
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         tree = self._tree(step, name)
-        wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
-        return {
-            path: np.asarray(array)
-            for path, array in by_path(self.restore(step, {name: wanted})[name]).items()
-        }
+        wanted = shapes(tree, jax.tree.map(lambda _: here, tree))
+        found = by_path(self.restore(step, {name: wanted})[name])
+        return {path: np.asarray(array) for path, array in found.items()}
 
     def _tree(self, step: int, name: str) -> Any:
         alone = _processes(alone=True)
@@ -273,18 +253,15 @@ class Checkpoints:
             raise
         except Exception as error:  # orbax raises anything over some files
             there = self.folder / str(step)
-            said = manifest.problem(there)
+            said = steps.problem(there)
             if is_removed(self._here, step, seconds=1.0 if said else 0.0):
-                raise Removed(
-                    f"{there}: was removed while it was read (Training.keep_checkpoints "
-                    "sets how many are kept)"
-                ) from error
+                how = "(Training.keep_checkpoints sets how many are kept)"
+                raise Removed(f"{there}: was removed while it was read {how}") from error
             if said:
                 raise InputError(f"{there}: damaged ({said})") from error
-            raise InputError(
-                f"{there}: cannot be read ({first_line(error)}); where it is damaged, "
-                "remove it, and the step before is used"
-            ) from error
+            remedy = "where it is damaged, remove it, and the step before is used"
+            said = f"cannot be read ({first_line(error)}); {remedy}"
+            raise InputError(f"{there}: {said}") from error
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -310,28 +287,17 @@ class Checkpoints:
             with self._writing():
                 self._manager.close()
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def read_note(folder: Path, step: int) -> dict[str, Any]:
     """Returns the note of a checkpoint in a model's folder. InputError: it is damaged."""
     there = address_of(folder / "checkpoints") / str(step)
-    if (said := manifest.problem(there, {"note"})) is not None:
+    if (said := steps.problem(there, lambda _: {"note"})) is not None:
         raise InputError(f"{there}: damaged ({said})")
-    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as store:
+    with Checkpoints(folder / "checkpoints", read_only=True) as store:
         return store.note(step)
-
-
-class _Marked:
-    """The rule, for orbax, that marked steps stay."""
-
-    steps: Collection[int] = ()
-
-    def should_preserve(
-        self,
-        checkpoints: Sequence[managers.PolicyCheckpointInfo],
-        *,
-        context: managers.PreservationContext,
-    ) -> Sequence[bool]:
-        return [one.step in self.steps for one in checkpoints]
 
 
 def _quiet() -> None:
@@ -360,10 +326,6 @@ def _refused(error: BaseException) -> int | None:
     return next((number for number in _OF_DISKS if os.strerror(number) in str(error)), None)
 
 
-def _measure(measured: Mapping[str, float]) -> float:
-    return measured[MEASURE]
-
-
 def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
     """Returns which processes wait for each other: all, or none for this one."""
     if jax.process_count() == 1 or not alone:
@@ -387,13 +349,13 @@ class _Hashing(ocp.AsyncCheckpointHandler):
 
     async def async_save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> list[Any]:
         self._item = directory
-        write_own = functools.partial(manifest.write_own, directory, jax.process_index())
+        write_own = functools.partial(steps.write_own, directory, jax.process_index())
         # orbax waits in the order of the items' names: for `sha256` when all others are written.
         return [future.ChainedFuture([], write_own)]
 
     def finish(self) -> None:
         """Writes the manifest, by the primary, when only the step's own name is missing."""
-        manifest.write_whole(self._item.parent)
+        steps.write_whole(self._item.parent)
 
     def save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> None:
         """Raises NotImplementedError: orbax's manager does not call it."""
@@ -416,3 +378,24 @@ def shapes(tree: Any, shardings: Any | None = None) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or own)
 
     return jax.tree.map(shape, tree, *([] if shardings is None else [shardings]))
+
+
+def _is_float(dtype: Any) -> bool:
+    """Returns whether a dtype is one of floating-point numbers, bfloat16 included."""
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def check_weights(where: object, arrays: Mapping[str, Any]) -> None:
+    """Checks parameters, or moments of an optimizer; of arrays of JAX the parts of this process.
+
+    Raises:
+        InputError: One has numbers of another kind, or some that are not finite.
+    """
+    for name, array in arrays.items():
+        if not _is_float(array.dtype):
+            raise InputError(f"{where}: {name} has numbers of type {array.dtype}: must be floats")
+        parts = [array]
+        if isinstance(array, jax.Array):  # devices with the same part have the same index
+            parts = {str(one.index): one.data for one in array.addressable_shards}.values()
+        if wrong := sum(int(np.size(p) - np.isfinite(np.asarray(p)).sum()) for p in parts):
+            raise InputError(f"{where}: {name} has {wrong:,} values that are not finite")

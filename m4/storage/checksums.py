@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from m4.parallel.platform.hardware import cache_folder
 from m4.settings import InputError
 from m4.storage.files import read_json, write_json
 from m4.storage.objects import Object, Objects
@@ -24,7 +25,6 @@ FILES = named(entry(count, text))
 # What a machine keeps of a folder: name, version and SHA-256 of each file.
 _KEPT = record({"files": listed(entry(text, text, text))})
 Level = Literal["fast", "full"]
-LEVELS: tuple[str, ...] = get_args(Level)
 _THREADS = 8
 # Files that changed less long ago may change again within the same tick of their disk's clock.
 _TICK_SECONDS = 2.0
@@ -66,12 +66,7 @@ class Disk:
 # The files of a folder, by their names relative to it.
 Folder = Disk | Objects
 
-
-class _Choice:
-    level: Level = "full"
-    remembered: bool = True  # what an earlier process of this machine has compared
-
-
+_chosen: Level | None = None
 _same: set[tuple[str, str, str, str]] = set()  # address, name, version, SHA-256
 
 
@@ -81,7 +76,8 @@ def choose(level: Level | None) -> None:
     Without a level it compares everything but files that this machine has compared before and that
     have not changed since (`problem(once=True)`).
     """
-    _Choice.level, _Choice.remembered = level or "full", level is None
+    global _chosen
+    _chosen = level
 
 
 def hashes(store: Folder, names: Iterable[str]) -> dict[str, tuple[int, str]]:
@@ -108,23 +104,26 @@ def problem(
         once: Whether the machine remembers what it has compared, in $XDG_CACHE_HOME/m4/verified,
             and does not read it again.
     """
-    there, kept = store.list(), _kept(store.address)
-    if once and _Choice.remembered:
+    there = store.list()
+    digest = hashlib.sha256(store.address.encode()).hexdigest()[:16]
+    kept = cache_folder() / "verified" / f"{digest}.json"
+    if once and _chosen is None:
         with contextlib.suppress(OSError, InputError):  # it saves time only
             rows = read_json(kept, _KEPT)["files"]
-            _same.update((store.address, name, version, sha256) for name, version, sha256 in rows)
+            _same.update((store.address, *row) for row in rows)
     for name, (size, _) in files.items():
         if name not in there:
             return f"{name}: missing"
         if there[name].size != size:
             return f"{name}: {there[name].size:,} bytes of {size:,}"
-    full = (level or _Choice.level) == "full"
+    full = (level or _chosen) != "fast"
     read = {
-        name: (store.address, name, there[name].version, sha256)
+        name: seen
         for name, (size, sha256) in files.items()
-        if wanted(name) and (full or size <= _SMALL_BYTES)
+        if wanted(name)
+        and (full or size <= _SMALL_BYTES)
+        and (seen := (store.address, name, there[name].version, sha256)) not in _same
     }
-    read = {name: seen for name, seen in read.items() if seen not in _same}
     try:
         found = hashes(store, read)
     except FileNotFoundError as error:
@@ -138,13 +137,3 @@ def problem(
         with contextlib.suppress(OSError):
             write_json(kept, {"files": [one[1:] for one in _same if one[0] == store.address]})
     return None
-
-
-def _kept(address: str) -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "m4" / "verified" / f"{hashlib.sha256(address.encode()).hexdigest()[:16]}.json"
-
-
-def forget() -> None:
-    """Forgets what was compared, so that everything is read again."""
-    _same.clear()

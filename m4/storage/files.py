@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from m4.settings import InputError, check_name
 from m4.storage.records import Kind, anything
@@ -26,9 +26,7 @@ _CHECKSUM = "checksum"
 _Parsed = TypeVar("_Parsed")
 # What parsers raise. UnicodeDecodeError and JSONDecodeError are ValueErrors; brackets of brackets
 # are too deep.
-_DAMAGE = (
-    ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError
-)  # fmt: skip
+_DAMAGE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 
 
 @contextmanager
@@ -54,36 +52,37 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*/{_LOCK}"):
-        with open_lock(path) as lock, suppress(BlockingIOError):  # another process is filling it
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(BlockingIOError), _locked(path):  # else another process is filling it
             remove(path.parent)
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     unfinished.mkdir()
     try:
-        with open_lock(unfinished / _LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _locked(unfinished / _LOCK):
             yield unfinished
             (unfinished / _LOCK).unlink()
+        old = unfinished.with_suffix(".old")
         if replace and folder.exists():
             # Aside first: there is never a moment with half a folder under the right name.
-            old = unfinished.with_suffix(".old")
             os.replace(folder, old)
+        try:
             os.replace(unfinished, folder)
-            remove(old)
-        else:
-            try:
-                os.replace(unfinished, folder)
-            except OSError as error:
-                if replace or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
+        except OSError as error:
+            if replace or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        remove(old)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def open_lock(path: Path) -> IO[str]:
-    """Opens or makes the file of a lock; OSError for a link, which may lead out of the folder."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o666), "r+")
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds a lock; OSError for a link, which may lead out of the folder, and if it is held."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
 
 
 def remove(path: Path) -> None:
@@ -115,10 +114,8 @@ def check_tree(folder: Path) -> None:
     for at, folders, files in os.walk(folder):
         for path in (Path(at, name) for name in (*folders, *files)):
             if not followed and path.is_symlink() and not path.resolve().is_relative_to(base):
-                raise InputError(
-                    f"{path}: a link to {path.readlink()}, outside of the run's folder; it is "
-                    "followed with --follow_links only"
-                )
+                said = "outside of the run's folder; it is followed with --follow_links only"
+                raise InputError(f"{path}: a link to {path.readlink()}, {said}")
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise InputError(f"{path}: not a file but a pipe, a socket or a device")
 
@@ -173,10 +170,8 @@ def write_text(path: Path, text: str) -> None:
 def keep_result(content: bytes, output: Path | None, place: Path) -> None:
     """Writes a result to `output`, or without it to `place`, and prints the path.
 
-    A place that cannot be written, as in a folder that others own, is a line on stderr.
-
     Raises:
-        InputError: The output cannot be written.
+        InputError: The output cannot be written. A place that cannot is a line on stderr.
     """
     path = output or place
     try:
@@ -185,8 +180,8 @@ def keep_result(content: bytes, output: Path | None, place: Path) -> None:
     except OSError as error:
         if output is not None:
             raise InputError(f"--output={output}: cannot be written ({error.strerror})") from error
-        remedy = "--output=FILE names another place"
-        print(f"{path}: not written ({error.strerror}); {remedy}", file=sys.stderr)
+        said = f"not written ({error.strerror}); --output=FILE names another place"
+        print(f"{path}: {said}", file=sys.stderr)
     else:
         print(path)
 

@@ -1,15 +1,14 @@
 """A folder in a bucket (gs://BUCKET/run), and the copy of it in which this machine works.
 
-Jobs append to files, lock them and map them into memory, which buckets do not do. So a job works in
-a local copy. Its primary process brings the copy up to date at the start, and uploads what has
-changed before each checkpoint, every half minute and at the end. Checkpoints, which are large and
-sharded over all processes, go straight to the bucket (`address_of`).
-
-Copies are in $XDG_CACHE_HOME/m4 (~/.cache/m4): one for each address and each set of kinds of files
-that a job writes, and one for reading. A job uploads and removes files of its own kinds only.
+A job's primary process brings the copy up to date at the start, and uploads what has changed before
+each checkpoint, every half minute and at the end. Checkpoints, which are large and sharded over all
+processes, go straight to the bucket (`address_of`). Copies are in $XDG_CACHE_HOME/m4: one for each
+address and each set of kinds of files that a job writes, and one for reading. A job uploads and
+removes files of its own kinds only.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -27,6 +26,7 @@ from typing import Any
 from etils import epath
 
 from m4.parallel.platform import signals
+from m4.parallel.platform.hardware import cache_folder
 from m4.settings import InputError
 from m4.storage import locks
 from m4.storage.checksums import Disk
@@ -50,11 +50,6 @@ _addresses: dict[Path, str] = {}
 _open_copies: list["LocalCopy"] = []
 
 
-def cache_folder() -> Path:
-    """Returns where m4 keeps copies and compiled programs on this machine."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "m4"
-
-
 def copy_of(address: str, use: str = "read") -> Path:
     """Returns the local copy of an address for a use: "read", or the kinds that a job writes."""
     address = address.rstrip("/")
@@ -65,14 +60,11 @@ def copy_of(address: str, use: str = "read") -> Path:
 
 
 def address_of(folder: Path) -> epath.Path:
-    """Returns where a folder's checkpoints and traces are: in the bucket if it is a copy's.
-
-    Baselines are trained on one machine, in its copy.
-    """
+    """Returns where a folder's checkpoints and traces are: in the bucket if it is a copy's."""
     for parent in (folder, *folder.parents):
         if (address := _addresses.get(parent)) is not None:
             name = folder.relative_to(parent).as_posix()
-            if not name.startswith("baselines/"):
+            if not name.startswith("baselines/"):  # trained on one machine, in its copy
                 return epath.Path(address) / name
     return epath.Path(folder)
 
@@ -97,6 +89,43 @@ def fetched(place: str | Path, wanted: Callable[[str], bool] = _is_for_readers) 
     with locks.local_lock(copy.here / ".lock", str(place), seconds=-1):
         copy.pull(wanted)
     return copy.here
+
+
+# What is written last into a folder that never changes again, so that the others are there.
+MANIFEST = "manifest.json"
+
+
+def local_place(place: str) -> Path:
+    """Returns the folder on this machine of a path or an address whose folders never change."""
+    return copy_of(place, "corpora") if is_address(place) else Path(place)
+
+
+def finished_folder(
+    place: str, name: str, needs: Callable[[str], bool] = lambda name: True
+) -> Path | None:
+    """Returns the local folder of one that never changes, with the files that are needed.
+
+    None: It is not in the place, or not whole.
+    """
+    folder = local_place(place) / name
+    if not is_address(place):
+        return folder if (folder / MANIFEST).is_file() else None
+    objects = Objects(f"{place.rstrip('/')}/{name}")
+    there = objects.list()
+    if MANIFEST not in there:
+        return None
+    missing = [name for name in there if needs(name) and not confined(folder, name).is_file()]
+    _in_threads(lambda name: objects.download(name, folder / name), missing)
+    return folder
+
+
+def upload_finished(place: str, name: str) -> None:
+    """Uploads a folder that was made on this machine and never changes, where it is a copy."""
+    if is_address(place):
+        folder, objects = local_place(place) / name, Objects(f"{place.rstrip('/')}/{name}")
+        names = [one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()]
+        _in_threads(lambda name: objects.put(name, folder / name), {*names} - {MANIFEST})
+        objects.put(MANIFEST, folder / MANIFEST)
 
 
 def upload(folder: Path) -> None:
@@ -171,7 +200,12 @@ class LocalCopy:
     def _followed(self) -> Iterator[None]:
         """Uploads changes in every period, and at the end."""
         ended = threading.Event()
-        thread = threading.Thread(target=self._push_periodically, args=(ended,), daemon=True)
+
+        def push_periodically() -> None:
+            while not ended.wait(locks.PERIOD_SECONDS):
+                self._pushed(last=False)  # a later round, or the end, uploads everything
+
+        thread = threading.Thread(target=push_periodically, daemon=True)
         _open_copies.append(self)
         thread.start()
         try:
@@ -194,28 +228,23 @@ class LocalCopy:
                     raise Unreachable(said) from error
                 print(said, file=sys.stderr)  # the job's own error is raised
 
-    def _push_periodically(self, ended: threading.Event) -> None:
-        while not ended.wait(locks.PERIOD_SECONDS):
-            try:
-                self.push()
-            except ERRORS as error:
-                self._warn(error)  # a later round, or the end, uploads everything
-
     def push_with_retries(self) -> None:
         """Uploads changes; repeats it for minutes while the bucket cannot be reached."""
         until = time.monotonic() + _RETRY_PERIODS * locks.PERIOD_SECONDS
-        while True:
-            try:
-                return self.push()
-            except ERRORS as error:
-                if time.monotonic() >= until:
-                    raise
-                self._warn(error)
+        while not self._pushed(last=time.monotonic() >= until):
             time.sleep(locks.PERIOD_SECONDS)
 
-    def _warn(self, error: Exception) -> None:
-        said = f"{self._where}: not up to date, will retry ({one_line(error)})"
-        print(said, file=sys.stderr)
+    def _pushed(self, *, last: bool) -> bool:
+        """Uploads changes; returns False, with a line on stderr, where another try may help."""
+        try:
+            self.push()
+        except ERRORS as error:
+            if last:
+                raise
+            said = f"{self._where}: not up to date, will retry ({one_line(error)})"
+            print(said, file=sys.stderr)
+            return False
+        return True
 
     def pull(self, wanted: Callable[[str], bool]) -> None:
         """Makes the copy equal to the bucket; what both have alike stays.
@@ -255,10 +284,12 @@ class LocalCopy:
         with self._alone:
             for lock in self._locks:
                 lock.check()
-            record, here = self._read_record(), dict[str, list[int | str]]()
-            for name, one in self._disk.list().items():
-                if name in names if names is not None else _is_copied(name) and self._is_own(name):
-                    here[name] = [one.size, one.version]
+            record = self._read_record()
+            here: dict[str, list[int | str]] = {
+                name: [one.size, one.version]
+                for name, one in self._disk.list().items()
+                if (name in names if names is not None else _is_copied(name) and self._is_own(name))
+            }
 
             def put(name: str) -> None:
                 for lock in self._locks:
@@ -310,43 +341,34 @@ class LocalCopy:
         write_text(self.here / _RECORD, json.dumps(record))
 
 
+@dataclasses.dataclass
 class BoundedCopy:
     """Files of a bucket that never change, fetched when needed, as far as this machine has room.
 
     Those that were not needed for the longest time make room.
+
+    Attributes:
+        address: The folder in the bucket.
+        here: The local folder.
+        files: Name -> size and SHA-256.
+        gigabytes: The room (`Data.disk_gigabytes`).
     """
 
-    def __init__(
-        self,
-        address: str,
-        here: Path,
-        files: Mapping[str, Sequence[Any]],
-        gigabytes: float,
-        setting: str,
-    ) -> None:
-        """Sends no request. Removes what is beyond the room.
+    address: str
+    here: Path
+    files: Mapping[str, Sequence[Any]]
+    gigabytes: float
 
-        Args:
-            address: The folder in the bucket.
-            here: The local folder.
-            files: Name -> size and SHA-256.
-            setting: Name of the setting of `gigabytes`, for messages.
-        """
-        self._objects, self._here, self._files = Objects(address), here, files
-        self._bytes, self._setting = int(gigabytes * 1e9), setting
-        there = {name: path for name in files if (path := here / name).is_file()}
+    def __post_init__(self) -> None:
+        self._objects = Objects(self.address)
+        there = [name for name in self.files if (self.here / name).is_file()]
+        there.sort(key=lambda name: (self.here / name).stat().st_mtime_ns)
         # Name -> bytes, of what is here, in the order in which it was needed last.
-        self._there = {
-            name: files[name][0]
-            for name in sorted(there, key=lambda name: there[name].stat().st_mtime_ns)
-        }
+        self._there = {name: self.files[name][0] for name in there}
         self._needed: deque[set[str]] = deque(maxlen=_KEPT_NEEDS)
         self._on_remove: dict[str, Callable[[], object]] = {}
         self._alone = threading.RLock()
         self._make_room(0)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
 
     def path(self, name: str, on_remove: Callable[[], object]) -> Path:
         """Returns the path of a file, fetched now if it is not here.
@@ -357,7 +379,7 @@ class BoundedCopy:
             if name not in self._there:
                 self.need([name])
             self._on_remove[name] = on_remove
-        return self._here / name
+        return self.here / name
 
     def need(self, names: Iterable[str]) -> None:
         """Fetches the files that are not here. They stay until some later calls named others.
@@ -371,42 +393,37 @@ class BoundedCopy:
             for name in sorted(wanted & self._there.keys()):
                 self._there[name] = self._there.pop(name)
             missing = sorted(wanted - self._there.keys())
-            self._make_room(sum(self._files[name][0] for name in missing))
+            self._make_room(sum(self.files[name][0] for name in missing))
             _in_threads(self._fetch, missing)
-            self._there |= {name: self._files[name][0] for name in missing}
+            self._there |= {name: self.files[name][0] for name in missing}
 
     def _make_room(self, size: int) -> None:
         pinned = set().union(*self._needed)
-        room = self._bytes - size - sum(self._there.values())
+        most = int(self.gigabytes * 1e9)
+        room = most - size - sum(self._there.values())
         for name in [name for name in self._there if name not in pinned]:
             if room >= 0:
                 break
             room += self._there.pop(name)
             self._on_remove.pop(name, lambda: None)()
-            (self._here / name).unlink(missing_ok=True)
+            (self.here / name).unlink(missing_ok=True)
         if room < 0:
-            raise InputError(
-                f"{self._setting} = {self._bytes / 1e9:g}: a few steps need "
-                f"{(self._bytes - room) / 1e9:.3g} GB of {self._objects.address} at once"
-            )
+            said = f"{(most - room) / 1e9:.3g} GB of {self.address} at once"
+            raise InputError(f"Data.disk_gigabytes = {self.gigabytes:g}: a few steps need {said}")
 
     def _fetch(self, name: str) -> None:
-        where = f"{self._objects.address}/{name}"
+        where = f"{self.address}/{name}"
         try:
-            self._objects.download(name, self._here / name)
+            self._objects.download(name, self.here / name)
         except FileNotFoundError as error:
             raise InputError(f"{where}: missing, a part of the corpus; remove it there") from error
-        if Disk(self._here).sha256(name)[1] != self._files[name][1]:
-            (self._here / name).unlink()
+        if Disk(self.here).sha256(name)[1] != self.files[name][1]:
+            (self.here / name).unlink()
             raise InputError(f"{where}: damaged: its content is not what was written")
 
 
 def _is_copied(name: str) -> bool:
-    """Returns whether a file or folder is copied.
-
-    Checkpoints (`address_of`), corpora (`m4.jobs.corpus`), logs and what is hidden or unfinished
-    are not.
-    """
+    """Returns whether a file is copied, as checkpoints, corpora, logs and hidden files are not."""
     parts = name.split("/")
     if parts[0] != "baselines" and "checkpoints" in parts:
         return False
@@ -414,6 +431,6 @@ def _is_copied(name: str) -> bool:
                    for p in parts if p)  # fmt: skip
 
 
-def _in_threads(work: Callable[[str], None], names: Collection[str]) -> None:
+def _in_threads(work: Callable[[str], object], names: Collection[str]) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(work, sorted(names)))

@@ -62,10 +62,10 @@ def local_lock(path: Path, where: str, seconds: float = _WAIT_SECONDS) -> Iterat
 class BucketLock:
     """A job's lock in a bucket: one object, `.running/<kind>.json`, that the job renews.
 
-    It is written only while there is none. A lock that is not renewed for EXPIRED_PERIODS, in the
-    eyes of a job that waits for it, has expired: that job writes its own over it, if it still has
-    the version that was seen. So of two jobs that come at once one wins, and no clocks are
-    compared. A job that lost its lock finds another's before it writes anything again, and ends.
+    A lock that is not renewed for EXPIRED_PERIODS, in the eyes of a job that waits for it, has
+    expired: that job writes its own over the version that it saw. So of two jobs that come at once
+    one wins, and no clocks are compared. A job that lost its lock finds another's before it writes
+    anything again, and ends.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BucketLock:
             copy: Name of the local copy, whose local lock this process holds: a lock in the
                 bucket that names the same copy is of a process that is dead.
             where: The setting and its value, for messages.
-            lost: Called with a sentence when another job has taken the lock over; ends the process.
+            lost: Called with a sentence if another job takes the lock over; ends the process.
         """
         self._objects, self._where, self._lost = objects, where, lost
         self._name = f"{RUNNING}/{kind}.json"
@@ -97,10 +97,8 @@ class BucketLock:
         seen, since = None, 0.0
         while not self._write():
             version, mark = self._found()
-            if version is None or mark.get("job") == self._mark["job"]:
+            if version is None or any(mark.get(k) == self._mark[k] for k in ("job", "copy")):
                 self._version = version  # it is gone, or the answer to this job's write was lost
-            elif mark.get("copy") == self._mark["copy"]:
-                self._version = version
             elif not wait or seen not in (None, version):
                 raise Busy(f"{self._where}: another m4 job is at work there ({_who(mark)})")
             elif seen is None:

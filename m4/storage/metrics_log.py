@@ -4,6 +4,8 @@ TensorBoard's files are written by tensorboardX: tf.summary would cost every tra
 TensorFlow's 400 MB.
 """
 
+import contextlib
+import dataclasses
 import hashlib
 import json
 import sys
@@ -21,89 +23,73 @@ T5X_TAGS: Mapping[str, tuple[str, Callable[[float], float]]] = {
     "experts/router_confidence": ("router_confidence", float),
     "timing/steps_per_second": ("step_seconds", lambda seconds: 1 / max(seconds, 1e-9)),
 }
-
-
 _ROW = record({"step": count, "*": optional(number)})
 
 
-class Metrics:
+@dataclasses.dataclass
+class Metrics(contextlib.AbstractContextManager["Metrics"]):
     """A log of rows {"step": ..., name: number}, in `metrics.jsonl` and `tensorboard/`.
 
-    TensorBoard has them under `T5X_TAGS`, too. Opened again at `resume_step`, rows of later steps
-    (of work that was lost) are removed first, so that a resumed run leaves the file that an
-    uninterrupted one would have left. Without a folder nothing is written: another process does it.
+    TensorBoard has them under `T5X_TAGS`, too. A run that is resumed leaves the file of an
+    uninterrupted one. Without a folder nothing is written: another process does it.
+
+    Attributes:
+        resume_step: Rows of later steps, of work that was lost, are removed.
+        saved: The note of its checkpoint; that other rows are there is a line on stderr.
+        log: Called with each row, after it is written.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        *,
-        resume_step: int = 0,
-        saved: Mapping[str, Any] | None = None,
-        tensorboard: bool = True,
-        log: Callable[[dict[str, Any]], None] | None = None,
-    ):
-        """Opens the log.
+    folder: Path | None
+    resume_step: int = 0
+    saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tensorboard: bool = True
+    log: Callable[[dict[str, Any]], None] | None = None
 
-        Args:
-            saved: The note of the checkpoint of `resume_step`; rows that are not those that it
-                names are a line on stderr.
-            log: Called with each row, after it is written.
-        """
-        self._file, self._board, self._log = None, None, log
+    def __post_init__(self) -> None:
+        self._file, self._board = None, None
         self._written = hashlib.sha256()
-        if folder is None:
+        if self.folder is None:
             return
-        warn_if_changed(folder, saved or {})
-        self._path = Path(folder) / "metrics.jsonl"
-        text = _text(read_metrics(folder), resume_step)
+        warn_if_changed(self.folder, self.saved)
+        path = self.folder / "metrics.jsonl"
+        text = _text(read_metrics(self.folder), self.resume_step)
         self._written.update(text.encode())
-        write_text(self._path, text)
-        self._file = self._path.open("a", encoding="utf-8")
-        if tensorboard:
+        write_text(path, text)
+        self._file = path.open("a", encoding="utf-8")
+        if self.tensorboard:
             # It imports Google's storage client: half a second, which jobs that read are spared.
             from tensorboardX import SummaryWriter
 
-            self._board = SummaryWriter(
-                str(Path(folder) / "tensorboard"), purge_step=resume_step + 1
-            )
+            board = str(self.folder / "tensorboard")
+            self._board = SummaryWriter(board, purge_step=self.resume_step + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One row; NaN and infinity are written as null, which JSON knows."""
         if self._file is None:
             return
+        numbers = {name: float(value) for name, value in values.items()}
         row: dict[str, Any] = {"step": step}
-        for name, value in values.items():
-            number = float(value)
-            row[name] = number if abs(number) < float("inf") else None
-            if self._board is not None:
-                self._board.add_scalar(name, number, step)
+        row |= {name: x if abs(x) < float("inf") else None for name, x in numbers.items()}
         if self._board is not None:
-            for tag, (name, of) in T5X_TAGS.items():
-                if row.get(name) is not None:
-                    self._board.add_scalar(tag, of(row[name]), step)
+            known = {tag: of for tag, of in T5X_TAGS.items() if row.get(of[0]) is not None}
+            tags = {tag: value(row[name]) for tag, (name, value) in known.items()}
+            for name, number in {**numbers, **tags}.items():
+                self._board.add_scalar(name, number, step)
         line = json.dumps(row) + "\n"
         self._written.update(line.encode())
         self._file.write(line)
         self._file.flush()
-        if self._log is not None:
-            self._log(row)
+        if self.log is not None:
+            self.log(row)
 
     def note(self) -> dict[str, str]:
         """For the checkpoint of this step: the SHA-256 of all rows."""
         return {"metrics": self._written.hexdigest()}
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-    def __enter__(self) -> "Metrics":
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.close()
+        for opened in (self._file, self._board):
+            if opened is not None:
+                opened.close()
 
 
 def warn_if_changed(folder: Path, saved: Mapping[str, Any]) -> None:
@@ -112,11 +98,9 @@ def warn_if_changed(folder: Path, saved: Mapping[str, Any]) -> None:
         return
     text = _text(read_metrics(folder), saved["step"])
     if hashlib.sha256(text.encode()).hexdigest() != saved["metrics"]:
-        print(
-            f"{Path(folder) / 'metrics.jsonl'}: its rows up to step {saved['step']} are not those "
-            "that training wrote: lost or changed; curves show what is there",
-            file=sys.stderr,
-        )
+        said = f"its rows up to step {saved['step']} are not those that training wrote: lost or "
+        path = Path(folder) / "metrics.jsonl"
+        print(f"{path}: {said}changed; curves show what is there", file=sys.stderr)
 
 
 def _text(rows: Iterable[Mapping[str, Any]], last_step: int) -> str:
@@ -126,6 +110,4 @@ def _text(rows: Iterable[Mapping[str, Any]], last_step: int) -> str:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of a folder's metrics.jsonl; a last line cut off by a kill is left out."""
     path = Path(folder) / "metrics.jsonl"
-    if not path.exists():
-        return []
-    return read_jsonl(path, _ROW, cut_off=True)
+    return read_jsonl(path, _ROW, cut_off=True) if path.exists() else []

@@ -21,7 +21,7 @@ from m4.storage.files import whole
 Version = Mapping[str, Any]
 
 _CHUNK_BYTES = 16 << 20  # per request: larger files are sent in parts
-_RETRY_SECONDS = 60.0
+_RETRY_SECONDS = 60.0  # for which a request that fails is repeated
 
 
 class Object(NamedTuple):
@@ -82,16 +82,16 @@ class Objects:
     # What the account needs, for messages.
     role = "roles/storage.objectAdmin and roles/storage.legacyBucketReader"
 
-    def __init__(self, address: str, *, retry_seconds: float = _RETRY_SECONDS) -> None:
+    def __init__(self, address: str) -> None:
         """Sends no request.
 
         Args:
             address: gs://BUCKET/FOLDER. STORAGE_EMULATOR_HOST names an emulator.
-            retry_seconds: How long a request that fails is repeated.
 
         Raises:
             InputError: `address` is none, or the credentials of this machine cannot be read.
         """
+        import obstore.exceptions
         import obstore.store
 
         check_place(address)
@@ -99,21 +99,17 @@ class Objects:
         self.address = address.rstrip("/")
         self._bucket, _, folder = self.address.removeprefix("gs://").partition("/")
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+        options: Any = {"client_options": {"allow_http": bool(emulator)}}
+        options["retry_config"] = {"retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+        if emulator:
+            options["config"] = {"base_url": emulator, "bearer_token": "none"}
         with self._explained():
-            self._store = obstore.store.GCSStore(
-                self._bucket,
-                prefix=folder or None,
-                config={"base_url": emulator, "bearer_token": "none"} if emulator else None,
-                client_options={"allow_http": bool(emulator)},
-                retry_config={"retry_timeout": timedelta(seconds=retry_seconds)},
-            )
+            self._store = obstore.store.GCSStore(self._bucket, prefix=folder or None, **options)
 
-    def list(self, folder: str = "") -> dict[str, Object]:
-        """Returns name -> what the bucket says of an object, for all or those in a folder."""
+    def list(self) -> dict[str, Object]:
+        """Returns name -> what the bucket says of an object."""
         with self._explained():
-            found = [
-                one for page in self._obstore.list(self._store, folder or None) for one in page
-            ]
+            found = [one for page in self._obstore.list(self._store) for one in page]
         # The console leaves an empty object for a folder, which obstore names as the folder.
         folders = {str(parent) for one in found for parent in PurePosixPath(one["path"]).parents}
         return {
@@ -121,11 +117,6 @@ class Objects:
             for one in found
             if one["path"] and one["path"] not in folders
         }
-
-    def get(self, name: str) -> bytes | None:
-        """Returns an object's content, or None if it is not there."""
-        found = self.get_version(name)
-        return None if found is None else found[0]
 
     def get_version(self, name: str) -> tuple[bytes, Version] | None:
         """Returns an object's content and version, or None if it is not there."""
@@ -160,9 +151,8 @@ class Objects:
     def put(self, name: str, source: Path | bytes) -> str:
         """Writes an object, whole or not at all; returns its ETag."""
         with self._explained(name, creating=True):
-            return (
-                self._obstore.put(self._store, name, source, chunk_size=_CHUNK_BYTES)["e_tag"] or ""
-            )
+            found = self._obstore.put(self._store, name, source, chunk_size=_CHUNK_BYTES)
+            return found["e_tag"] or ""
 
     def put_if(self, name: str, content: bytes, version: Version | None) -> Version:
         """Writes an object if it still has `version`; returns its new version.
@@ -183,50 +173,45 @@ class Objects:
     @contextlib.contextmanager
     def _explained(self, name: str = "", *, creating: bool = False) -> Iterator[None]:
         """Makes one line of obstore's errors; with `creating` the bucket alone can be missing."""
-        from obstore import exceptions
-
+        exceptions = self._obstore.exceptions
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise Changed(f"{self.address}/{name}") from error
-        except exceptions.PermissionDeniedError as error:
-            raise InputError(self._forbidden(one_line(error))) from error
-        except exceptions.UnauthenticatedError as error:
-            raise InputError(self._no_credentials(error)) from error
         except (exceptions.BaseError, FileNotFoundError) as error:
-            said = one_line(error)
             if isinstance(error, FileNotFoundError) and not creating:
                 raise
-            if "403 Forbidden" in said and "token request" not in said:
-                raise InputError(self._forbidden(said)) from error
-            if (creating and isinstance(error, FileNotFoundError)) or "NoSuchBucket" in said:
-                raise InputError(
-                    f"{self.address}: no bucket {self._bucket}: correct the name, or make it "
-                    f"(gcloud storage buckets create gs://{self._bucket} --location=REGION)"
-                ) from error
-            if "token request" in said or "credential" in said.lower():
-                raise InputError(self._no_credentials(error)) from error
-            raise Unreachable(f"{self.address}: cannot be reached ({said})") from error
+            raise self._problem(error) from error
 
-    def _no_credentials(self, error: Exception) -> str:
-        return (
-            f"{self.address}: no valid credentials: gcloud auth application-default login, or a "
-            f"machine with a service account ({one_line(error)})"
-        )
-
-    def _forbidden(self, said: str) -> str:
-        if "scope" in said:
-            return (
-                f"{self.address}: the machine's access scope is too small: create it with the "
-                f"scope cloud-platform ({said})"
+    def _problem(self, error: Exception) -> Exception:
+        """Returns what is raised for an error: mostly what the user has to do."""
+        said, address, exceptions = one_line(error), self.address, self._obstore.exceptions
+        denied = isinstance(error, exceptions.PermissionDeniedError)
+        if denied or ("403 Forbidden" in said and "token request" not in said):
+            if "scope" in said:
+                return InputError(
+                    f"{address}: the machine's access scope is too small: create it with the "
+                    f"scope cloud-platform ({said})"
+                )
+            who = re.search(r"([\w.+-]+@\S+) does not have", said)
+            right = re.search(r"storage\.\w+\.\w+", said)
+            return InputError(
+                f"{address}: {who[1] if who else 'this account'} lacks "
+                f"{right[0] if right else 'a right'}: grant it {self.role} on gs://{self._bucket} "
+                "(gcloud storage buckets add-iam-policy-binding)"
             )
-        who = re.search(r"([\w.+-]+@\S+) does not have", said)
-        right = re.search(r"storage\.\w+\.\w+", said)
-        return (
-            f"{self.address}: {who[1] if who else 'this account'} lacks "
-            f"{right[0] if right else 'a right'}: grant it {self.role} on gs://{self._bucket} "
-            "(gcloud storage buckets add-iam-policy-binding)"
-        )
+        if isinstance(error, FileNotFoundError) or "NoSuchBucket" in said:
+            return InputError(
+                f"{address}: no bucket {self._bucket}: correct the name, or make it "
+                f"(gcloud storage buckets create gs://{self._bucket} --location=REGION)"
+            )
+        unknown = isinstance(error, exceptions.UnauthenticatedError)
+        if unknown or "token request" in said or "credential" in said.lower():
+            return InputError(
+                f"{address}: no valid credentials: gcloud auth application-default login, or a "
+                f"machine with a service account ({said})"
+            )
+        return Unreachable(f"{address}: cannot be reached ({said})")
 
 
 def one_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ must be there and what is: `record({"step": count, "phase?": text})(found, "")`.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 Kind = Callable[[Any, str], None]
 _LARGEST = 2**63 - 1  # of numpy's whole numbers
@@ -13,38 +13,26 @@ _FINITE = 1e300
 _SHOWN = 60
 
 
-def _refuse(value: Any, where: str, wanted: str) -> NoReturn:
-    shown = repr(value) if not isinstance(value, int) or abs(value) <= _LARGEST else "a huge number"
-    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
-    raise ValueError(f"{where or 'it'} is {shown}: must be {wanted}")
+def _kind(holds: Callable[[Any], bool], wanted: str) -> Kind:
+    """Returns the kind of the values that `holds` is true of; `wanted` says which they are."""
+
+    def check(value: Any, where: str) -> None:
+        if not holds(value):
+            huge = isinstance(value, int) and abs(value) > _LARGEST
+            said = "a huge number" if huge else repr(value)
+            said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
+            raise ValueError(f"{where or 'it'} is {said}: must be {wanted}")
+
+    return check
 
 
-def anything(value: Any, where: str) -> None:
-    """Any value."""
-
-
-def text(value: Any, where: str) -> None:
-    """A text, which may be empty."""
-    if not isinstance(value, str):
-        _refuse(value, where, "text")
-
-
-def flag(value: Any, where: str) -> None:
-    """True or false."""
-    if not isinstance(value, bool):
-        _refuse(value, where, "true or false")
-
-
-def count(value: Any, where: str) -> None:
-    """A whole number from 0."""
-    if type(value) is not int or not 0 <= value <= _LARGEST:
-        _refuse(value, where, "a whole number from 0")
-
-
-def number(value: Any, where: str) -> None:
-    """A finite number."""
-    if type(value) not in (int, float) or not abs(value) < _FINITE:
-        _refuse(value, where, "a number")
+anything = _kind(lambda value: True, "anything")
+text = _kind(lambda value: isinstance(value, str), "text")  # which may be empty
+flag = _kind(lambda value: isinstance(value, bool), "true or false")
+count = _kind(lambda value: type(value) is int and 0 <= value <= _LARGEST, "a whole number from 0")
+number = _kind(lambda value: type(value) in (int, float) and abs(value) < _FINITE, "a number")
+_list = _kind(lambda value: isinstance(value, list), "a list")
+_object = _kind(lambda value: isinstance(value, dict), "an object")
 
 
 def optional(kind: Kind) -> Kind:
@@ -56,8 +44,7 @@ def listed(kind: Kind) -> Kind:
     """A list whose items are of the kind."""
 
     def check(value: Any, where: str) -> None:
-        if not isinstance(value, list):
-            _refuse(value, where, "a list")
+        _list(value, where)
         for i, one in enumerate(value):
             kind(one, f"{where}[{i}]")
 
@@ -66,10 +53,11 @@ def listed(kind: Kind) -> Kind:
 
 def entry(*kinds: Kind) -> Kind:
     """A list of as many items, each of its own kind."""
+    n = len(kinds)
+    whole = _kind(lambda value: isinstance(value, list) and len(value) == n, f"a list of {n}")
 
     def check(value: Any, where: str) -> None:
-        if not isinstance(value, list) or len(value) != len(kinds):
-            _refuse(value, where, f"a list of {len(kinds)}")
+        whole(value, where)
         for i, (kind, one) in enumerate(zip(kinds, value, strict=True)):
             kind(one, f"{where}[{i}]")
 
@@ -91,12 +79,10 @@ def record(kinds: Mapping[str, Kind]) -> Kind:
     known = {name[:-1]: optional(kind) for name, kind in kinds.items() if name[-1] == "?"} | needed
 
     def check(value: Any, where: str) -> None:
-        if not isinstance(value, dict):
-            _refuse(value, where, "an object")
+        _object(value, where)
         before = f"{where}." if where else ""
-        for name in needed:
-            if name not in value:
-                raise ValueError(f"{before}{name} is missing")
+        if missing := [name for name in needed if name not in value]:
+            raise ValueError(f"{before}{missing[0]} is missing")
         for name, one in value.items():
             known.get(name, rest)(one, before + name)
 

@@ -30,22 +30,13 @@ VOCABULARY = "vocabulary"
 # one that it is a part of.
 _NOTES = ("initial", "extracted")
 
-_INITIAL = {
-    "run": text,
-    "step": count,
-    "optimizer?": flag,
-    "changes?": named(entry(text, text)),
-    "kept?": listed(text),
-}
+_TEXTS, _PAIRS = named(text), named(entry(text, text))
+_INITIAL = {"run": text, "step": count, "optimizer?": flag}
+_INITIAL |= {"changes?": _PAIRS, "kept?": listed(text)}
 _RUN = record(
     {
-        "config": named(text),
-        "mutable?": listed(text),
-        "modules?": named(text),
-        "versions?": named(text),
-        "machine?": text,
-        "initial?": record(_INITIAL),
-        "decoding?": named(anything),
+        **{"config": _TEXTS, "modules?": _TEXTS, "versions?": _TEXTS, "mutable?": listed(text)},
+        **{"machine?": text, "initial?": record(_INITIAL), "decoding?": named(anything)},
     }
 )
 
@@ -103,17 +94,14 @@ def claim(
     """Makes the folder a config's, or checks that it already is.
 
     Args:
-        settings: Setting -> value, as text.
-        mutable: The settings that may change in one folder.
+        settings, mutable: Setting -> value, as text; those that may change in one folder.
         modules: The user's modules that the config imports -> their folders.
         texts: Content of config.gin and operative_config.gin.
-        decoding: Settings that decide the translations in decodes/, as JSON. Others of a later job
-            are a trial's, in a folder of its own. Defaults to any.
+        decoding: Settings that decide the translations in decodes/, as JSON. Defaults to any.
 
     Raises:
         InputError: It belongs to another config, or is no run's folder.
     """
-    record = folder / "run.json"
     there = _names(folder)
     kept = _checked(folder) if there else {}
     if there - _OWN:
@@ -121,17 +109,12 @@ def claim(
     elif kept and changed(kept, settings, mutable):
         kept = {}  # another config takes the folder over
     versions = {name: package_version(name) for name in _PACKAGES}
-    about = {
-        **{name: kept[name] for name in _NOTES if name in kept},
-        "config": dict(settings),
-        "mutable": sorted(mutable),
-        "modules": dict(modules),
-        "decoding": dict(decoding or {}),
-        "versions": {**versions, "python": platform.python_version()},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "command": sys.argv,
-    }
-    write_text(record, json.dumps(about, indent=1, ensure_ascii=False))
+    versions["python"] = platform.python_version()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+    about = {name: kept[name] for name in _NOTES if name in kept}
+    about |= {"config": dict(settings), "mutable": sorted(mutable), "modules": dict(modules)}
+    about |= {"decoding": dict(decoding or {}), "versions": versions}
+    _write(folder, {**about, "machine": machine, "command": sys.argv})
     for name, content in texts.items():
         write_text(folder / name, content)
 
@@ -167,8 +150,8 @@ def start_over(folder: Path) -> Callable[[str], bool]:
     more = f"; stays: {', '.join(stays)}" if stays else ""
     print(f"--fresh: removed from {folder}: {', '.join(goes)}{more}", flush=True)
     # run.json last: if this is killed half way, it is still known whose folder it is.
-    for path in sorted((folder / name for name in goes), key=lambda path: path.name == "run.json"):
-        remove(path)
+    for name in sorted(goes, key="run.json".__eq__):
+        remove(folder / name)
     return lambda name: _WRITTEN.fullmatch(name.split("/")[0]) is not None
 
 
@@ -188,8 +171,11 @@ def restore(folder: Path, files: Mapping[str, bytes]) -> None:
 def note(folder: Path, **more: Any) -> None:
     """Adds to run.json what one of its jobs has found out: names of `_NOTES`."""
     assert {*more} <= {*_NOTES}
-    record = read(folder)
-    write_text(folder / "run.json", json.dumps({**record, **more}, indent=1, ensure_ascii=False))
+    _write(folder, {**read(folder), **more})
+
+
+def _write(folder: Path, about: Mapping[str, Any]) -> None:
+    write_text(folder / "run.json", json.dumps(about, indent=1, ensure_ascii=False))
 
 
 def check(folder: Path, config: Mapping[str, str], mutable: Collection[str]) -> None:

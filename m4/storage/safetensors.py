@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from m4.settings import InputError
 from m4.storage import records
+from m4.storage.checkpoints import check_weights
 from m4.storage.files import check_input, confined, read_json, whole
-from m4.storage.numbers import check_weights
 from m4.storage.records import record, text
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -45,7 +45,7 @@ class Weights:
         self.files: dict[str, Path] = {}  # name -> the file that has it
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: set[str] = set()  # the formats of the numbers that occur
-        index, named = folder / INDEX, None
+        index, named = folder / INDEX, dict[str, str]()
         if index.is_file():
             named = read_json(index, _INDEX)["weight_map"]
         elif not (folder / SINGLE).is_file():
@@ -54,27 +54,20 @@ class Weights:
                 f"{folder}: has neither {SINGLE} nor {INDEX}"
                 + (f"; {pickles[0]} is a pickle, which m4 never reads" if pickles else "")
             )
-        for file in sorted({*named.values()}) if named else [SINGLE]:
+        for file in sorted({*named.values()}) or [SINGLE]:
             path = confined(folder, file)
             if not path.is_file():
                 raise InputError(f"{index}: names {file}, which is not in the folder")
-            self._look(path)
-        if missing := sorted((named or {}).keys() - self.shapes.keys()):
-            raise InputError(
-                f"{index}: names {missing[0]}, which {(named or {})[missing[0]]} has not"
-            )
-
-    def _look(self, path: Path) -> None:
-        with _errors(path), safe_open(path, "np") as file:
-            for name in [*file.keys()]:
-                about = file.get_slice(name)
-                if (kind := about.get_dtype()) not in _READ:
-                    allowed = ", ".join(_READ)
-                    raise InputError(
-                        f"{path}: {name} has numbers of type {kind}: must be {allowed}"
-                    )
-                self.shapes[name], self.files[name] = tuple(about.get_shape()), path
-                self.dtypes.add(kind)
+            with _errors(path), safe_open(path, "np") as opened:
+                for name in [*opened.keys()]:
+                    about = opened.get_slice(name)
+                    if (kind := about.get_dtype()) not in _READ:
+                        said = f"{name} has numbers of type {kind}: must be {', '.join(_READ)}"
+                        raise InputError(f"{path}: {said}")
+                    self.shapes[name], self.files[name] = tuple(about.get_shape()), path
+                    self.dtypes.add(kind)
+        if missing := sorted(named.keys() - self.shapes.keys()):
+            raise InputError(f"{index}: names {missing[0]}, which {named[missing[0]]} has not")
 
     def read(self, name: str) -> np.ndarray:
         """Returns an array as it is stored. InputError: it cannot be read, or is not finite."""

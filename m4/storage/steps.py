@@ -1,24 +1,44 @@
-"""The steps in a folder of checkpoints: complete ones, whole ones, damaged ones."""
+"""The steps in a folder of checkpoints: complete, whole and damaged ones, and their manifests.
 
+A step's manifest, `<step>/sha256/manifest.json`, has size and SHA-256 of every file of its items.
+While the step still has its temporary name each process hashes its own files (`ocdbt.process_<i>`),
+and the primary joins what they found and hashes the rest. So a step appears with its manifest, or
+not at all.
+"""
+
+import functools
+import hashlib
+import json
 import os
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from etils import epath
 
 from m4.settings import InputError
-from m4.storage import manifest
+from m4.storage import checksums
+from m4.storage.checksums import Disk, Folder
+from m4.storage.files import read_json
 from m4.storage.local_copy import address_of
+from m4.storage.objects import Objects
+from m4.storage.records import anything, count, named, record
+
+ITEM = "sha256"
+_NAME = f"{ITEM}/manifest.json"
+_OWN = "ocdbt.process_"
+# orbax's own file about the step, and what it may hold. It is still changed once the manifest is
+# there, so no checksum is of it.
+_MARKS = "_CHECKPOINT_METADATA"
+_OBJECTS = ("item_handlers?", "metrics?", "performance_metrics?", "custom_metadata?")
+_TIMES = ("init_timestamp_nsecs?", "commit_timestamp_nsecs?")
+_MARKED = record({**dict.fromkeys(_OBJECTS, named(anything)), **dict.fromkeys(_TIMES, count)})
 
 
 def complete_steps(folder: Path) -> list[int]:
     """Returns the complete steps in a folder of checkpoints, ascending; reads none of them."""
-    return _complete(address_of(folder))
-
-
-def _complete(there: epath.Path) -> list[int]:
+    there = address_of(folder)
     if not there.is_dir():
         return []
     steps = [path for path in there.iterdir() if path.name.isdecimal()]
@@ -38,9 +58,22 @@ def latest_step(folder: Path) -> int | None:
     return max(complete_steps(folder), default=None)
 
 
-def digest(folder: Path, step: int) -> str:
-    """Returns what a step's files are, in short: the SHA-256 of its manifest."""
-    return manifest.digest(address_of(folder) / str(step))
+def is_removed(folder: Path, step: int, seconds: float) -> bool:
+    """Returns whether a step goes within some seconds: to remove it takes a while."""
+    until = time.monotonic() + seconds
+    while step in complete_steps(folder):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def used_item(items: Collection[str]) -> str:
+    """Returns the item whose parameters are used: best, average or params."""
+    return next((name for name in ("best", "average") if name in items), "params")
+
+
+# ------------------------------------------------------------------------------- the whole ones
 
 
 def whole_step(
@@ -60,94 +93,139 @@ def whole_step(
             remove a link.
     """
     there, damaged = address_of(folder), dict[int, str]()
-    if move_aside:
-        _check_removable(folder)
+    wanted = (lambda items: {used_item(items), "note"}) if used else set
     if step is not None:
-        _check_there(there, step)
+        _check_there(folder, step)
+        if (said := problem(there / str(step), wanted)) is not None:
+            _check_there(folder, step)
+            raise InputError(f"{there}/{step}: damaged ({said})")
+        return step
+    for path in sorted(folder.iterdir()) if move_aside and folder.is_dir() else ():
+        if path.name.isdecimal() and path.is_symlink():  # which orbax cannot remove when it is old
+            said = "training removes old steps: put the folder there, or remove the link"
+            raise InputError(f"{path}: a link to {path.readlink()}; {said}")
     while True:
         # Looked for again each time: training removes steps, and adds newer ones.
-        steps = [one for one in _complete(there) if one not in damaged]
-        found = max(steps, default=None) if step is None else step
-        if found is None:
-            break
-        said = _problem(there / str(found), used)
-        if said is None:
+        steps = [one for one in complete_steps(folder) if one not in damaged]
+        found = max(steps, default=None)
+        if found is None or (said := problem(there / str(found), wanted)) is None:
             break
         damaged[found] = said
-        if step is not None:
-            _check_there(there, step)
-            raise InputError(f"{there}/{step}: damaged ({said})")
-    steps = _complete(there)
+    steps = complete_steps(folder)
     if move_aside:  # whoever writes there has orbax read its file about each step
-        marks = {one: manifest.marks_problem(there / str(one)) for one in steps}
+        marks = {one: _marks_problem(there / str(one)) for one in steps}
         damaged |= {one: said for one, said in marks.items() if said is not None}
     damaged = {one: damaged[one] for one in steps if one in damaged}
     if found is None and damaged:
         each = "; ".join(f"{one} is damaged ({damaged[one]})" for one in sorted(damaged)[::-1])
-        raise InputError(
-            f"{there}: no checkpoint is whole; {each}; bring the files of one back, or start over "
-            "with --fresh"
-        )
+        remedy = "bring the files of one back, or start over with --fresh"
+        raise InputError(f"{there}: no checkpoint is whole; {each}; {remedy}")
     for one, said in damaged.items():
         moved = f" and now {_moved_aside(there / str(one)).name}" if move_aside else ""
         _warn(f"{there}/{one}: damaged ({said}){moved}; step {found} is used")
     return found
 
 
-def _check_removable(folder: Path) -> None:
-    """Raises InputError for a step that is a link, which orbax cannot remove when it is old."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.name.isdecimal() and path.is_symlink():
-            raise InputError(
-                f"{path}: a link to {path.readlink()}; training removes old steps: put the step's "
-                "folder there, or remove the link"
-            )
+def _check_there(folder: Path, step: int) -> None:
+    if step not in (steps := complete_steps(folder)):
+        listed = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
+        raise InputError(f"{address_of(folder)}: no checkpoint of step {step}; {listed}")
 
 
-_warned: set[str] = set()
-
-
+@functools.cache
 def _warn(line: str) -> None:
     """Prints a line on stderr, once a process: a job looks for its step several times."""
-    if line not in _warned:
-        _warned.add(line)
-        print(line, file=sys.stderr)
-
-
-def is_removed(folder: Path, step: int, seconds: float) -> bool:
-    """Returns whether a step goes within some seconds: to remove it takes a while."""
-    until = time.monotonic() + seconds
-    while step in complete_steps(folder):
-        if time.monotonic() >= until:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def _check_there(there: epath.Path, step: int) -> None:
-    steps = _complete(there)
-    if step not in steps:
-        listed = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
-        raise InputError(f"{there}: no checkpoint of step {step}; {listed}")
-
-
-def _problem(step: epath.Path, used: bool) -> str | None:
-    try:
-        items = {used_item(manifest.items_of(step)), "note"} if used else None
-    except (InputError, UnicodeDecodeError, FileNotFoundError) as error:
-        return str(error)
-    return manifest.problem(step, items)
+    print(line, file=sys.stderr)
 
 
 def _moved_aside(step: epath.Path) -> epath.Path:
-    target = step.with_name(f"{step.name}.damaged")
-    number = 1
+    target, number = step.with_name(f"{step.name}.damaged"), 1
     while target.exists():
         number += 1
         target = step.with_name(f"{step.name}.damaged.{number}")
     return step.rename(target)
 
 
-def used_item(items: Collection[str]) -> str:
-    """Returns the item whose parameters are used: best, average or params."""
-    return next((name for name in ("best", "average") if name in items), "params")
+# -------------------------------------------------------------------------------- the manifests
+
+
+def write_own(item: epath.Path, process: int) -> None:
+    """Hashes what a process has written of a step; the manifest's folder `item` gets the hashes."""
+    found = {}
+    for folder in item.parent.iterdir():
+        own = folder / f"{_OWN}{process}"
+        if own.is_dir():
+            # Items have temporary names, too, where folders can be renamed.
+            prefix = f"{folder.name.partition('.')[0]}/{own.name}/"
+            hashes = checksums.hashes(_store_of(own), _store_of(own).list())
+            found |= {prefix + name: entry for name, entry in hashes.items()}
+    (item / f"process_{process}.json").write_text(json.dumps(found))
+
+
+def write_whole(step: epath.Path) -> None:
+    """Joins what the processes found, and hashes all other files."""
+    names, found = sorted(_store_of(step).list()), dict[str, tuple[int, str]]()
+    for name in [name for name in names if name.startswith(f"{ITEM}/process_")]:
+        found |= json.loads((step / name).read_text())
+        (step / name).unlink()
+    # Those of the step itself are orbax's marks, which it still changes.
+    others = [n for n in names if n not in found and "/" in n and not n.startswith(f"{ITEM}/")]
+    found |= checksums.hashes(_store_of(step), others)
+    (step / _NAME).write_text(json.dumps({"files": dict(sorted(found.items()))}))
+
+
+def files_of(step: epath.Path) -> checksums.Files:
+    """Returns what the manifest of a step says. InputError: it is damaged."""
+    return read_json(step / _NAME, record({"files": checksums.FILES}))["files"]
+
+
+def items_of(step: epath.Path) -> set[str]:
+    """Returns the items of a step."""
+    return {name.split("/")[0] for name in files_of(step)}
+
+
+def digest(folder: Path, step: int) -> str:
+    """Returns what a step's files are, in short: the SHA-256 of what its manifest says."""
+    files = files_of(address_of(folder) / str(step))
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def problem(
+    step: epath.Path,
+    wanted: Callable[[set[str]], set[str]] = set,
+    level: checksums.Level | None = None,
+) -> str | None:
+    """Returns what is wrong with a step's files, or None.
+
+    Args:
+        wanted: Which of its items' content is compared. Defaults to all.
+        level: How much is compared. Defaults to the process's choice.
+    """
+    if (said := _marks_problem(step)) is not None:
+        return said
+    try:
+        files = files_of(step)
+    except FileNotFoundError:
+        return f"{_NAME}: missing"
+    except InputError as error:
+        return str(error)
+    items = wanted({name.split("/")[0] for name in files})
+    return checksums.problem(
+        _store_of(step), files, lambda name: name.split("/")[0] in items, level
+    )
+
+
+def _store_of(folder: epath.Path) -> Folder:
+    name = os.fspath(folder)
+    return Objects(name) if "://" in name else Disk(name)
+
+
+def _marks_problem(step: epath.Path) -> str | None:
+    """Returns what is wrong with orbax's file about a step, or None if it is right or missing."""
+    try:
+        read_json(step / _MARKS, _MARKED)
+    except FileNotFoundError:
+        pass
+    except InputError as error:
+        return str(error)
+    return None

@@ -1,31 +1,26 @@
-"""Checkpoints in T5X's format, `checkpoint_<step>/`, read and written (tensorstore's only importer).
+"""Checkpoints in T5X's format, `checkpoint_<step>/`, read and written; tensorstore's importer.
 
-Two forms, both of which stock T5X reads:
-
-| in the folder | what it is |
-| --- | --- |
-| `checkpoint` | an index in msgpack, with small arrays in it, and zarr arrays in folders next to it: the public checkpoints, and what `write` makes |
-| `state/` | all arrays in one OCDBT store, by orbax: what T5X itself writes since it uses orbax |
-
-Arrays have names such as `target/encoder/layers_0/mlp/wo/kernel`, `state/step` and
-`state/param_states/encoder/.../v_row`.
-"""  # noqa: E501
+Stock T5X reads two forms. `checkpoint` is an index in msgpack, with small arrays in it and zarr
+arrays in folders next to it: the public checkpoints, and what `write` makes. `state/` has all
+arrays in one OCDBT store, by orbax: what T5X itself writes by now. Arrays have names such as
+`target/encoder/layers_0/mlp/wo/kernel`, `state/step` and `state/param_states/encoder/.../v_row`.
+"""
 
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 from flax import serialization
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from m4.settings import InputError
+from m4.storage.checkpoints import check_weights
 from m4.storage.files import check_tree, undamaged, whole_folder
-from m4.storage.numbers import check_weights
 
 _VERSION = 3  # of the index: since 2021
 _IN_INDEX = 1024  # numbers: smaller arrays are in the index itself
@@ -90,8 +85,10 @@ class T5xCheckpoint:
             raise InputError(f"{index}: a checkpoint of TensorFlow; t5x converts it to its own")
         with undamaged(index):
             tree: Any = serialization.msgpack_restore(content)
-            leaves = dict(_leaves(tree.get("optimizer", tree)))
-            return {name: self._opened(name, leaf) for name, leaf in leaves.items()}
+            leaves = flatten_dict(dict(tree.get("optimizer", tree)), is_leaf=_is_spec, sep="/")
+            return {
+                name: self._opened(name, leaf) for name, leaf in leaves.items() if leaf is not None
+            }
 
     def _opened(self, name: str, leaf: Any) -> Any:
         """A number or array of the index; or the zarr array that it names."""
@@ -166,11 +163,5 @@ def _written(folder: Path, name: str, array: np.ndarray) -> Any:
     return spec
 
 
-def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays, and specs of arrays, of an index: of nothing (None) there is none."""
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and not {"driver", "kvstore"} <= value.keys():
-            yield from _leaves(value, f"{name}/")
-        elif value is not None:
-            yield name, value
+def _is_spec(_: object, node: Mapping[str, Any]) -> bool:
+    return {"driver", "kvstore"} <= node.keys()

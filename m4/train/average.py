@@ -1,14 +1,16 @@
 """Averages of parameters over the steps, for training whose learning rate does not fall to 0."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from m4.settings import Factor, SettingError, Steps, checked
-from m4.train.state import TrainState
+
+if TYPE_CHECKING:
+    from m4.train.step import TrainState
 
 Array = jax.Array
 
@@ -73,12 +75,9 @@ def averaged(
 
 
 def updated(
-    optimizer: optax.GradientTransformation,
-    gradients: Any,
-    state: Any,
-    params: Any,
+    optimizer: optax.GradientTransformation, gradients: Any, state: Any, params: Any,
     scale: Callable[[Any], Any],
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """Returns an optimizer's updates after `scale`, and its state; averages see them scaled."""
     if isinstance(state, Averaged):
         return cast(Any, optimizer).update(gradients, state, params, scale=scale)
@@ -87,7 +86,7 @@ def updated(
 
 
 class Grouped(NamedTuple):
-    """An optimizer's state with that of groups of directions (`m4.train.multitask.grouped`)."""
+    """An optimizer's state with that of groups of directions (`m4.train.multitask.surgery`)."""
 
     inner: Any
     surgery: Any  # State of the method that alters gradients, [parts, ...]; None without one.
@@ -95,13 +94,13 @@ class Grouped(NamedTuple):
     rates: Any
 
 
-def used(state: TrainState) -> Any:
+def used(state: "TrainState") -> Any:
     """Returns the parameters to evaluate and translate with: their average where there is one."""
     optimizer = _inner(state.optimizer)
     return optimizer.average if isinstance(optimizer, Averaged) else state.params
 
 
-def items(state: TrainState) -> dict[str, Any]:
+def items(state: "TrainState") -> dict[str, Any]:
     """Returns a checkpoint's trees: params, optimizer, and separately average and groups."""
     optimizer, found = _inner(state.optimizer), {"params": state.params}
     if isinstance(optimizer, Averaged):
@@ -118,20 +117,12 @@ def items(state: TrainState) -> dict[str, Any]:
     return found
 
 
-def from_items(step: Array, found: dict[str, Any], fresh: Any = None) -> TrainState:
-    """Returns the state whose `items` are `found`.
-
-    Args:
-        fresh: The optimizer's state before the first step, whose groups' state is used where
-            `found` has none.
-    """
-    optimizer = found["optimizer"]
-    if "average" in found:
-        inner, count = optimizer
-        optimizer = Averaged(inner, count, found["average"])
-    if isinstance(fresh, Grouped):
-        optimizer = fresh._replace(**{"inner": optimizer, **found.get("groups", {})})
-    return TrainState(step, found["params"], optimizer)
+def from_items(like: "TrainState", step: Array, found: Mapping[str, Any]) -> "TrainState":
+    """Returns the state whose `items` are `found`, in the structure of `like`."""
+    names, groups = ("params", "optimizer", "average"), found.get("groups", {})
+    # In the order of the state's leaves.
+    parts = step, *map(found.get, names), groups.get("surgery"), groups.get("rates")
+    return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(parts))
 
 
 def _inner(optimizer: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Sharding
 
 from m4.parallel import distributed
-from m4.settings import Between, InputError, OneOf, Size, checked
-from m4.train.state import TrainState
+from m4.settings import Between, InputError, Size, checked
+from m4.train.step import TrainState
 
 Array = jax.Array
 # What a step is judged by, in the order of the axis W of arrays here.
@@ -40,13 +40,11 @@ class BadSteps:
             None: spikes are not looked for.
         window: median and MAD are those of so many good steps before it; until there have been as
             many, no value is a spike.
-        spikes_of: which values may be spikes.
         most_in_a_row: so many bad steps, without a good one between them, end training.
     """
 
     spike_threshold: Annotated[float, Between(0, 1e6, above=True)] | None = None
     window: Annotated[int, Between(4, 10_000)] = 128
-    spikes_of: Sequence[Annotated[str, OneOf(WATCHED)]] = WATCHED
     most_in_a_row: Size = 10
 
 
@@ -66,7 +64,6 @@ def guarded(step: Callable[..., Any], rule: BadSteps) -> Callable[..., Any]:
     All devices decide the same. Its batch has under RECENT the values [N, W] of the last good
     steps; its metrics have them with its own, and under BAD whether it is bad and its z-scores.
     """
-    spikes_W = jnp.array([name in rule.spikes_of for name in WATCHED])
 
     def run(state: TrainState, batch: Mapping[str, Array]) -> tuple[TrainState, dict[str, Any]]:
         rest = dict(batch)
@@ -76,7 +73,7 @@ def guarded(step: Callable[..., Any], rule: BadSteps) -> Callable[..., Any]:
         bad, z_W = ~jnp.all(jnp.isfinite(values_W)), jnp.zeros_like(values_W)
         if rule.spike_threshold is not None:
             z_W = z_scores(values_W, recent_NW)
-            bad |= jnp.any(spikes_W & (z_W > rule.spike_threshold))
+            bad |= jnp.any(z_W > rule.spike_threshold)
             later_NW = jnp.concatenate([recent_NW[1:], values_W[None]])
             recent_NW = jnp.where(bad, recent_NW, later_NW)
 
@@ -87,28 +84,28 @@ def guarded(step: Callable[..., Any], rule: BadSteps) -> Callable[..., Any]:
     return run
 
 
+@dataclasses.dataclass
 class StepGuard:
     """Judges the steps of a run after they have ended: all processes see the same numbers.
 
-    With `Training.on_bad_step` = "stop" and no threshold of spikes the compiled step is the one
-    without a guard, and only the metrics that it returns are looked at.
+    With the `action` "stop" and no threshold of spikes the compiled step is the one without a
+    guard, and only its metrics are looked at. `saved` is the note of the checkpoint that it
+    continues from, or {}; `sharding` is replicated over all devices, for the window of recent
+    values.
     """
 
-    def __init__(self, action: str, rule: BadSteps, saved: Mapping[str, Any], sharding: Sharding):
-        """Continues from the note `saved` of a checkpoint; empty at the beginning of a run.
+    action: str
+    rule: BadSteps
+    saved: dataclasses.InitVar[Mapping[str, Any]]
+    sharding: dataclasses.InitVar[Sharding]
 
-        Args:
-            action: "stop" or "skip".
-            sharding: Replicated over all devices, for the window of recent values.
-        """
-        self._action, self._rule = action, rule
-        self.on = action != "stop" or rule.spike_threshold is not None
-        self._bad: dict[int, dict[str, Any]] = {
-            record["step"]: record for record in saved.get("bad_steps", [])
-        }
+    def __post_init__(self, saved: Mapping[str, Any], sharding: Sharding) -> None:
+        spikes = self.rule.spike_threshold is not None
+        self.on = self.action != "stop" or spikes
+        self._bad: dict[int, Any] = {one["step"]: one for one in saved.get("bad_steps", [])}
         self._unchecked: list[tuple[int, dict[str, Any]]] = []
         if self.on:
-            size = rule.window if rule.spike_threshold is not None else 0
+            size = self.rule.window if spikes else 0
             recent_NW = np.full((size, len(WATCHED)), np.nan, np.float32)
             if known := saved.get(RECENT, [])[-size:] if size else []:
                 recent_NW[-len(known) :] = known
@@ -118,7 +115,7 @@ class StepGuard:
             )
 
     def wrap(self, step: Any) -> Any:
-        return guarded(step, self._rule) if self.on else step
+        return guarded(step, self.rule) if self.on else step
 
     def inputs(self) -> dict[str, jax.Array]:
         """Returns the arrays that the batch of a guarded step has in addition."""
@@ -133,11 +130,7 @@ class StepGuard:
         self._unchecked.append((step, judged))
 
     def check(self) -> list[int]:
-        """Judges the steps since the last call, and returns those that were skipped.
-
-        Raises:
-            BadStep: One of them ends training.
-        """
+        """Returns the steps since the last call that were skipped. BadStep: one ends training."""
         unchecked, self._unchecked = jax.device_get(self._unchecked), []
         skipped = []
         for step, judged in unchecked:
@@ -165,14 +158,10 @@ class StepGuard:
                 return f"{name} is {value}"
         if not judged.get("bad", False):
             return None
-        z, name = max(
-            (float(z), name)
-            for z, name in zip(judged["z"], WATCHED, strict=True)
-            if name in self._rule.spikes_of
-        )
+        z, name = max(zip(map(float, judged["z"]), WATCHED, strict=True))
         return (
             f"{name} is {float(judged[name]):.6g}, a spike: {z:.1f} robust standard deviations "
-            f"above the median of {self._rule.window} steps"
+            f"above the median of {self.rule.window} steps"
         )
 
     def _act(self, step: int, what: str) -> None:
@@ -181,13 +170,13 @@ class StepGuard:
             f"--step={step} prints its pairs. The learning rate may be too high or its warmup too "
             "short (where nothing else is set, rsqrt.peak and rsqrt.warmup_steps)"
         )
-        if self._action == "stop":
+        if self.action == "stop":
             raise BadStep(said)
         self._bad[step] = {"step": step, "what": what}
         row = 1
         while step - row in self._bad:
             row += 1
-        if row >= self._rule.most_in_a_row:
+        if row >= self.rule.most_in_a_row:
             raise BadStep(f"{row} bad steps in a row (BadSteps.most_in_a_row): {said}")
         if distributed.is_primary():
             print(f"step {step}: {what}; skipped", flush=True)

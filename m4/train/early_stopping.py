@@ -54,16 +54,16 @@ class EarlyStopping:
         )
 
 
+@dataclasses.dataclass
 class EarlyStopper:
     """Keeps the parameters of the best evaluation, and knows when to stop."""
 
-    def __init__(self, rule: EarlyStopping | None):
-        self.rule = rule
-        self.best: Any | None = None
-        self.best_step = 0
-        self.best_value = -math.inf
-        self.risen_to = -math.inf
-        self.since = 0
+    rule: EarlyStopping | None
+    best: Any | None = None
+    best_step: int = 0
+    best_value: float = -math.inf
+    risen_to: float = -math.inf
+    since: int = 0
 
     @property
     def stopped(self) -> bool:

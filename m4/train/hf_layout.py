@@ -28,13 +28,12 @@ class Family(NamedTuple):
     experts: bool = False
 
 
+_SWITCH = "SwitchTransformersForConditionalGeneration"
 FAMILIES = {
     "t5": Family("T5ForConditionalGeneration", True, "relu"),
     "mt5": Family("MT5ForConditionalGeneration", False, "gated-gelu"),
     "umt5": Family("UMT5ForConditionalGeneration", True, "gated-gelu", "every_layer"),
-    "switch_transformers": Family(
-        "SwitchTransformersForConditionalGeneration", True, "relu", experts=True
-    ),
+    "switch_transformers": Family(_SWITCH, True, "relu", experts=True),
 }
 # Other architectures that a reader may try, and what m4's model has not.
 _OTHERS = {
@@ -53,41 +52,29 @@ ACTIVATIONS = {
 }
 # m4's setting -> key of config.json.
 SIZES = {
-    "vocab_size": "vocab_size",
-    "width": "d_model",
-    "heads": "num_heads",
-    "head_width": "d_kv",
-    "mlp_width": "d_ff",
-    "encoder_layers": "num_layers",
-    "decoder_layers": "num_decoder_layers",
+    "vocab_size": "vocab_size", "width": "d_model", "heads": "num_heads", "head_width": "d_kv",
+    "mlp_width": "d_ff", "encoder_layers": "num_layers", "decoder_layers": "num_decoder_layers",
     "relative_buckets": "relative_attention_num_buckets",
     "relative_distance": "relative_attention_max_distance",
-}
+}  # fmt: skip
 _DEFAULTS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 _LARGEST = 2**31 - 1  # of 32-bit indices
 IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 
-# m4's name of an attention or feed-forward layer -> Hugging Face's, by stack.
+# m4's name of an attention layer or its norm -> Hugging Face's, and the number of the feed-forward
+# layer, by stack.
+_SELF, _NORM = "layer.0.SelfAttention", "layer.0.layer_norm"
 _LAYERS = {
-    "encoder": {
-        "attention": "layer.0.SelfAttention",
-        "pre_attention_layer_norm": "layer.0.layer_norm",
-        "mlp": "layer.1",
-        "moe": "layer.1",
-        "pre_mlp_layer_norm": "layer.1.layer_norm",
-    },
-    "decoder": {
-        "self_attention": "layer.0.SelfAttention",
-        "pre_self_attention_layer_norm": "layer.0.layer_norm",
-        "encoder_decoder_attention": "layer.1.EncDecAttention",
-        "pre_cross_attention_layer_norm": "layer.1.layer_norm",
-        "mlp": "layer.2",
-        "moe": "layer.2",
-        "pre_mlp_layer_norm": "layer.2.layer_norm",
-    },
-}
-_INSIDE = {"query": "q", "key": "k", "value": "v", "out": "o"}
-_BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
+    "encoder": ({"attention": _SELF, "pre_attention_layer_norm": _NORM}, 1),
+    "decoder": ({"self_attention": _SELF, "pre_self_attention_layer_norm": _NORM,
+                 "encoder_decoder_attention": "layer.1.EncDecAttention",
+                 "pre_cross_attention_layer_norm": "layer.1.layer_norm"}, 2),
+}  # fmt: skip
+_INSIDE = {
+    "scale": "", "rel_embedding": ".relative_attention_bias", "router": ".mlp.router.classifier",
+    "query": ".q", "key": ".k", "value": ".v", "out": ".o",
+}  # fmt: skip
+_BIAS = f"{_SELF}.relative_attention_bias.weight"
 _OUTSIDE = {
     "token_embedder/embedding": "shared.weight",
     "logits_dense/kernel": "lm_head.weight",
@@ -115,11 +102,7 @@ def family_of(config: Config) -> Family:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """Returns the settings of m4's `Transformer` that compute what the model does.
-
-    Raises:
-        InputError: The config lacks a size, or asks for something that m4's model has not.
-    """
+    """Returns the settings of m4's `Transformer` that compute the same. InputError: none do."""
     family = family_of(config)
     given = {**_DEFAULTS, "num_decoder_layers": config.get("num_layers"), **config}
     found: dict[str, Any] = {name: _number(given, key) for name, key in SIZES.items()}
@@ -140,11 +123,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def experts_of(config: Config) -> dict[str, int] | None:
-    """Returns num_experts and moe_every of a Switch Transformer; None for a dense model.
-
-    Raises:
-        InputError: Its experts are in other layers than m4's can be.
-    """
+    """Returns num_experts and moe_every of a Switch Transformer; None for a dense model."""
     if not family_of(config).experts:
         return None
     every = {key: _number(config, key) for key in ("encoder_sparse_step", "decoder_sparse_step")}
@@ -206,33 +185,27 @@ def place(path: str, shape: tuple[int, ...], model: Transformer) -> HfParameter 
     if path in _OUTSIDE:
         return HfParameter((_OUTSIDE[path],), turned, factor, False)
     match = re.fullmatch(r"(encoder|decoder)_(\d+)/(\w+)/(.+)", path)
-    if match is None or match[3] not in _LAYERS[match[1]]:
+    if match is None:
         return None
-    at = f"{match[1]}.block.{match[2]}.{_LAYERS[match[1]][match[3]]}"
+    names_of, last = _LAYERS[match[1]]
+    forward = {"mlp": "", "moe": "", "pre_mlp_layer_norm": ".layer_norm"}
+    known = {**names_of, **{name: f"layer.{last}{more}" for name, more in forward.items()}}
+    if match[3] not in known:
+        return None
+    at = f"{match[1]}.block.{match[2]}.{known[match[3]]}"
     kind, inner = match[3], match[4].removesuffix("/kernel")
-    if match[4] == "scale":
-        names = [f"{at}.weight"]
-    elif match[4] == "rel_embedding":
-        names = [f"{at}.relative_attention_bias.weight"]
-    elif kind == "mlp":
-        names = [f"{at}.{'DenseReluDense' if model.moe is None else 'mlp'}.{inner}.weight"]
-    elif kind == "moe" and inner == "router":
-        names = [f"{at}.mlp.router.classifier.weight"]
-    elif kind == "moe" and (part := re.fullmatch(r"experts/(wi|wo)", inner)):
+    if kind == "moe" and (part := re.fullmatch(r"experts/(wi|wo)", inner)):
         names = [f"{at}.mlp.experts.expert_{e}.{part[1]}.weight" for e in range(shape[0])]
         return HfParameter(tuple(names), turned, factor, True)
-    elif inner in _INSIDE:
-        names = [f"{at}.{_INSIDE[inner]}.weight"]
-    else:
+    dense = "DenseReluDense" if model.moe is None else "mlp"
+    more = f".{dense}.{inner}" if kind == "mlp" else _INSIDE.get(inner)
+    if more is None or (kind == "moe") != (inner == "router"):
         return None
-    return HfParameter(tuple(names), turned, factor, False)
+    return HfParameter((f"{at}{more}.weight",), turned, factor, False)
 
 
 def config_of(model: Transformer) -> dict[str, Any]:
-    """Returns the config.json with which Hugging Face's code computes what a model of m4 does.
-
-    Raises InputError where its code has no such model.
-    """
+    """Returns the config.json of a model of m4. InputError: Hugging Face's code has none such."""
     experts = model.encoder_experts
     projections = {found: name for name, found in reversed(ACTIVATIONS.items())}
     gate = None
@@ -256,17 +229,12 @@ def config_of(model: Transformer) -> dict[str, Any]:
     if model.relative_bias == "every_layer":
         kind = "umt5"
     found = {
-        "architectures": [FAMILIES[kind].architecture],
-        "model_type": kind,
-        **{key: getattr(model, name) for name, key in SIZES.items()},
-        **IDS,
-        "dropout_rate": model.dropout_rate,
-        "feed_forward_proj": projections[model.activations],
-        "is_encoder_decoder": True,
-        "layer_norm_epsilon": 1e-6,
-        "tie_word_embeddings": model.tied_logits,
-        "dtype": "float32",
-    }
+        "architectures": [FAMILIES[kind].architecture], "model_type": kind,
+        **{key: getattr(model, name) for name, key in SIZES.items()}, **IDS,
+        "dropout_rate": model.dropout_rate, "feed_forward_proj": projections[model.activations],
+        "is_encoder_decoder": True, "layer_norm_epsilon": 1e-6,
+        "tie_word_embeddings": model.tied_logits, "dtype": "float32",
+    }  # fmt: skip
     if experts is not None:
         del found["feed_forward_proj"]
         layers = {stack: getattr(model, f"{stack}_layers") for stack in ("encoder", "decoder")}

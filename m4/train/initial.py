@@ -28,7 +28,7 @@ import optax
 
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.model.stack import unstack
-from m4.model.transformer import Transformer
+from m4.model.transformer import Transformer, abstract_variables
 from m4.settings import InputError, OneOf, SettingError, checked
 from m4.storage.checkpoints import by_path
 from m4.train.optimizer import FactoredState, Moments
@@ -72,9 +72,12 @@ class InitialModel:
     vocabulary: str | None = None
 
 
-# Rules of tables whose rows are paired by name, and of arrays that may be larger than the old ones.
+# Rules of tables whose rows are paired by name, of arrays that may be larger than the old ones, and
+# of those for which the experts' use must have been counted.
 _BY_ROW = ("pieces", "directions")
 _GROWING = ("pieces", "copied experts", "copied columns")
+_BY_USE = ("most used experts", "most used columns", "merged experts")
+_SCANNED = re.compile(r"(\w+)_blocks/layer_(\d+)/(.*)")
 
 
 class Rows(NamedTuple):
@@ -89,17 +92,12 @@ class Leaf(NamedTuple):
 
     path: str
     rule: str
-    source: str | None
+    source: str = ""  # path in the old model; "" where nothing is taken from there
     layer: str = ""  # of the old model, for its experts' use
 
 
 def rows_of(old: Vocabulary, new: Vocabulary, new_pieces: str) -> Rows:
-    """Pairs two vocabularies by their pieces.
-
-    Raises:
-        InputError: An old piece is missing in the new one: it is another vocabulary.
-        SettingError: `new_pieces` is "bytes", and the old vocabulary has no pieces for bytes.
-    """
+    """Pairs two vocabularies by their pieces. InputError: the new one lacks an old piece."""
     ids, there = {piece: i for i, piece in enumerate(old.pieces)}, set(new.pieces)
     missing = [piece for piece in old.pieces if piece not in there]
     if missing:
@@ -130,11 +128,7 @@ _COMPUTATION = (
 
 
 def check_computation(model: Transformer, wanted: Mapping[str, Any], folder: object) -> None:
-    """Raises SettingError for a model that computes something else with another's parameters.
-
-    Args:
-        wanted: Settings of the other model in `folder`, of which all are compared.
-    """
+    """Raises SettingError if a model computes otherwise than the `wanted` settings of another."""
     here = computation(model)
     for name, value in wanted.items():
         if (given := here[name] if name in here else getattr(model, name)) != value:
@@ -151,10 +145,7 @@ def computation(model: Transformer) -> dict[str, Any]:
 
 
 def task_rows(old: Sequence[Set[str]], new: Sequence[Set[str]]) -> Rows:
-    """Pairs a gate's tasks, each a set of directions.
-
-    A new task has the row of the old one that has all of its directions which were there.
-    """
+    """Pairs a gate's tasks: a new one has the row of the old one that has all its directions."""
     of = {name: number for number, names in enumerate(old) for name in names}
     known = [{of[name] for name in names if name in of} for names in new]
     return Rows(np.array([one.pop() if len(one) == 1 else -1 for one in known], np.int32), {})
@@ -163,119 +154,105 @@ def task_rows(old: Sequence[Set[str]], new: Sequence[Set[str]]) -> Rows:
 class Plan(NamedTuple):
     """The parameters that a new model takes over from an old one: the source and rule of each.
 
-    Attributes:
-        old: Shapes of the old model.
-        leaves: One for each parameter; paths ("encoder_1/moe/...") are unscanned layers'.
-        rows: Path of a table whose rows are paired by name -> its rows.
+    Paths ("encoder_1/moe/...") are those of unscanned layers. `rows` has the rows of each table
+    that are paired by name.
     """
 
-    old: Shapes
+    old: Shapes  # of the old model, and of the new one
+    new: Shapes
     leaves: Sequence[Leaf]
     rows: Mapping[str, Rows]
 
     def unused(self) -> list[str]:
         """Returns the old parameters that nothing is taken from."""
-        return sorted(set(self.old) - {leaf.source for leaf in self.leaves})
+        return sorted(self.old.keys() - {leaf.source for leaf in self.leaves})
 
-    def grown_sizes(self, new: Shapes) -> set[tuple[int, int]] | None:
-        """Returns the sizes (before, now) of the axes that have grown: vocabularies and experts.
-
-        None where another rule takes a parameter over, which its statistics cannot follow.
-        """
+    def grown_sizes(self) -> set[tuple[int, int]] | None:
+        """Returns (before, now) of axes that have grown; None: more than that has changed."""
         if not all(leaf.rule in ("taken", *_GROWING) for leaf in self.leaves):
             return None
         return {
             (before, now)
             for leaf in self.leaves
             if leaf.rule in _GROWING
-            for before, now in zip(self.old[leaf.source or ""], new[leaf.path], strict=True)
+            for before, now in zip(self.old[leaf.source], self.new[leaf.path], strict=True)
             if before < now
         }
 
     def fresh_paths(self, like: Any) -> list[str]:
         """Returns the arrays of a tree that need a new model's values."""
-        new = by_path(like)
 
-        def needs(leaf: Leaf) -> bool:
+        def is_fresh(leaf: Leaf) -> bool:
             if leaf.rule not in _BY_ROW:
                 return leaf.rule == "new"
-            places = self._places(leaf, self.old[leaf.source or ""], new[leaf.path].shape)
-            return bool({*np.flatnonzero(places < 0)} - {*self.rows[leaf.path].spelled})
+            rows = np.flatnonzero(self._places(leaf) < 0)
+            return any(row not in self.rows[leaf.path].spelled for row in rows)
 
-        needed = {leaf.path for leaf in self.leaves if needs(leaf)}
+        needed = {leaf.path for leaf in self.leaves if is_fresh(leaf)}
         return [path for path, parts in _parts(like).items() if needed.intersection(parts)]
 
     def take_over(self, old: Old, fresh: dict[str, Any], use: Use, like: Any) -> Any:
-        """Makes the new model's parameters, an array at a time and the largest first.
+        """Makes the new model's parameters one by one, the largest first, which takes least memory.
 
-        So a model takes little more memory than its own while it is read.
-
-        Args:
-            fresh: Arrays of a new model, of those that `fresh_paths` names. It is emptied.
-            like: The tree, of shapes with shardings.
-
-        Raises:
-            InputError: Experts are to be left out or merged, and their use was not counted.
+        `fresh` has the arrays of a new model that `fresh_paths` names, and is emptied; `like` is
+        the tree, of shapes with shardings. InputError: experts are to go whose use was not counted.
         """
         known = {leaf.path: leaf for leaf in self.leaves}
         wanted, parts = by_path(like), _parts(like)
         made = {}
         for path in sorted(wanted, key=lambda path: -math.prod(wanted[path].shape)):
-            mine, start = [known[part] for part in parts[path]], fresh.pop(path, None)
-            array = self._array(mine, wanted[path], old, start, parts[path] != [path], use)
+            leaves, scanned = [known[part] for part in parts[path]], parts[path] != [path]
+            array = self._array(leaves, scanned, wanted[path], old, fresh.pop(path, None), use)
             # Else the next ones would be read while this one waits to be computed.
             made[path] = jax.block_until_ready(array)
         return _shaped(like, made)
 
-    def _places(self, leaf: Leaf, old: Sequence[int], new: Sequence[int]) -> npt.NDArray[np.int32]:
+    def _places(self, leaf: Leaf) -> npt.NDArray[np.int32]:
         """Returns the old row, or -1, of each row of a new table; rows of no piece stay."""
         axis, old_V = int(leaf.path.startswith("logits_dense")), self.rows[leaf.path].old_V
-        found = np.arange(new[axis], dtype=np.int32)
+        found = np.arange(self.new[leaf.path][axis], dtype=np.int32)
         found[: len(old_V)] = old_V
-        found[found >= old[axis]] = -1
+        found[found >= self.old[leaf.source][axis]] = -1
         return found
 
-    def _is_taken(self, leaf: Leaf, old: Any, shape: tuple[int, ...]) -> bool:
+    def _is_taken(self, leaf: Leaf) -> bool:
         if leaf.rule not in _BY_ROW:
             return leaf.rule == "taken"
-        places_V = self._places(leaf, old.shape, shape)
-        return old.shape == shape and np.array_equal(places_V, np.arange(len(places_V)))
+        places_V, shape = self._places(leaf), self.new[leaf.path]
+        return self.old[leaf.source] == shape and np.array_equal(places_V, np.arange(len(places_V)))
 
     def _array(
-        self,
-        leaves: Sequence[Leaf],
-        like: Any,
-        old: Old,
-        fresh: Array | None,
-        scanned: bool,
-        use: Use,
+        self, leaves: Sequence[Leaf], scanned: bool, like: Any, old: Old, fresh: Any, use: Use
     ) -> Array:
         """Makes one array of the tree: a parameter, or those of a scanned stack's layers."""
-        shape = like.shape[scanned:]
-        found = None if leaves[0].source is None else old(leaves[0].source)
-        if all(self._is_taken(leaf, found, shape) for leaf in leaves):
+        found = old(leaves[0].source) if leaves[0].source else None
+        if all(map(self._is_taken, leaves)):
             if isinstance(found, np.ndarray):
                 if scanned:
-                    whole = np.empty(like.shape, found.dtype)
-                    for at, leaf in enumerate(leaves):
-                        whole[at] = found if at == 0 else old(leaf.source or "")
-                    found = whole
+                    found = np.broadcast_to(found, like.shape).copy()
+                    for at, leaf in enumerate(leaves[1:], 1):
+                        found[at] = old(leaf.source)
                 return jax.make_array_from_callback(like.shape, like.sharding, lambda at: found[at])
             if not scanned:
                 return jax.device_put(found, like.sharding)
 
         def make(given: Sequence[Array | None], start: Array | None) -> Array:
-            if not scanned:
-                return self._made(leaves[0], given[0], start, shape, use)
-            starts = [None if start is None else start[at] for at in range(len(given))]
+            starts = start if scanned and start is not None else [start] * len(given)
             each = zip(leaves, given, starts, strict=True)
-            return jnp.stack([self._made(*one, shape, use) for one in each])
+            made = [self._made(*one, use) for one in each]
+            return jnp.stack(made) if scanned else made[0]
 
-        rest = [None if leaf.source is None else old(leaf.source) for leaf in leaves[1:]]
+        rest = [old(leaf.source) if leaf.source else None for leaf in leaves[1:]]
         return jax.jit(make, out_shardings=like.sharding)([found, *rest], fresh)
 
-    def _made(self, leaf: Leaf, x: Any, start: Any, shape: tuple[int, ...], use: Use) -> Array:
-        match leaf.rule:
+    def _made(self, leaf: Leaf, x: Any, start: Any, use: Use) -> Array:
+        shape, rule = self.new[leaf.path], leaf.rule
+        if rule in _BY_USE and leaf.layer not in use:
+            raise InputError(
+                f"{leaf.path}: experts are left out or merged by their use, which the run that it "
+                f"begins from has not counted in {leaf.layer}"
+            )
+        match rule:
             case "zeros":
                 return jnp.zeros(shape)
             case "new":
@@ -283,7 +260,7 @@ class Plan(NamedTuple):
             case "taken":
                 return x
             case "pieces" | "directions":
-                places_V, rows = self._places(leaf, x.shape, shape), self.rows[leaf.path]
+                places_V, rows = self._places(leaf), self.rows[leaf.path]
                 if leaf.path.startswith("logits_dense"):
                     start = None if start is None else start.T
                     return _grown(x.T, start, places_V, rows).T
@@ -295,29 +272,25 @@ class Plan(NamedTuple):
             case "copied columns":
                 return x[:, np.arange(shape[1]) % x.shape[1]]
             case "most used experts":
-                return x[most_used(_use(leaf, use), shape[0])]
+                return x[most_used(use[leaf.layer], shape[0])]
             case "most used columns":
-                return x[..., most_used(_use(leaf, use), shape[-1])]
-            case "merged experts":
-                used = _use(leaf, use)
-                weight = used / used.sum() if used.any() else np.full(len(used), 1 / len(used))
-                return jnp.tensordot(jnp.asarray(weight, x.dtype), x, 1, precision="highest")
-        raise AssertionError(leaf.rule)
+                return x[..., most_used(use[leaf.layer], shape[-1])]
+        assert rule == "merged experts", rule
+        used = use[leaf.layer]
+        weight = used / used.sum() if used.any() else np.full(len(used), 1 / len(used))
+        return jnp.tensordot(jnp.asarray(weight, x.dtype), x, 1, precision="highest")
 
 
 def plan(
-    old: Shapes, new: Shapes, layers: str | None, rows: Callable[[str], Rows] | None = None
+    old: Shapes, model: Transformer, layers: str | None, rows: Callable[[str], Rows] | None = None
 ) -> Plan:
-    """Chooses source and rule of each parameter.
+    """Chooses source and rule of each parameter of a model.
 
-    Args:
-        layers: `InitialModel.layers`.
-        rows: Path of an embedding, or of a gate's tasks, -> its rows. Defaults to not known yet.
-
-    Raises:
-        InputError: Another number of layers without a rule; a parameter that no rule takes over,
-            with both shapes.
+    `layers` is that of `InitialModel`; `rows` gives the rows of a table by its path, if they are
+    known yet. InputError: the number of layers differs without a rule, or no rule takes a
+    parameter.
     """
+    new = shapes_of(model)
     depth = {stack: (_depth(old, stack), _depth(new, stack)) for stack in ("encoder", "decoder")}
     for stack, (before, after) in depth.items():
         if before != after and (layers is None or (after < before and layers != "spaced")):
@@ -326,86 +299,76 @@ def plan(
                 f"that it begins from {before}: must be 'spaced'"
                 + (", 'stack' or 'zeros'" if after > before else "")
             )
-    leaves = [_leaf(path, shape, old, depth, layers) for path, shape in new.items()]
+    leaves = [_leaf(path, old, new, depth, layers) for path in new]
     found: dict[str, Rows] = {}
     for at, leaf in enumerate(leaves):
         if rows is not None and leaf.rule in _BY_ROW:
-            old_V = (known := rows(leaf.path)).old_V
-            found[leaf.path] = known
-            same = np.array_equal(old_V, np.arange(old[leaf.source or ""][0]))
+            found[leaf.path] = rows(leaf.path)
+            same = np.array_equal(found[leaf.path].old_V, np.arange(old[leaf.source][0]))
             if leaf.rule == "directions" and same:
                 leaves[at] = leaf._replace(rule="taken")
-    return Plan(old, leaves, found)
+    return Plan(old, new, leaves, found)
 
 
-def _leaf(
-    path: str,
-    shape: tuple[int, ...],
-    old: Shapes,
-    depth: Mapping[str, tuple[int, int]],
-    layers: str | None,
-) -> Leaf:
-    source, fresh_layer, layer = path, False, ""
+def _leaf(path: str, old: Shapes, new: Shapes, depth: Mapping[str, Any], layers: Any) -> Leaf:
+    source, beyond, layer = path, False, ""
     if match := re.match(r"(encoder|decoder)_(\d+)/(.*)", path):
         stack, number = match[1], int(match[2])
         before, after = depth[stack]
-        taken = number * before // after if layers == "spaced" else number % before
-        fresh_layer = layers == "zeros" and number >= before
-        layer = f"{stack}_{taken}"
-        source = f"{layer}/{match[3]}"
-    found = _rule(path, source, shape, old)
+        layer = f"{stack}_{number * before // after if layers == 'spaced' else number % before}"
+        source, beyond = f"{layer}/{match[3]}", number >= before
+    found = _rule(path, source, new[path], old)
     if found is None:
         there = old.get(source)
         raise InputError(
-            f"{path} is {list(shape)} here and {list(there) if there else 'missing'} in the model "
-            "that it begins from: no rule takes it over"
+            f"{path} is {list(new[path])} here and {list(there) if there else 'missing'} in the "
+            "model that it begins from: no rule takes it over"
         )
+    if layers == "zeros" and beyond and re.search(r"(/out|/wo)/kernel$", path):
+        return Leaf(path, "zeros")
     source, rule = found
-    if fresh_layer and re.search(r"(/out|/wo)/kernel$", path):
-        return Leaf(path, "zeros", None)
-    return Leaf(path, rule, None if rule == "new" else source, layer)
+    return Leaf(path, rule, "" if rule == "new" else source, layer)
 
 
 def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[str, str] | None:
     """Returns the source's path and a rule, or None where no rule takes these shapes over."""
-    there = old.get(source)
-    if re.search(r"embedder/embedding$|^logits_dense/kernel$", path) and there is not None:
-        axis = 1 if path.startswith("logits_dense") else 0
-        width = 1 - axis
+    there = old.get(source, (0,))  # the shape of nothing, from which no rule takes
+    if re.search(r"embedder/embedding$|^logits_dense/kernel$", path) and source in old:
+        width = int(not path.startswith("logits_dense"))
         return (source, "pieces") if len(there) == 2 and there[width] == shape[width] else None
-    if path.endswith("/tasks/kernel") and there is not None and there[1:] == shape[1:]:
+    if path.endswith("/tasks/kernel") and there[1:] == shape[1:]:
         return source, "directions"
     if there == shape:
         return source, "taken"
-    single = source.replace("/moe/experts/", "/mlp/")
-    several = source.replace("/mlp/", "/moe/experts/")
     if "/moe/experts/" in path:
-        if there is not None and there[1:] == shape[1:]:
+        if there[1:] == shape[1:]:
             return source, "copied experts" if shape[0] > there[0] else "most used experts"
+        single = source.replace("/moe/experts/", "/mlp/")
         return (single, "upcycled") if old.get(single) == shape[1:] else None
     if "/moe/" in path:
         # A gate's columns go with its experts. Where there are more experts, the router's alone are
         # copied, and what else a gate has starts new.
-        if there is not None and there[:-1] == shape[:-1]:
+        if source in old and there[:-1] == shape[:-1]:
             if shape[-1] < there[-1] and re.search(r"/moe/(\w+/kernel|bias/table)$", path):
                 return source, "most used columns"
             if path.endswith("router/kernel"):
                 return source, "copied columns"
         return source, "new"
+    several = source.replace("/mlp/", "/moe/experts/")
     if "/mlp/" in path and old.get(several, ())[1:] == shape:
         return several, "merged experts"
     return None
 
 
 def unscanned(params: Mapping[str, Any]) -> Old:
+    """Returns what reads a model's parameter by its path among unscanned layers."""
     arrays = by_path(params)
+    places = {part: (path, at) for path, parts in _parts(params).items()
+              for at, part in enumerate(parts)}  # fmt: skip
 
     def array(path: str) -> Array:
-        if path in arrays:
-            return arrays[path]
-        stack, number, inner = re.fullmatch(r"(\w+?)_(\d+)/(.*)", path).groups()  # type: ignore
-        block, layer = divmod(int(number), len(params[f"{stack}_blocks"]))
-        return arrays[f"{stack}_blocks/layer_{layer}/{inner}"][block]
+        there, block = places[path]
+        return arrays[there] if there == path else arrays[there][block]
 
     return array
 
@@ -429,15 +392,6 @@ def _grown(
     return table.at[np.array([*rows.spelled])].set(means_NM)
 
 
-def _use(leaf: Leaf, use: Use) -> npt.NDArray[np.int64]:
-    if leaf.layer not in use:
-        raise InputError(
-            f"{leaf.path}: experts are left out or merged by their use, which the run that it "
-            f"begins from has not counted in {leaf.layer}"
-        )
-    return use[leaf.layer]
-
-
 def most_used(used_E: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
     """Returns the `count` experts chosen most often, in their order."""
     return np.sort(np.argsort(-used_E, kind="stable")[:count])
@@ -449,7 +403,7 @@ def _depth(paths: Shapes, stack: str) -> int:
 
 
 def fits(old: Shapes, new: Shapes, grown: set[tuple[int, int]]) -> bool:
-    """Tells whether arrays are the old ones, but for axes that have grown as the parameters did."""
+    """Returns whether arrays are the old ones, but for axes that grew as the parameters did."""
     return old.keys() == new.keys() and all(
         len(old[path]) == len(shape)
         and all(pair[0] == pair[1] or pair in grown for pair in zip(old[path], shape, strict=True))
@@ -459,48 +413,30 @@ def fits(old: Shapes, new: Shapes, grown: set[tuple[int, int]]) -> bool:
 
 def padded(old: Array, fresh: Array) -> Array:
     """Returns `fresh` with the values of `old` in its first places."""
-    if old.shape == fresh.shape:
-        return old
-    return fresh.at[tuple(slice(size) for size in old.shape)].set(old)
+    return jax.lax.dynamic_update_slice(fresh, old, (0,) * fresh.ndim)
 
 
-def at_step(state: Any, step: int) -> Any:
-    """Returns an optimizer's first state with its learning rate at `step`."""
-
-    def one(node: Any) -> Any:
-        if not isinstance(node, optax.ScaleByScheduleState):
-            return node
-        count: Any = node.count
-        return node._replace(count=jax.device_put(np.asarray(step, count.dtype), count.sharding))
-
-    return jax.tree.map(one, state, is_leaf=_known)
+def shapes_of(model: Transformer) -> dict[str, tuple[int, ...]]:
+    """Returns path among unscanned layers -> shape, of a model's parameters."""
+    params = jax.eval_shape(unstack, abstract_variables(model)["params"])
+    return {path: leaf.shape for path, leaf in by_path(params).items()}
 
 
-def shapes_of(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Returns path among unscanned layers -> shape, of arrays or ShapeDtypeStructs."""
-    return {path: leaf.shape for path, leaf in by_path(jax.eval_shape(unstack, params)).items()}
-
-
-def restacked(made: Mapping[str, Array], like: Any) -> Any:
-    """Returns arrays by path among unscanned layers as the tree `like`, scanned stacks together."""
-    stacked = {
-        path: made[path] if path in made else jnp.stack([made[part] for part in parts])
-        for path, parts in _parts(like).items()
-    }
-    return _shaped(like, stacked)
+def parts_of(shapes: Shapes) -> dict[str, list[str]]:
+    """Returns path in a tree -> its paths among unscanned layers, of a scanned stack several."""
+    found, layers = {path: [path] for path in shapes}, dict[str, int]()
+    scanned = [match for path in shapes if (match := _SCANNED.fullmatch(path))]
+    for stack, layer, _ in map(re.Match.groups, scanned):
+        layers[stack] = max(layers.get(stack, 0), int(layer) + 1)
+    for match in scanned:
+        stack, layer, inner = match.groups()
+        numbers = range(int(layer), shapes[match[0]][0] * layers[stack], layers[stack])
+        found[match[0]] = [f"{stack}_{number}/{inner}" for number in numbers]
+    return found
 
 
 def _parts(like: Any) -> dict[str, list[str]]:
-    """Returns path in a tree -> its paths among unscanned layers, of a scanned stack several."""
-
-    def parts(path: str, leaf: Any) -> list[str]:
-        match = re.match(r"(\w+)_blocks/layer_(\d+)/(.*)", path)
-        if match is None:
-            return [path]
-        size = len(like[f"{match[1]}_blocks"])
-        return [f"{match[1]}_{at * size + int(match[2])}/{match[3]}" for at in range(leaf.shape[0])]
-
-    return {path: parts(path, leaf) for path, leaf in by_path(like).items()}
+    return parts_of({path: leaf.shape for path, leaf in by_path(like).items()})
 
 
 def _shaped(like: Any, arrays: Mapping[str, Any]) -> Any:
@@ -522,18 +458,19 @@ def check_adafactor(optimizer: optax.GradientTransformation) -> None:
         raise SettingError("InitialModel.optimizer", True, allowed)
 
 
-def with_moments(state: Any, step: int, given: Given) -> Any:
-    """Puts moments into an optimizer's state after `step` steps; to be traced.
+def at_step(state: Any, step: int, given: Given | None = None) -> Any:
+    """Returns an optimizer's first state with its learning rate at `step`; to be traced.
 
+    With moments `given`, by path among unscanned layers, Adafactor's are those after `step` steps.
     A matrix that only one of the two optimizers factors gets the product of the factors, or the
-    means of the full moments. `given` is by path among unscanned layers.
+    means of the full moments.
     """
 
     def one(leaf: Any) -> Any:
-        if isinstance(leaf, FactoredState):
-            return FactoredState(jnp.full_like(leaf.count, step), _tree(leaf.moments, given))
         if isinstance(leaf, optax.ScaleByScheduleState):
             return leaf._replace(count=jnp.full_like(leaf.count, step))
+        if given is not None and isinstance(leaf, FactoredState):
+            return FactoredState(jnp.full_like(leaf.count, step), _tree(leaf.moments, given))
         return leaf
 
     return jax.tree.map(one, state, is_leaf=_known)
@@ -555,4 +492,6 @@ def _tree(like: Any, given: Given) -> Any:
         else:  # as `scale_by_matrix` multiplies its factors
             factors = of["rows"] / jnp.mean(of["rows"], -1, keepdims=True)
             made[path] = factors[..., :, None] * of["columns"][..., None, :]
-    return restacked(made, like)
+    stacked = {path: made[path] if path in made else jnp.stack([made[part] for part in parts])
+               for path, parts in _parts(like).items()}  # fmt: skip
+    return _shaped(like, stacked)

@@ -8,33 +8,49 @@ into the note of every checkpoint.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from m4.model import pipeline
 from m4.parallel import distributed
+from m4.parallel.mesh import host_batch, host_shards, to_global
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
-from m4.storage.checkpoints import Checkpoints, shapes
+from m4.storage.checkpoints import Checkpoints
 from m4.storage.files import undamaged
 from m4.storage.metrics_log import Metrics
 from m4.train import average
 from m4.train.bad_steps import StepGuard
-from m4.train.batches import BatchStream, device_batches
 from m4.train.early_stopping import EarlyStopper
 from m4.train.measuring import watchdog
 from m4.train.measuring.counters import Counters
 from m4.train.measuring.step_clock import Flops, StepClock
-from m4.train.preemption import stop_signals
-from m4.train.program import TrainProgram
-from m4.train.run import Run, StepProfile, StepsInFlight, most_in_flight
+from m4.train.program import BatchShape, TrainProgram
+from m4.train.run import MOST_IN_FLIGHT, Run, StepProfile, StepsInFlight, stop_signals
 from m4.train.sampling import LearnedSampling
-from m4.train.state import TrainState
+from m4.train.step import TrainState
 from m4.train.training import Training
+
+
+class BatchStream(Protocol):
+    """batch(step) is a pure function of the step: nothing but the step is needed to resume."""
+
+    directions: list[str]
+
+    @property
+    def shape(self) -> BatchShape:
+        """The shape of its batches."""
+        ...
+
+    def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Mapping[str, np.ndarray]: ...
+    def fingerprint(self) -> str: ...
+
 
 # Makes the state before the first step over the program's mesh, and what of another run's note the
 # run continues with.
@@ -77,20 +93,13 @@ class Hook(Protocol):
 
 
 def train(
-    program: TrainProgram,
-    training: Training,
-    folder: Path,
-    stream: BatchStream,
-    *,
-    evaluators: Sequence[Evaluator] = (),
-    sampling: LearnedSampling | None = None,
-    groups: Mapping[str, Sequence[str]] | None = None,
-    note: Mapping[str, Any] | None = None,
-    flops: Flops | None = None,
-    begin: Begin | None = None,
+    program: TrainProgram, training: Training, folder: Path, stream: BatchStream, *,
+    evaluators: Sequence[Evaluator] = (), sampling: LearnedSampling | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None, note: Mapping[str, Any] | None = None,
+    flops: Flops | None = None, begin: Begin | None = None,
     progress: Callable[[int, str], None] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
-) -> Trained:
+) -> Trained:  # fmt: skip
     """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
 
     Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end, with
@@ -115,17 +124,21 @@ def train(
         BadStep: A step whose numbers are bad, where that ends training (`m4.train.bad_steps`).
         Interrupted: Ctrl-C, SIGTERM or SIGHUP, in any process; the step is saved first.
     """
-    about = {**(note or {}), **_about(program, stream)}
-    kept = training.keep_checkpoints, training.keep_period, training.keep_best
-    with contextlib.closing(Checkpoints(folder / "checkpoints", *kept)) as checkpoints:
-        latest = distributed.on_primary_then_broadcast(
-            "latest checkpoint", lambda: checkpoints.latest
+    about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
+    about |= program.about
+    if distributed.is_primary() and (stages := about.get("pipeline")):
+        print(
+            f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
+            f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
         )
-        saved = {} if latest is None else checkpoints.note(latest)
-        stopper = EarlyStopper(training.early_stopping)
+    stopper = EarlyStopper(training.early_stopping)
+    keep = training.keep_checkpoints, training.keep_period, training.keep_best
+    with Checkpoints(folder / "checkpoints", *keep) as checkpoints:
+        save = Save(training.checkpoint_period, folder, checkpoints, about, stopper)
+        latest, saved = save.latest, save.saved
         begun, continued = latest is None and begin is not None, dict[str, Any]()
         if latest is not None:
-            state = _restored(checkpoints, latest, saved, program.new_state(), stopper, about)
+            state = save.restored(program)
         elif begin is not None:
             state, continued = begin(program)
         else:
@@ -135,35 +148,30 @@ def train(
         rows, *lengths = stream.shape
         if sampling is not None and begun:
             sampling.begin(start, continued.get("sampling"))
-        with undamaged(f"{checkpoints.folder}/{latest}/note"):
+        with undamaged(f"{save.place}/note"):
             if sampling is not None and not begun:
                 sampling.resume(saved.get("sampling"))
-            on_cpu = program.mesh.devices.flat[0].platform == "cpu"
+            platform = program.mesh.devices.flat[0].platform
             cores = len(available_cpus()) * jax.process_count()
-            devices = cores if on_cpu else program.mesh.size
+            devices = cores if platform == "cpu" else program.mesh.size
             clock = StepClock(flops, first_start, saved, devices)
             guard = StepGuard(training.on_bad_step, training.bad_steps, saved, state.step.sharding)
             counters = Counters(stream.directions, groups or {}, saved, start, rows * max(lengths))
-        run = Run(program, state, end, StepsInFlight(most_in_flight(program.mesh), clock),
-                  clock, guard, counters)  # fmt: skip
+        in_flight = StepsInFlight(MOST_IN_FLIGHT.get(platform, 3), clock)
+        run = Run(program, state, end, in_flight, clock, guard, counters)
         rows_to = -1 if begun else start  # a run that begins has its first row again
+        written_to = folder if distributed.is_primary() else None
         with (
             watchdog.watched(clock, folder, first_start),
             stop_signals(lambda: run.together or run.stepped) as run.received,
             program.axis_rules(),
-            Metrics(
-                folder if distributed.is_primary() else None,
-                resume_step=rows_to,
-                saved=saved,
-                tensorboard=training.tensorboard,
-                log=log,
-            ) as metrics,
+            Metrics(written_to, rows_to, saved, training.tensorboard, log) as metrics,
+            StepProfile(training.profile, folder / "profile", start, end) as profile,
             contextlib.closing(device_batches(program.mesh, stream, start)) as batches,
-            StepProfile(training.profile, folder, start, end) as profile,
         ):
-            parts = [counters, clock, guard, metrics, stopper, *([sampling] if sampling else [])]
+            learned = [] if sampling is None else [sampling]
+            save.parts = [counters, clock, guard, metrics, stopper, *learned]
             evaluate = Evaluate(evaluators, metrics, stopper, sampling)
-            save = Save(training.checkpoint_period, checkpoints, folder, about, parts, stopper)
             log_rows = Log(training.log_period, metrics, progress)
             hooks: list[Hook] = [profile, log_rows, evaluate, save]
             if begun:
@@ -175,8 +183,7 @@ def train(
                 run.take(batch)
                 for hook in hooks:
                     hook.after(run)
-            written = save.save(run, finished=True)
-            run.pause("save", checkpoints.wait)
+            written = save.whole(run, finished=True)
             if run.stopping:
                 raise Interrupted(run.step)
         return Trained(average.used(run.state) if stopper.best is None else stopper.best, written)
@@ -205,8 +212,7 @@ class Log:
 class Evaluate:
     """Runs the evaluators whose period divides the step, at the last step all.
 
-    A learned sampler takes only what was measured at its period: a run that is made longer
-    afterwards learns from the same steps.
+    A learned sampler learns at its period alone: a run that is made longer learns from the same.
     """
 
     evaluators: Sequence[Evaluator]
@@ -223,10 +229,9 @@ class Evaluate:
                 self.stopper.evaluated(run.step, values, params)
                 run.measured |= values
                 learned_from |= values if due else {}
-        if self.sampling is not None and learned_from:
-            learned = self.sampling.evaluated(run.step, learned_from)
-            if learned:
-                self.metrics.write(run.step, learned)
+        learns = self.sampling if learned_from else None
+        if learns is not None and (learned := learns.evaluated(run.step, learned_from)):
+            self.metrics.write(run.step, learned)
         # The last step of early stopping says that training has finished, too.
         run.last = run.last or self.stopper.stopped
 
@@ -245,101 +250,99 @@ class Evaluate:
         return params, values
 
 
-class Noted(Protocol):
-    """A part of a run that continues from what it has noted in a checkpoint."""
-
-    def note(self) -> Mapping[str, Any]: ...
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Save:
-    """Saves every `period` steps, and stops where a signal asks for it; `train` saves the end.
+    """The checkpoints of a run: it continues from the latest, and saves at its periods.
+
+    It stops training where a signal asks for it; `train` saves the end. A checkpoint's note says
+    `about`, and what each of the `parts` continues from (`note()`).
 
     Attributes:
-        about: What every checkpoint's note says.
-        parts: What continues from its part of the note.
+        latest: The step that the run continues from. None: it begins.
+        place: The checkpoint of that step, for messages.
     """
 
     period: int
-    checkpoints: Checkpoints
     folder: Path
+    checkpoints: Checkpoints
     about: Mapping[str, Any]
-    parts: Sequence[Noted]
     stopper: EarlyStopper
+    parts: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        self.latest = self.checkpoints.latest
+        self.place = f"{self.checkpoints.folder}/{self.latest}"
+
+    @functools.cached_property
+    def saved(self) -> dict[str, Any]:
+        """The note of the latest step, or {}."""
+        return {} if self.latest is None else self.checkpoints.note(self.latest)
+
+    def restored(self, program: TrainProgram) -> TrainState:
+        """Returns the latest state over the program's mesh; the stopper continues from it."""
+        assert self.latest is not None
+        whats = {"vocabulary": "vocabulary", "stream": "stream", "gradients": "gradient method"}
+        for name, what in whats.items():
+            there, here = self.saved.get(name), self.about.get(name)
+            if name in self.about and there != here:
+                raise InputError(
+                    f"{self.place} was trained with another {what} "
+                    f"({str(there)[:12]} there, {str(here)[:12]} here); "
+                    "choose another MODEL_DIR, or start over with --fresh"
+                )
+        if "averaged" in self.saved:  # by `m4 average`
+            raise InputError(
+                f"{self.place} is a mean of checkpoints, without an optimizer's state: begin "
+                "another run from its parameters with --init_from"
+            )
+        like = program.abstract_state()
+        items = average.items(like)
+        if self.stopper.rule is not None and "best_step" in self.saved:
+            items["best"] = items["params"]
+        found = self.checkpoints.restore(self.latest, items)
+        if "best" in found:
+            with undamaged(f"{self.place}/note"):
+                self.stopper.resume(self.saved, found["best"])
+        at = jax.device_put(np.asarray(self.latest, np.int32), program.shardings.step)
+        return average.from_items(like, at, found)
 
     def after(self, run: Run) -> None:
         if run.last:
             return
         if run.stopping:
-            self.save(run)
-            run.pause("save", self.checkpoints.wait)
+            self.whole(run)
             raise Interrupted(run.step)
         if run.step % self.period == 0:
-            self.save(run)
+            run.pause("save", lambda: self._start(run))
 
-    def save(self, run: Run, **more: Any) -> dict[str, Any]:
-        """Starts to save the state; returns the checkpoint's note, with `more`."""
+    def whole(self, run: Run, **more: Any) -> dict[str, Any]:
+        """Saves the state, and waits for it; returns the checkpoint's note, with `more`."""
+        note = run.pause("save", lambda: self._start(run, **more))
+        run.pause("save", self.checkpoints.wait)
+        return note
 
-        def start() -> dict[str, Any]:
-            note = {**self.about, **more}
-            for part in self.parts:
-                note |= part.note()
-            note["step"] = run.step
-            items = average.items(run.state)
-            if self.stopper.best is not None:
-                items["best"] = self.stopper.best
-            self.checkpoints.save(run.step, items, note, run.measured)
-            if distributed.is_primary():
-                run.counters.write(self.folder, note)
-            return note
-
-        return run.pause("save", start)
-
-
-def _about(program: TrainProgram, stream: BatchStream) -> dict[str, Any]:
-    """Returns what every checkpoint of the run says about it."""
-    about = {"stream": stream.fingerprint(), "directions": stream.directions}
-    about |= program.groups.note() if program.groups else {}
-    if stages := pipeline.about(program.mesh, program.model):
-        about["pipeline"] = stages
+    def _start(self, run: Run, **more: Any) -> dict[str, Any]:
+        note = {**self.about, **more}
+        for part in self.parts:
+            note |= part.note()
+        note["step"] = run.step
+        items = average.items(run.state)
+        if self.stopper.best is not None:
+            items["best"] = self.stopper.best
+        self.checkpoints.save(run.step, items, note, run.measured)
         if distributed.is_primary():
-            print(
-                f"pipeline: {stages['stages']} stages, {stages['microbatches']} microbatches; "
-                f"each stack's stages are idle for {stages['bubble']:.1%} of its ticks"
-            )
-    return about
+            run.counters.write(self.folder, note)
+        return note
 
 
-def _restored(
-    checkpoints: Checkpoints,
-    step: int,
-    saved: Mapping[str, Any],
-    state: TrainState,
-    stopper: EarlyStopper,
-    about: Mapping[str, Any],
-) -> TrainState:
-    """Returns the state of a step, sharded as `state`; the stopper continues from it."""
-    place = f"{checkpoints.folder}/{step}"
-    for name in ("vocabulary", "stream"):
-        if name in about and saved.get(name) != about[name]:
-            raise InputError(
-                f"{place} was trained with another {name} "
-                f"({str(saved.get(name))[:12]} there, {str(about[name])[:12]} here); "
-                "choose another MODEL_DIR, or start over with --fresh"
-            )
-    if "averaged" in saved:  # by `m4 average`
-        raise InputError(
-            f"{place} is a mean of checkpoints, without an optimizer's state: begin another run "
-            "from its parameters with --init_from"
-        )
-    items = {name: shapes(tree) for name, tree in average.items(state).items()}
-    if saved.get("gradients", {}) != about.get("gradients"):
-        items.pop("groups", None)
-    if stopper.rule is not None and "best_step" in saved:
-        items["best"] = shapes(state.params)
-    found = checkpoints.restore(step, items)
-    if "best" in found:
-        with undamaged(f"{place}/note"):
-            stopper.resume(saved, found["best"])
-    at = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
-    return average.from_items(at, found, state.optimizer)
+def device_batches(
+    mesh: Mesh, stream: BatchStream, start: int
+) -> Generator[dict[str, jax.Array], None, None]:
+    """Yields the batches from step `start` on, over the mesh; the next one is made meanwhile."""
+    parts = host_shards(mesh)
+    with ThreadPoolExecutor(1) as ahead:
+        coming = ahead.submit(host_batch, stream.batch, start, parts)
+        for step in itertools.count(start + 1):
+            batch = to_global(mesh, coming.result())
+            coming = ahead.submit(host_batch, stream.batch, step, parts)
+            yield batch

@@ -1,10 +1,11 @@
-"""Optimizers: Adafactor for each matrix by itself, AdamW and Muon.
+"""Optimizers: Adafactor for each matrix by itself, AdamW and Muon; rates by group of parameters.
 
 Each is a function of the total number of steps that returns an optax.GradientTransformation.
 """
 
+import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -13,7 +14,8 @@ import optax
 from optax import contrib
 
 from m4.model.layers import names_of
-from m4.settings import Between, Factor, Period, Rate, Size, Steps, checked
+from m4.settings import Between, Factor, OneOf, Period, Rate, SettingError, Size, Steps, checked
+from m4.train.average import updated
 from m4.train.schedules import Schedule, rsqrt
 
 Array = jax.Array
@@ -114,10 +116,7 @@ def _separate(x: Array) -> Array:
 
 
 def _one_after_gradients(gradients) -> Array:
-    """Returns 1.0, on CPUs after all gradients are there (NaN where their norm is not finite).
-
-    XLA's CPU compiler copies weights that could be replaced while gradients of others need them.
-    """
+    """Returns 1.0, on CPUs after all gradients are there: else XLA copies weights they need."""
     return jax.lax.platform_dependent(
         optax.tree.norm(gradients),
         cpu=lambda norm: jnp.where(jnp.isfinite(norm), 1.0, jnp.nan),
@@ -135,18 +134,15 @@ def _block_axes(path, leaf) -> int:
 
 
 def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Wraps an optimizer so that tables (`m4.model.layers.Table`) stay bit-equal.
+    """Wraps an optimizer so that tables (`m4.model.layers.Table`) stay, which it would decay."""
 
-    They have no gradient, but weight decay or noise would change them. The state is that of
-    `inner`.
-    """
-
-    def zero_if_table(path, leaf):
+    @_by_path
+    def without_tables(path, leaf):
         return jnp.zeros_like(leaf) if names_of(path)[-1:] == ["table"] else leaf
 
     def update(updates, state, params=None):
         updates, state = inner.update(updates, state, params)
-        return jax.tree_util.tree_map_with_path(zero_if_table, updates), state
+        return without_tables(updates), state
 
     return optax.GradientTransformation(inner.init, update)
 
@@ -248,10 +244,7 @@ def adamw(
         # before it uses it: 4 of the 15 passes of a step over an array of the weights' size.
         return optax.projections.projection_l2_ball(gradients, clip_norm)
 
-    def decay(params):
-        return jax.tree_util.tree_map_with_path(
-            lambda path, p: p.ndim > 1 + is_stacked(path), params
-        )
+    decay = _by_path(lambda path, p: p.ndim > 1 + is_stacked(path))
 
     def for_experts(k):
         return optax.chain(
@@ -306,9 +299,6 @@ def muon(
         apart = not experts and _is_experts(path)
         return "matrix" if _is_within_a_layer(path, p) and not apart else "other"
 
-    def kinds(params):
-        return jax.tree_util.tree_map_with_path(kind, params)
-
     def for_experts(k):
         if not experts:
             return optax.scale_by_adam(b1**k, b2**k, eps, nesterov=True)
@@ -322,33 +312,26 @@ def muon(
         optax.scale_by_learning_rate(lambda step: matrix_rate * rate(step)),
     )
     others = optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=0.0, nesterov=True)
-    both = optax.partition({"matrix": matrices, "other": others}, kinds)
+    both = optax.partition({"matrix": matrices, "other": others}, _by_path(kind))
     return keep_tables(_experts_apart(both, for_experts, rate, experts_every, experts_rate))
 
 
 def _experts_apart(
     optimizer: optax.GradientTransformation,
-    for_experts: Callable[[int], optax.GradientTransformation],
-    rate: Schedule,
-    steps: int,
+    for_experts: Callable[[int], optax.GradientTransformation], rate: Schedule, steps: int,
     factor: float | None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformation:  # fmt: skip
     """Returns an optimizer that changes the experts' parameters at every `steps`-th step."""
     factor = float(steps) if factor is None else factor
     if (steps, factor) == (1, 1.0):
         return optimizer
 
-    def label(path, _):
-        return "experts" if _is_experts(path) else "other"
-
     experts = optax.chain(
         every(steps, for_experts(steps)),
         optax.scale_by_learning_rate(lambda step: factor * rate(step)),
     )
-    return optax.partition(
-        {"experts": experts, "other": optimizer},
-        lambda params: jax.tree_util.tree_map_with_path(label, params),
-    )
+    label = _by_path(lambda path, _: "experts" if _is_experts(path) else "other")
+    return optax.partition({"experts": experts, "other": optimizer}, label)
 
 
 def orthogonalize() -> optax.GradientTransformation:
@@ -359,8 +342,13 @@ def orthogonalize() -> optax.GradientTransformation:
     take twice as long on a CPU core (480 products of some microseconds each). The matrices of
     experts, or of scanned layers, are a stack already, for which CPUs use `newton_schulz`.
     """
-    # Without momentum, so that the updates are orthogonalized as they come.
-    inner = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=_all_matrices)
+    # Without momentum, so that the updates are orthogonalized as they come. The last two axes are
+    # the matrix, and those before them count matrices.
+    numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+    inner = contrib.scale_by_muon(
+        beta=0.0, nesterov=False,
+        weight_dimension_numbers=lambda params: jax.tree.map(lambda _: numbers, params),
+    )  # fmt: skip
 
     def by_optax(stack) -> Any:
         updates: Any = inner.update([stack], inner.init([stack]))[0]
@@ -423,10 +411,9 @@ def newton_schulz(x: Array) -> Array:
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
 
 
-def _all_matrices(params):
-    """Tells optax that the last two axes are the matrix and those before them count matrices."""
-    numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
-    return jax.tree.map(lambda _: numbers, params)
+def _by_path(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Returns params -> the tree of `function(path, parameter)`."""
+    return functools.partial(jax.tree_util.tree_map_with_path, function)
 
 
 def _is_experts(path) -> bool:
@@ -437,3 +424,61 @@ def _is_within_a_layer(path, leaf) -> bool:
     names = names_of(path)
     outside = {"router", "tasks", "noise", "logits_dense"}.intersection(names)
     return names[-1] == "kernel" and not outside and _block_axes(path, leaf) == 2
+
+
+# ---------------------------------------------------------------- rates by group of parameters
+
+GROUPS = ("embeddings", "encoder", "decoder", "experts", "router")
+ParameterRates = Mapping[Annotated[str, OneOf(GROUPS)], Factor]
+
+
+def rate_of(path: Any, rates: ParameterRates) -> float:
+    """Returns the factor of the learning rate of the parameter at a tree path.
+
+    "embeddings" has the logits' matrix too. "experts" (a shared one too) and "router" (all else of
+    a MoE layer: noise, tasks, biases) are those of both stacks, and count before "encoder" and
+    "decoder". A group that is not named has 1, or for a MoE layer the rate of its stack.
+    """
+    names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    if names[0].endswith("token_embedder") or names[0] == "logits_dense":
+        return rates.get("embeddings", 1.0)
+    rate = rates.get("encoder" if names[0].startswith("encoder") else "decoder", 1.0)
+    if "moe" not in names:
+        return rate
+    return rates.get("experts" if {"experts", "shared"} & {*names} else "router", rate)
+
+
+def with_rates(
+    optimizer: optax.GradientTransformation, rates: ParameterRates
+) -> optax.GradientTransformation:
+    """Multiplies an optimizer's updates, weight decay included, which averages see."""
+
+    def init(params: Any) -> Any:
+        if not any(rate_of(path, rates) for path, _ in jax.tree_util.tree_leaves_with_path(params)):
+            allowed = "above 0 for one group: no parameter would be trained"
+            raise SettingError("Training.parameter_rates", dict(rates), allowed)
+        return optimizer.init(params)
+
+    @_by_path
+    def times_rate(path: Any, leaf: Array) -> Array:
+        rate = rate_of(path, rates)
+        return rate * leaf if rate else jnp.zeros_like(leaf)
+
+    def update(updates, state, params=None, *, scale=lambda updates: updates) -> tuple[Any, Any]:
+        return updated(optimizer, updates, state, params, lambda given: times_rate(scale(given)))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def without_frozen_gradients(params: Any, rates: ParameterRates) -> Any:
+    """Returns the parameters so that gradients of frozen ones are 0, and are not computed."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if rate_of(path, rates) else jax.lax.stop_gradient(leaf), params
+    )
+
+
+def with_frozen(before: Any, after: Any, rates: ParameterRates) -> Any:
+    """Returns the parameters after a step, frozen ones as before: a gate's biases move, too."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, old, new: new if rate_of(path, rates) else old, before, after
+    )

@@ -2,29 +2,31 @@
 
 import dataclasses
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.extend import core
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.model import pipeline
-from m4.model.layers import shapes_only
-from m4.model.transformer import Transformer
-from m4.parallel.batched_init import draw_together, unoptimized
-from m4.parallel.layout import Layout
-from m4.parallel.mesh import axis_rules_context, check_divides, rows_over
+from m4.model.layers import names_of, shapes_only
+from m4.model.transformer import Transformer, abstract_variables
+from m4.parallel.mesh import Layout, check_divides, parameter_shardings, rows_over
 from m4.settings import SettingError, nearest_valid
 from m4.storage.checkpoints import by_path
-from m4.train.batches import BatchShape
-from m4.train.multitask.grouped import DirectionGroups, direction_groups
 from m4.train.multitask.groups import Directions, by_direction
-from m4.train.parameter_rates import with_rates
-from m4.train.state import TrainState, initialize, state_shardings
-from m4.train.step import make_train_step
+from m4.train.multitask.surgery import DirectionGroups, direction_groups
+from m4.train.optimizer import with_rates
+from m4.train.step import TrainState, make_train_step
 from m4.train.training import Training
+
+# (rows, source length, target length) of a batch.
+BatchShape = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,13 @@ class TrainProgram:
     @property
     def mesh(self) -> Mesh:
         return self.layout.mesh
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The note about the step in checkpoints: groups of directions, stages of a pipeline."""
+        stages = pipeline.about(self.mesh, self.model)
+        about = self.groups.note() if self.groups else {}
+        return {**about, "pipeline": stages} if stages else about
 
     def axis_rules(self) -> AbstractContextManager[None]:
         """A context in which logical axes mean the mesh's; trace and call the step in it."""
@@ -83,7 +92,11 @@ class TrainProgram:
 
     def _made(self, make: Callable[[], Any], shardings: Any) -> Any:
         # On CPUs optimizing the program takes several times as long as running it, once.
-        options = unoptimized(self.mesh)
+        options: dict[str, Any] = {}
+        if self.mesh.devices.flat[0].platform == "cpu":
+            options["xla_backend_optimization_level"] = 0
+            if jax.__version_info__ < (0, 11):  # later versions have no such option
+                options["xla_cpu_use_fusion_emitters"] = False
         with self.axis_rules():
             return jax.jit(draw_together(make), out_shardings=shardings, compiler_options=options)()
 
@@ -93,32 +106,74 @@ class TrainProgram:
 
 
 def jit_step(step: Callable[..., Any], shardings: TrainState) -> Any:
-    """Returns the step as jax.jit: the new state takes the place of the old one in memory.
-
-    Metrics are replicated, so that every process can read them.
-    """
+    """Returns the step as jax.jit: it reuses the state's memory, and replicates its metrics."""
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
 
 
+def initialize(
+    model: Transformer, optimizer: optax.GradientTransformation, seed: int
+) -> TrainState:
+    """Returns a new state for a seed; a pure function, to be jitted or mapped over seeds."""
+    tokens, key = jnp.ones((1, 8), jnp.int32), jax.random.key(seed)
+    params = model.init(key, tokens, tokens, tokens, enable_dropout=False)["params"]
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def state_shardings(
+    mesh: Mesh, model: Transformer, optimizer: optax.GradientTransformation,
+    fsdp_axes: Sequence[str] = ("fsdp",),
+) -> TrainState:  # fmt: skip
+    """Returns the sharding of every array of the state.
+
+    An optimizer statistic with its parameter's shape is sharded like it; a factored one follows
+    the leading axes that it shares with its parameter (an expert's statistics stay with it).
+    """
+    variables = abstract_variables(model)
+    params = parameter_shardings(mesh, variables["params_axes"], variables["params"], fsdp_axes)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
+    known = {
+        tuple(names_of(path)): (leaf.shape, sharding)
+        for (path, leaf), sharding in zip(leaves, jax.tree.leaves(params), strict=True)
+    }
+
+    def sharding(path, leaf):
+        names = tuple(names_of(path))
+        for start in range(len(names)):  # the parameter's path, within the optimizer's
+            for stop in range(len(names), start, -1):
+                if names[start:stop] in known:
+                    shape, whole = known[names[start:stop]]
+                    return NamedSharding(mesh, _common_spec(leaf.shape, shape, whole.spec))
+        return replicated
+
+    abstract = jax.eval_shape(optimizer.init, variables["params"])
+    return TrainState(replicated, params, jax.tree_util.tree_map_with_path(sharding, abstract))
+
+
+def _common_spec(shape, parameter_shape, spec) -> PartitionSpec:
+    if shape == parameter_shape:
+        return spec
+    common = []
+    for mine, its, axis in zip(shape, parameter_shape[:-2], tuple(spec), strict=False):
+        if mine != its:
+            break
+        common.append(axis)
+    return PartitionSpec(*common)
+
+
 def train_program(
-    training: Training,
-    model: Transformer,
-    directions: Directions | Sequence[str],
-    mesh: Mesh,
+    training: Training, model: Transformer, directions: Directions | Sequence[str], mesh: Mesh,
     batch_shape: BatchShape | None = None,
-) -> TrainProgram:
+) -> TrainProgram:  # fmt: skip
     """Returns the training step of a model; nothing is computed, read or written.
 
-    Args:
-        directions: Directions in the order of a batch's direction_ids. Names alone are of one size.
-        batch_shape: Shape of the batches. Defaults to one that is not checked.
-
-    Raises:
-        SettingError: Sizes that do not divide over the mesh, or settings that do not fit together.
+    Directions are in the order of a batch's direction_ids; names alone are of one size.
+    SettingError: sizes that do not divide over the mesh, or settings that do not fit together.
     """
     if not isinstance(directions, Directions):
         directions = Directions.assumed(directions)
-    with axis_rules_context(mesh, training.extra_axis_rules):
+    layout = Layout(mesh, training.fsdp_axes, training.extra_axis_rules)
+    with layout.axis_rules():
         if batch_shape is not None:
             check_batch(mesh, model, batch_shape, training.grad_accum_steps)
         check_model(mesh, model)
@@ -135,7 +190,6 @@ def train_program(
         model, optimizer, training, len(directions.names), loss_weights=weights, groups=groups
     )
     optimizer = optimizer if groups is None else groups.with_state(optimizer)
-    layout = Layout(mesh, training.fsdp_axes, training.extra_axis_rules)
     return TrainProgram(step, model, optimizer, layout, training.seed, groups)
 
 
@@ -177,9 +231,84 @@ def check_batch(mesh: Mesh, model: Transformer, shape: BatchShape, grad_accum_st
         )
         raise SettingError("Training.batch_size", rows, allowed)
     try:
-        pipeline.check(mesh, model, rows // grad_accum_steps, "Training.batch_size")
+        pipeline.check(mesh, model, rows // grad_accum_steps)
     except SettingError as error:
         if grad_accum_steps == 1 or error.setting != "Training.batch_size":
             raise
         allowed = f"{grad_accum_steps} (Training.grad_accum_steps) times {error.allowed}"
         raise SettingError(error.setting, rows, allowed) from None
+
+
+# ------------------------------------------------- a new model's weights, drawn quickly
+
+# XLA's options alone do not make these programs quick to compile: without batching, that of 6 + 6
+# layers takes 9.3 CPU seconds instead of 1.5, and a quarter of the arrays get other last bits.
+
+# Larger arrays are drawn one by one: a batch of them would need their memory twice.
+_LARGEST = 2**20
+
+
+def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function` with like draws made as one batched draw: the same values, to rounding.
+
+    Each draw from a random key is a separate program to XLA, some hundred instructions long. Draws
+    are alike where they are the same operation on arguments of the same shapes, and none needs
+    another's result. The function maps arrays to a tree of arrays, in jax.jit.
+    """
+
+    def together(*args: Any) -> Any:
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+        values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        values |= zip(closed.jaxpr.invars, jax.tree.leaves(args), strict=True)
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+        for alike in _in_order(closed.jaxpr):
+            inputs = [[read(atom) for atom in equation.invars] for equation in alike]
+            if len(alike) == 1:
+                outputs = [_call(alike[0], *inputs[0])]
+            else:
+                stacked = [jnp.stack(each) for each in zip(*inputs, strict=True)]
+                drawn = jax.vmap(lambda *xs, one=alike[0]: _call(one, *xs))(*stacked)
+                # Else XLA computes the whole batch again for each of its parts.
+                drawn = jax.lax.optimization_barrier(drawn)
+                outputs = [[each[i] for each in drawn] for i in range(len(alike))]
+            for equation, results in zip(alike, outputs, strict=True):
+                values |= zip(equation.outvars, results, strict=True)
+        leaves = [read(atom) for atom in closed.jaxpr.outvars]
+        return jax.tree.unflatten(jax.tree.structure(shape), leaves)
+
+    return together
+
+
+def _in_order(jaxpr: Any) -> list[list[Any]]:
+    """Orders the equations so that they can be evaluated, with those that are alike together."""
+    level: dict[Any, int] = defaultdict(int)
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for number, equation in enumerate(jaxpr.eqns):
+        atoms = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
+        mine = 1 + max((level[atom] for atom in atoms), default=0)
+        for var in equation.outvars:
+            level[var] = mine
+        what: Any = number
+        if _is_draw(equation):
+            parameters = tuple((name, id(value)) for name, value in equation.params.items())
+            shapes = tuple(atom.aval for atom in equation.invars)
+            what = (equation.primitive, parameters, shapes)
+        groups[mine, what].append(equation)
+    return [alike for _, alike in sorted(groups.items(), key=lambda item: item[0][0])]
+
+
+def _is_draw(equation: Any) -> bool:
+    """Tells if it is an operation on a random key whose results are small."""
+    key = any(jnp.issubdtype(atom.aval.dtype, jax.dtypes.prng_key) for atom in equation.invars)
+    small = all(var.aval.size <= _LARGEST for var in equation.outvars)
+    name = equation.primitive.name
+    return key and small and (name == "jit" or name.startswith("random_"))
+
+
+def _call(equation: Any, *inputs: Any) -> list[Any]:
+    parameters = equation.primitive.get_bind_params(equation.params)
+    outputs = equation.primitive.bind(*inputs, **parameters)
+    return list(outputs) if equation.primitive.multiple_results else [outputs]

@@ -1,55 +1,114 @@
-"""A training run between its hooks: the state, and the steps that were dispatched and run."""
+"""A training run between its hooks: its state, its steps in flight, and the signals that end it."""
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.parallel import distributed
+from m4.parallel.platform import signals
 from m4.train.bad_steps import StepGuard
 from m4.train.measuring.counters import Counters
 from m4.train.measuring.step_clock import StepClock
-from m4.train.preemption import STOP, stop_flags, with_stop_flags
 from m4.train.program import TrainProgram
-from m4.train.state import TrainState
+from m4.train.step import TrainState
+
+# Ctrl-C, SIGTERM and SIGHUP end training after the current step, the same one in all processes.
+# Processes that stopped at different steps would wait for each other for ever. So each gives its
+# flag into the step, which adds them up: the sum goes with what the step sends anyway.
+# The name of the flags in a batch, and of their sum in the metrics.
+STOP = "stop"
+
+
+@contextlib.contextmanager
+def stop_signals(to_save: Callable[[], bool] = lambda: True) -> Iterator[list[int]]:
+    """Collects Ctrl-C, SIGTERM (a preempted machine's notice) and SIGHUP until the step is done.
+
+    An exception in the middle of a step would leave no state to save. A second Ctrl-C interrupts at
+    once; without anything `to_save` a signal does what it did before.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if to_save() and not (received and number == signal.SIGINT):
+            received.append(number)
+            signals.notice(number)
+            return
+        handler = before[number]
+        if callable(handler):
+            handler(number, frame)
+        raise KeyboardInterrupt
+
+    before: dict[int, Any] = {n: signal.signal(n, note) for n in signals.not_ignored()}
+    try:
+        with signals.held(to_save):
+            yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def with_stop_flags(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the step with `stop_flags` in its batch under STOP, and their sum in its metrics."""
+
+    def run(state: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, dict[str, Any]]:
+        rest = dict(batch)
+        flags = rest.pop(STOP)
+        state, metrics = step(state, rest)
+        return state, {**metrics, STOP: jnp.sum(flags)}
+
+    return run
+
+
+def stop_flags(mesh: Mesh, stop: bool) -> jax.Array:
+    """Makes int32 [devices], 1 on those of a process that is to stop; no device has a copy."""
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    here = np.array([stop], np.int32)
+    return jax.make_array_from_callback((mesh.size,), sharding, lambda _: here)
+
 
 STEP_NAME = "training_step"
 
 
-def most_in_flight(mesh: Mesh) -> int:
-    """Returns how many steps may have been dispatched and not have ended.
-
-    On accelerators three: one runs, the next one waits on the device, and the loop prepares the one
-    after that. On CPUs one: with more, steps with collectives deadlock in XLA's thread pool.
-    """
-    return 1 if mesh.devices.flat[0].platform == "cpu" else 3
+# How many steps may have been dispatched and not have ended. On accelerators three: one runs, the
+# next one waits on the device, and the loop prepares the one after that. On CPUs one: with more,
+# steps with collectives deadlock in XLA's thread pool.
+MOST_IN_FLIGHT = {"cpu": 1}
 
 
+@dataclasses.dataclass
 class StepsInFlight:
     """The steps that were dispatched and have not been seen to end.
 
-    Attributes:
-        stop: Whether a step that has ended had a flag of a process that is to stop
-            (`m4.train.preemption`). All processes wait for the same steps at the same points of
-            their loops, so they agree.
+    `stop`: one that has ended had a flag of a process that is to stop. All
+    processes wait for the same steps at the same points of their loops, so they agree.
     """
 
-    def __init__(self, most: int, clock: StepClock):
-        self.most, self.stop = most, False
-        self._clock = clock
+    most: int
+    clock: StepClock
+    stop: bool = False
+
+    def __post_init__(self) -> None:
         self._steps: collections.deque[tuple[bool, Any, Any]] = collections.deque()
 
     def add(self, counts: bool, result: jax.Array, stop: jax.Array | None) -> None:
         """Takes a step; waits until one more may be dispatched.
 
-        Args:
-            counts: Its time counts: nothing was compiled in it.
-            result: An array that is ready when the step has ended.
-            stop: Sum of the processes' flags, where there are several.
+        It ends when `result` is ready; its time `counts` if nothing was compiled in it. `stop` is
+        the sum of the processes' flags, where there are several.
         """
         if stop is not None:
             stop.copy_to_host_async()
@@ -62,7 +121,7 @@ class StepsInFlight:
             counts, result, stop = self._steps.popleft()
             jax.block_until_ready(result)
             if counts:
-                self._clock.ended()
+                self.clock.ended()
             self.stop = self.stop or (stop is not None and int(stop) > 0)
 
 
@@ -73,7 +132,7 @@ class Run:
     Attributes:
         state: State after the last step that was dispatched.
         end: The last step.
-        received: Signals that this process was sent (`m4.train.preemption`).
+        received: Signals that this process was sent.
         measured: Numbers that evaluators found at the present step.
         step: Steps dispatched, those before this process included.
         last: Nothing follows the present step: it is `end`, or early stopping has stopped.
@@ -97,7 +156,7 @@ class Run:
         self.together = distributed.is_distributed()
         guarded = self.guard.wrap(self.program.step)
         jitted = self.program.jit(with_stop_flags(guarded) if self.together else guarded)
-        self._call = distributed.SynchronizedProgram(jitted, "the step's program")
+        self._call = distributed.synchronized(jitted, "the step's program")
 
     @property
     def stopping(self) -> bool:
@@ -141,22 +200,21 @@ class Run:
             return work()
 
 
-class StepProfile:
-    """A trace by JAX's profiler (XProf) of steps of the primary process, in folder/profile.
+class StepProfile(contextlib.ExitStack):
+    """A trace by JAX's profiler (XProf) of steps of the primary process, in `folder`.
 
-    Steps are alike, and so are processes: one trace is enough, and small. As a context manager it
-    ends a trace that is under way.
+    As a context manager it ends a trace that is under way. The run takes the steps after `start` up
+    to `end`.
     """
 
     def __init__(self, steps: Sequence[int] | None, folder: Path, start: int, end: int):
-        """start, end: the run takes the steps after `start` up to `end`."""
+        super().__init__()
         first, last = steps or (1, 0)
-        self._steps = range(max(first, start + 1), min(last, end) + 1)
-        self._folder, self._tracing = folder / "profile", False
+        self._folder, self._steps = folder, range(max(first, start + 1), min(last, end) + 1)
         if steps and not self._steps and distributed.is_primary():
             print(
-                f"profile: none of steps {first} to {last}: this run takes steps {start + 1} to "
-                f"{end} (Training.profile)"
+                f"profile: none of steps {first} to {last}: this run takes steps {start + 1} "
+                f"to {end} (Training.profile)"
             )
 
     def before(self, run: Run) -> None:
@@ -170,19 +228,10 @@ class StepProfile:
             run.pause("profile", self._stop)
 
     def _start(self) -> None:
-        self._tracing = distributed.is_primary()
-        if self._tracing:
-            jax.profiler.start_trace(self._folder)
+        if distributed.is_primary():
+            self.enter_context(jax.profiler.trace(self._folder))
 
     def _stop(self) -> None:
-        if self._tracing:
-            self._tracing = False
-            jax.profiler.stop_trace()
+        self.close()
+        if distributed.is_primary():
             print(f"profile: steps {self._steps[0]} to {self._steps[-1]} in {self._folder}")
-
-    def __enter__(self) -> "StepProfile":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._tracing:  # a run that ended early: what there is
-            jax.profiler.stop_trace()

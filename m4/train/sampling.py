@@ -14,13 +14,9 @@ class LearnedSampling:
     """A run's learned rates: the sampler's state, and the stream's phases that follow from it.
 
     Both are in the note of every checkpoint. The stream is a function of its phases, so that a
-    resumed run draws the same pairs as an uninterrupted one.
-
-    Attributes:
-        start: The sampler's rates at the beginning, in its unit (pairs or tokens).
-        pair_rates: Rates in that unit -> shares of the pairs, for the stream.
-        measured: Values of the settings that decide when and on what the sampler learns, by name
-            ("Training.dev_period").
+    resumed run draws the same pairs. `start` are the first rates in the sampler's unit (pairs or
+    tokens), `pair_rates` makes shares of the pairs of them, and `measured` are the settings that
+    decide when and on what it learns, by name.
     """
 
     sampler: Learned
@@ -34,11 +30,7 @@ class LearnedSampling:
         self._phases: list[tuple[int, dict[str, float]]] = []
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
-        """Continues from a checkpoint's note, or starts again where there is none.
-
-        Raises:
-            SettingError: The note's rates were learned from other measurements.
-        """
+        """Continues from a note, if any. SettingError: its rates come from other measurements."""
         self.stream.restart()
         self._state, self._phases = self.sampler.begin(), []
         if saved is None:
@@ -59,11 +51,7 @@ class LearnedSampling:
             self._phases.append((first_step, dict(rates)))
 
     def begin(self, step: int, saved: Mapping[str, Any] | None) -> None:
-        """Begins a run after `step` steps of another one, with the weights that it learned.
-
-        Args:
-            saved: Part of the other run's note; None where nothing was learned.
-        """
+        """Begins a run after `step` steps of another one, with the weights it learned, if any."""
         self.resume(None)
         if saved is None or not saved["state"]["log_weights"]:
             return
@@ -74,10 +62,8 @@ class LearnedSampling:
     def evaluated(self, step: int, measured: Mapping[str, float]) -> dict[str, float]:
         """Learns from numbers measured after `step` steps; rates change as soon as they can.
 
-        Returns:
-            The row to log: "weight/<direction>", relative to the start and at most 1, and
-            "rate/<direction>", the new rates in the sampler's unit. {} where the sampler reads none
-            of the numbers.
+        Returns the row to log: "weight/<direction>", relative to the start and at most 1, and the
+        new "rate/<direction>"; {} where the sampler reads none of the numbers.
         """
         if not any(name.startswith(self.sampler.reads) for name in measured):
             return {}

@@ -1,22 +1,21 @@
-"""One training step and one evaluation step: (state, batch) -> (state, metrics)."""
+"""The training state, the loss, and steps: (state, batch) -> (state, metrics)."""
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import struct
 
 from m4.model.layers import constrain
 from m4.model.moe import assigned_choices, bias_loads, layer_metrics, mean_metrics, move_biases
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import rows_over
-from m4.train.loss import cross_entropy
-from m4.train.multitask.grouped import DirectionGroups, gradients_of
-from m4.train.parameter_rates import with_frozen, without_frozen_gradients
-from m4.train.state import TrainState
+from m4.train.multitask.surgery import DirectionGroups, gradients_of
+from m4.train.optimizer import with_frozen, without_frozen_gradients
 
 if TYPE_CHECKING:
     from m4.train.training import Training
@@ -25,39 +24,91 @@ Array = jax.Array
 Batch = Mapping[str, Array]
 
 
+@struct.dataclass
+class TrainState:
+    """A training state, or in the same form the shardings of one."""
+
+    step: Any  # steps done, int32 scalar
+    params: Any  # tree of float32 arrays
+    optimizer: Any  # the optimizer's state, a tree of float32 arrays and int32 counts
+
+
+class TokenLoss(NamedTuple):
+    """Losses of each target token, float32 [B, T]."""
+
+    nll_BT: Array  # negative log-likelihood in nats
+    training_BT: Array  # the loss that training minimises
+
+
+def cross_entropy(
+    logits_BTV: Array, targets_BT: Array, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> TokenLoss:
+    """Returns -log p(target), and the training loss with smoothed targets and z-loss.
+
+    Only `training_BT` has a gradient, written by hand: one pass over the logits instead of several.
+    All V ids share `label_smoothing` evenly (Szegedy et al. 2016, arXiv 1512.00567). `z_loss` is
+    the factor of log(Z)^2, which keeps log(Z) near 0 (Mesh TensorFlow, T5X).
+    """
+    return _cross_entropy(logits_BTV, targets_BT, label_smoothing, z_loss)
+
+
+def _forward(logits_BTV: Array, targets_BT: Array, label_smoothing: float, z_loss: float):
+    log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+    target_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
+    nll_BT = log_z_BT - target_BT
+    training_BT = nll_BT
+    if label_smoothing:
+        uniform_BT = log_z_BT - jnp.mean(logits_BTV, axis=-1)
+        training_BT = (1.0 - label_smoothing) * nll_BT + label_smoothing * uniform_BT
+    training_BT = training_BT + z_loss * jnp.square(log_z_BT)
+    return TokenLoss(nll_BT, training_BT), (logits_BTV, targets_BT, log_z_BT)
+
+
+def _backward(label_smoothing: float, z_loss: float, saved, cotangents: TokenLoss):
+    logits_BTV, targets_BT, log_z_BT = saved
+    vocab = logits_BTV.shape[-1]
+    softmax_BTV = jnp.exp(logits_BTV - log_z_BT[..., None])
+    is_target_BTV = targets_BT[..., None] == jnp.arange(vocab, dtype=targets_BT.dtype)[None, None]
+    training_BT = cotangents.training_BT
+    # The barrier makes XLA compute these once a token, not once for each of the V ids.
+    scale_BT, target_BT, other_BT = jax.lax.optimization_barrier(
+        (
+            training_BT * (1.0 + 2.0 * z_loss * log_z_BT),
+            training_BT * (1.0 - label_smoothing + label_smoothing / vocab),
+            training_BT * (label_smoothing / vocab),
+        )
+    )
+    smoothed_BTV = jnp.where(is_target_BTV, target_BT[..., None], other_BT[..., None])
+    return softmax_BTV * scale_BT[..., None] - smoothed_BTV, None
+
+
+_cross_entropy = jax.custom_vjp(lambda *given: _forward(*given)[0], nondiff_argnums=(2, 3))
+_cross_entropy.defvjp(_forward, _backward)
+
+
 def apply_model(
     model: Transformer, params, batch: Batch, dropout_key: Array | None, step: Array | None = None
 ):
     """Returns (logits_BTV, everything the layers sowed); without a key and a step in evaluation."""
     logits_BTV, sown = model.apply(
-        {"params": params},
-        batch["encoder_input_tokens"],
-        batch["decoder_input_tokens"],
-        batch["decoder_target_tokens"],
-        encoder_segment_ids=batch.get("encoder_segment_ids"),
+        {"params": params}, batch["encoder_input_tokens"], batch["decoder_input_tokens"],
+        batch["decoder_target_tokens"], encoder_segment_ids=batch.get("encoder_segment_ids"),
         decoder_segment_ids=batch.get("decoder_segment_ids"),
         encoder_positions=batch.get("encoder_positions"),
         decoder_positions=batch.get("decoder_positions"),
         encoder_direction_ids=batch.get("encoder_direction_ids"),
-        decoder_direction_ids=batch.get("direction_ids"),
-        step=step,
+        decoder_direction_ids=batch.get("direction_ids"), step=step,
         enable_dropout=dropout_key is not None,
-        rngs=None if dropout_key is None else {"dropout": dropout_key},
-        mutable=["intermediates"],
-    )
+        rngs=None if dropout_key is None else {"dropout": dropout_key}, mutable=["intermediates"],
+    )  # fmt: skip
     return logits_BTV, sown.get("intermediates", {})
 
 
 def make_train_step(
-    model: Transformer,
-    optimizer: optax.GradientTransformation,
-    training: "Training",
-    directions: int,
-    *,
-    seed: Any = None,
-    loss_weights: np.ndarray | None = None,
+    model: Transformer, optimizer: optax.GradientTransformation, training: "Training",
+    directions: int, *, seed: Any = None, loss_weights: np.ndarray | None = None,
     groups: DirectionGroups | None = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:  # fmt: skip
     """Returns the step function, which is pure and to be jitted.
 
     loss = sum over real target tokens of the smoothed cross-entropy + z-loss, divided by their
@@ -83,7 +134,39 @@ def make_train_step(
     """
     parts, rates = training.grad_accum_steps, training.parameter_rates or {}
     seed = training.seed if seed is None else seed
-    loss_fn = _make_loss(model, training, directions, loss_weights, groups)
+    factors = {
+        "auxiliary_loss": training.aux_loss_factor,
+        "router_z_loss": training.router_z_loss_factor,
+    }
+
+    # The part of some rows in the loss, or in each group's loss, [G], and metrics. `tokens` are the
+    # real target tokens of all rows, share_G the groups' shares of them.
+    def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array, *, share_G: Any):
+        params = without_frozen_gradients(params, rates)
+        logits_BTV, sown = apply_model(model, params, batch, key, step)
+        targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+        loss = cross_entropy(logits_BTV, targets_BT, training.label_smoothing, training.z_loss)
+        training_BT = loss.training_BT * weights_BT
+        if loss_weights is not None:
+            training_BT = training_BT * jnp.asarray(loss_weights)[batch["direction_ids"]]
+        total = jnp.sum(training_BT) / tokens
+        # Means over layers; those of a part are the n-th part of the step's.
+        moe, layers = jax.tree.map(lambda x: x / parts, (mean_metrics(sown), layer_metrics(sown)))
+        if moe:
+            for name, factor in factors.items():
+                total = total + factor * moe[name]
+        nll_BT = jax.lax.stop_gradient(loss.nll_BT) * weights_BT
+        lost = total
+        if groups is not None:
+            more = sum(factor * moe[name] for name, factor in factors.items()) if moe else 0.0
+            lost = groups.sums(training_BT / tokens, batch["direction_ids"]) + more * share_G
+        return lost, {
+            "loss": total, "nll": jnp.sum(nll_BT) / tokens, "target_tokens": jnp.sum(weights_BT),
+            "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
+            **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
+            "data_counts": count_data(batch, directions), **moe, "layers": layers,
+            "expert_loads": assigned_choices(sown), "bias_loads": bias_loads(sown),
+        }  # fmt: skip
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=training.rng), state.step)
@@ -108,60 +191,6 @@ def make_train_step(
         return TrainState(state.step + 1, params, kept), metrics
 
     return train_step
-
-
-def _make_loss(
-    model: Transformer,
-    training: "Training",
-    directions: int,
-    loss_weights: np.ndarray | None,
-    groups: DirectionGroups | None,
-) -> Callable[..., tuple[Array, dict[str, Any]]]:
-    """Returns the loss function of some of the batch's rows.
-
-    It takes parameters, rows, dropout's key, the step, the number of real target tokens of all rows
-    and the groups' shares of them; and returns the rows' part of the loss, or of each group's loss,
-    [G], and metrics.
-    """
-    parts, rates = training.grad_accum_steps, training.parameter_rates or {}
-    factors = {
-        "auxiliary_loss": training.aux_loss_factor,
-        "router_z_loss": training.router_z_loss_factor,
-    }
-
-    def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array, *, share_G: Any):
-        params = without_frozen_gradients(params, rates)
-        logits_BTV, sown = apply_model(model, params, batch, key, step)
-        targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
-        loss = cross_entropy(logits_BTV, targets_BT, training.label_smoothing, training.z_loss)
-        training_BT = loss.training_BT * weights_BT
-        if loss_weights is not None:
-            training_BT = training_BT * jnp.asarray(loss_weights)[batch["direction_ids"]]
-        total = jnp.sum(training_BT) / tokens
-        # Means over layers; those of a part are the n-th part of the step's.
-        moe, layers = jax.tree.map(lambda x: x / parts, (mean_metrics(sown), layer_metrics(sown)))
-        if moe:
-            for name, factor in factors.items():
-                total = total + factor * moe[name]
-        nll_BT = jax.lax.stop_gradient(loss.nll_BT) * weights_BT
-        lost = total
-        if groups is not None:
-            more = sum(factor * moe[name] for name, factor in factors.items()) if moe else 0.0
-            lost = groups.sums(training_BT / tokens, batch["direction_ids"]) + more * share_G
-        return lost, {
-            "loss": total,
-            "nll": jnp.sum(nll_BT) / tokens,
-            "target_tokens": jnp.sum(weights_BT),
-            "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0),
-            **by_direction(nll_BT, weights_BT, batch["direction_ids"], directions),
-            "data_counts": count_data(batch, directions),
-            **moe,
-            "layers": layers,
-            "expert_loads": assigned_choices(sown),
-            "bias_loads": bias_loads(sown),
-        }
-
-    return loss_fn
 
 
 def _gradients(

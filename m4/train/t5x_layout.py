@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.settings import InputError
+from m4.train.initial import Shapes, parts_of
 
 Floats = npt.NDArray[np.floating]
 Read = Callable[[str], np.ndarray]
-Shapes = Mapping[str, tuple[int, ...]]
 TARGET, STATES = "target/", "state/param_states/"
 _LEAST_FACTORED = 128  # T5X: a matrix with a smaller side is not factored
 # T5's names -> m4's, for parameters outside the layers.
@@ -48,6 +48,11 @@ class T5xParameter(NamedTuple):
     axis: int = 0
     factor: float = 1.0
 
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        """Returns the shape of m4's parameter."""
+        whole = shapes[TARGET + self.name]
+        return whole if self.layer is None else whole[: self.axis] + whole[self.axis + 1 :]
+
     def part(self, array: np.ndarray, axis: int | None = None) -> np.ndarray:
         """Takes the layer out of a scanned stack's array, whose layers are along `axis`."""
         if self.layer is None:
@@ -56,35 +61,18 @@ class T5xParameter(NamedTuple):
 
 
 def sources(shapes: Shapes) -> dict[str, T5xParameter]:
-    """Returns the place of each parameter in a checkpoint, by m4's path among unscanned layers.
-
-    Raises:
-        InputError: The names are neither m4's nor T5's, or m4's model does not have a parameter.
-    """
+    """Returns the place of each parameter by m4's path. InputError: m4's model has not all."""
     names = {n.removeprefix(TARGET): shape for n, shape in shapes.items() if n.startswith(TARGET)}
     if "encoder_norm/scale" in names:
-        return dict(_own(names))
+        parts = parts_of(names).items()
+        return {path: T5xParameter(name, None if path == name else block)
+                for name, paths in parts for block, path in enumerate(paths)}  # fmt: skip
     if "encoder/encoder_norm/scale" in names:
         return dict(_of_t5(names))
     raise InputError(
         "its parameters are neither of m4's module nor of T5X's T5 (no encoder_norm/scale, no "
         "encoder/encoder_norm/scale)"
     )
-
-
-def _own(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
-    sizes: dict[str, set[str]] = {}  # layers of a block
-    for name in names:
-        if match := re.match(r"(\w+)_blocks/(layer_\d+)/", name):
-            sizes.setdefault(match[1], set()).add(match[2])
-    for name, shape in names.items():
-        match = re.fullmatch(r"(\w+)_blocks/layer_(\d+)/(.*)", name)
-        if match is None:
-            yield name, T5xParameter(name)
-            continue
-        size = len(sizes[match[1]])
-        for block in range(shape[0]):
-            yield f"{match[1]}_{block * size + int(match[2])}/{match[3]}", T5xParameter(name, block)
 
 
 def _of_t5(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
@@ -120,10 +108,7 @@ def t5_factor(path: str, width: int, head_width: int) -> float:
 
 
 def check_shared_bias(names: Shapes, read: Read) -> None:
-    """Raises InputError where a scanned stack's layers differ in their position biases.
-
-    They are read as one table, which m4's layers share (`relative_bias = "shared"`).
-    """
+    """Raises InputError if a scanned stack's layers differ in what m4 reads as one table."""
     for stack in ("encoder", "decoder"):
         name = f"{TARGET}{stack}/{stack}/{_RELPOS}"
         if name in names:
@@ -133,14 +118,6 @@ def check_shared_bias(names: Shapes, read: Read) -> None:
                     f"{name.removeprefix(TARGET)} differs between its {bias.shape[1]} layers, "
                     "which m4 reads as one table (relative_bias = 'shared')"
                 )
-
-
-def part_shape(source: T5xParameter, shapes: Shapes) -> tuple[int, ...]:
-    """Returns the shape of m4's parameter."""
-    shape = list(shapes[TARGET + source.name])
-    if source.layer is not None:
-        del shape[source.axis]
-    return tuple(shape)
 
 
 def parameter(source: T5xParameter, read: Read) -> np.ndarray:

@@ -25,9 +25,9 @@ from m4.train.bad_steps import ACTIONS, DEFAULT, BadSteps
 from m4.train.early_stopping import EarlyStopping
 from m4.train.initial import InitialModel
 from m4.train.multitask.cosines import GradientCosines
-from m4.train.multitask.grouped import Surgery
 from m4.train.multitask.groups import Factors
-from m4.train.parameter_rates import ParameterRates
+from m4.train.multitask.surgery import Surgery
+from m4.train.optimizer import ParameterRates
 
 # JAX's generators of random numbers in training.
 RNGS = ("unsafe_rbg", "threefry2x32")
@@ -44,7 +44,7 @@ class Training:
         total_steps: where training ends. batch_size: packed rows a step, over all devices.
         optimizer: (total steps) -> optax.GradientTransformation, e.g. `m4.train.optimizer.adamw`.
         seed: of everything that is drawn. mesh: () -> Mesh, of the devices.
-        label_smoothing, z_loss: see `m4.train.loss.cross_entropy`.
+        label_smoothing, z_loss: see `m4.train.step.cross_entropy`.
         loss_weights: factors of the losses of directions: {"en-gl": 2.0}, of languages ("gl") or of
             resource levels ("low"), or a function of their sizes such as a sampler
             (`m4.train.multitask.groups`). They turn the step towards a direction.

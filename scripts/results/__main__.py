@@ -45,13 +45,14 @@ def _do(parsed: argparse.Namespace) -> list[object]:
         return [*drawn, draw.table(parsed.results)]
     folder = parsed.results / parsed.experiment
     if parsed.job == "keep":
-        from scripts.results import ablations, curves, starts
+        from scripts.results import ablations, curves, speedrun, starts
         from scripts.results.keep import keep
 
         asked = kept.asked(folder)
         lines = keep(asked, parsed.base) if asked.runs else []
         lines += curves.keep(folder, asked, parsed.base) if asked.curves else []
         lines += ablations.keep(folder, asked, parsed.base) if asked.ablation else []
+        lines += speedrun.keep(folder, asked, parsed.base) if asked.speedrun else []
         if asked.starts:
             starts.keep(folder, asked, parsed.base)
         return [*lines, *draw.draw(folder), draw.table(parsed.results)]

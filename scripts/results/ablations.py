@@ -11,8 +11,6 @@
   seconds.json     run -> CPU seconds of a step on one core (benchmarks/frontier_steps.py)
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

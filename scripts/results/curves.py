@@ -10,8 +10,6 @@
                        the median of the run
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -159,8 +157,8 @@ def _sizes(gin: list[str], bindings: list[str]) -> dict[str, Any]:
 
     from m4 import config
     from m4.build import build
+    from m4.model.flops import forward_flops, model_flops
     from m4.model.transformer import abstract_variables
-    from m4.plan.flops import forward_flops, model_flops
 
     experiment = config.load(gin, bindings).experiment()
     model, lengths = build(experiment, None).model, experiment.data.corpus.lengths

@@ -3,19 +3,17 @@
 No run and no corpus is read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from m4.eval.report import results as report
+from m4.eval.report import plot
 from m4.eval.scoring.delta import BILINGUAL, plain
 from m4.eval.scoring.score import score_rows
 from m4.settings import InputError
 from m4.storage.files import write_jsonl, write_text
-from scripts.results import ablations, curves, kept, page, starts, summary, zero_shot
+from scripts.results import ablations, curves, kept, page, speedrun, starts, summary, zero_shot
 from scripts.results.found import Compared, read
 
 
@@ -37,6 +35,8 @@ def draw(folder: Path) -> list[Path]:
     first = found.compared[0] if found.compared else None
     if found.ablation:
         written += ablations.draw(found.ablation, found.asked, folder)
+    elif found.speedrun:
+        written += speedrun.draw(found.speedrun, found.asked, folder)
     elif found.starts:
         write_jsonl(folder / "starts.jsonl", map(dataclasses.asdict, found.starts))
         written += [folder / "starts.jsonl", *starts.draw(found.asked, found.starts, folder)]
@@ -45,7 +45,7 @@ def draw(folder: Path) -> list[Path]:
         drawn = zero_shot.draw(found.asked, found.zero_shot, folder)
         written += [folder / "zero_shot.jsonl", *drawn]
     elif first is not None and first.baseline == BILINGUAL:
-        written += report.draw(first.rows, folder, found.levels)
+        written += plot.draw(first.rows, folder, found.levels)
     write_text(folder / "README.md", page.text(found))
     return written
 

@@ -1,7 +1,5 @@
 """An experiment with all of its numbers, from what is kept of it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from m4.eval.scoring.delta import BILINGUAL, Average, Delta, averages, deltas, f
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import COPY
 from m4.storage.files import read_json, read_jsonl
-from scripts.results import ablations, curves, kept, starts, zero_shot
+from scripts.results import ablations, curves, kept, speedrun, starts, zero_shot
 from scripts.results.kept import Asked, Kept
 
 METRICS = ("bleu", "chrf")
@@ -48,6 +46,7 @@ class Found:
     starts: list[starts.Row]
     zero_shot: list[zero_shot.Row]
     ablation: list[ablations.Run]
+    speedrun: speedrun.Speedrun | None
 
     def of(self, name: str) -> Kept | None:
         return next((one for one in self.systems if one.name == name), None)
@@ -76,8 +75,9 @@ def read(folder: Path, again: bool = True) -> Found:
     rows = starts.rows(asked, compared) if asked.starts and again else starts.read(folder)
     untrained = (zero_shot.rows(asked, systems, counted) if asked.zero_shot and again
                  else zero_shot.read(folder))  # fmt: skip
+    changed, fastest = ablations.read(folder, asked), speedrun.read(folder, asked)
     return Found(asked, levels, sizes, systems, compared, counted, about, baselines, lines, rows,
-                 untrained, ablations.read(folder, asked))  # fmt: skip
+                 untrained, changed, fastest)  # fmt: skip
 
 
 def computed(

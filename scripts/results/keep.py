@@ -4,8 +4,6 @@ It may be run at any time: what is not trained or translated yet is left out, an
 it. What an earlier call kept stays, where its run folder is gone.
 """
 
-from __future__ import annotations
-
 import ast
 import datetime
 import hashlib

@@ -70,6 +70,10 @@ class Asked:
             which `scripts.ablations` makes them); what was said `before` the runs.
         starts: `old`, the run that others continue; `seeds`, start -> its runs; the file of `cost`;
             what was said `before` the runs.
+        speedrun: `rules`, the `loss`, the `reference`'s curve, its date and what is said `about`
+            it, the `pieces` of the dev targets in its vocabulary, each `record` (name, date, seeds,
+            about) and `pilot` (name, about; the recipe that it is `timed` as), and what the pilots
+            `tried`.
     """
 
     folder: Path
@@ -90,6 +94,7 @@ class Asked:
     ablation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     starts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     zero_shot: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    speedrun: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

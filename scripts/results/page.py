@@ -1,7 +1,5 @@
 """An experiment's README.md: what was claimed, what came out, and how."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from m4.eval.scoring.delta import (
@@ -15,7 +13,7 @@ from m4.eval.scoring.delta import (
 from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.rates import RATES, notes, shown, summary
 from m4.eval.scoring.score import COPY
-from scripts.results import ablations, curves, starts, zero_shot
+from scripts.results import ablations, curves, speedrun, starts, zero_shot
 from scripts.results.found import Compared, Found
 from scripts.results.tables import signed, table
 
@@ -40,6 +38,8 @@ def text(found: Found) -> str:
     bilingual = [one for one in found.compared if one.baseline == BILINGUAL]
     if found.ablation:
         parts += ablations.sections(found.ablation, asked)
+    elif found.speedrun:
+        parts += speedrun.sections(found.speedrun, asked)
     elif found.starts:
         parts += starts.sections(asked.folder, asked, found.starts, found.sizes)
     elif found.zero_shot:
@@ -64,6 +64,8 @@ def here(found: Found) -> str:
     """The mean differences of all languages, and what curves say, in a sentence each."""
     if found.ablation:
         return ablations.here(found.ablation, found.asked)
+    if found.speedrun:
+        return speedrun.here(found.speedrun, found.asked)
     if found.starts:
         return starts.here(found.starts)
     if found.zero_shot:
@@ -105,6 +107,8 @@ def state(found: Found) -> str:
         return (
             f"{sum(len(run.nll) for run in found.ablation)} runs of {len(found.ablation)} settings."
         )
+    if found.speedrun:
+        return f"{len(found.speedrun.rows)} runs."
     many = len(found.curves) if "folder" in found.asked.curves else 0
     trained = [f"{many} configs trained"] * bool(many)
     if not found.sizes:

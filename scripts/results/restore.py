@@ -4,8 +4,6 @@ These are their result.json, and their translations with the sentences of the co
 there. Checkpoints are not kept: these models cannot be trained on or translate anything else.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from m4.eval.decoding.hypotheses import hypotheses_path
 from m4.eval.decoding.testsets import Portion
 from m4.eval.scoring.delta import BILINGUAL
 from m4.experiment import Experiment
-from m4.jobs.bilingual.baselines import plans_of
+from m4.jobs.bilingual import plans_of
 from m4.jobs.corpus import open_corpus
 from m4.settings import InputError
 from m4.storage.files import write_json, write_jsonl

@@ -1,14 +1,12 @@
 """The table of docs/results.md: a line an experiment, from its experiment.toml and its means."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 from m4.eval.scoring.delta import BILINGUAL, METRIC_NAMES, Average
 from m4.settings import InputError
 from m4.storage.files import read_jsonl
-from scripts.results import ablations, curves, kept, page, starts, zero_shot
+from scripts.results import ablations, curves, kept, page, speedrun, starts, zero_shot
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -35,6 +33,8 @@ def _here(folder: Path) -> str:
     """Returns the curves' finding and each system's mean ΔBLEU over all languages."""
     if runs := ablations.read(folder, kept.asked(folder)):
         return ablations.here(runs, kept.asked(folder))
+    if found := speedrun.read(folder, kept.asked(folder)):
+        return speedrun.here(found, kept.asked(folder))
     if rows := starts.read(folder):
         return starts.here(rows)
     if untrained := zero_shot.read(folder):

@@ -1,7 +1,5 @@
 """Tables and numbers of the pages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from m4.html import in_markdown

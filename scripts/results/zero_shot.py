@@ -4,8 +4,6 @@ Next to the directions of its corpus a run has systems <run>_zero_shot and <run>
 `m4 eval --zero_shot` translated. `rows` are written as zero_shot.jsonl.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ from m4.data.directions import (
 )
 from m4.data.languages import describe
 from m4.eval.metrics import bootstrap
-from m4.eval.report import heat_map
+from m4.eval.report import plot
 from m4.eval.report.figures import save
 from m4.eval.scoring.delta import METRIC_NAMES, Delta, deltas
 from m4.eval.scoring.score import COPY, read_scores
@@ -206,7 +204,7 @@ def draw(asked: Asked, found: Sequence[Row], folder: Path) -> list[Path]:
     trained, paths = _scores(asked, next(iter(asked.runs))), []
     for name, (_, values, sign) in maps(asked, found).items():
         codes = languages_of(values)
-        drawn = heat_map.figure(
+        drawn = plot.heat_map(
             values, {code: describe(code).name for code in codes}, signed=sign,
             framed=trained if name == "zero_shot" else (),
             percent=name == "wrong_language",

@@ -3,8 +3,6 @@
 python -m tests.chaos --seed=1 --kills=100 --damages=150 --folder=/tmp/chaos
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

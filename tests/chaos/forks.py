@@ -4,8 +4,6 @@ The process that forks must not have used JAX: its threads would be missing in t
 the leader of a session, so that whatever it leaves behind is found.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc
@@ -27,9 +25,8 @@ _IMPORTED = (
     "m4.eval.report.figures",
     "m4.eval.report.plot",
     "m4.jobs.checkpoints.average",
-    "m4.jobs.decoding.score",
     "m4.jobs.decoding.text",
-    "m4.jobs.bilingual.baselines",
+    "m4.jobs.bilingual",
     "m4.jobs.checkpoints.initial",
     "m4.jobs.decoding.report",
     "m4.train.multitask.cosines",

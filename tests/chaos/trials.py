@@ -1,7 +1,5 @@
 """The trials: a run killed, damaged and starved of disk, and the verdict on each."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools
@@ -48,7 +46,7 @@ class Trial:
     verdict: str = ""
     said: str = ""
 
-    def ended(self, verdict: str, said: str) -> Trial:
+    def ended(self, verdict: str, said: str) -> "Trial":
         return dataclasses.replace(self, verdict=verdict, said=said)
 
 
@@ -342,13 +340,10 @@ def read_only(world: World, name: str) -> Trial:
     return _mounted_trial(world, Trial("read-only folder", name, name), name, mounted, freed)
 
 
-def _mounted_trial(
-    world: World,
-    trial: Trial,
-    name: str,
-    mounted: Callable[[Path], None],
-    freed: Callable[[Path], None],
-) -> Trial:
+Mount = Callable[[Path], None]
+
+
+def _mounted_trial(world: World, trial: Trial, name: str, mounted: Mount, freed: Mount) -> Trial:
     """Runs a whole trial in a child with its own mounts, which end with the child."""
     with tempfile.NamedTemporaryFile("r") as verdict:
 

@@ -1,7 +1,5 @@
 """The run of all trials: its command, its folders, and its result."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -63,7 +61,7 @@ def main(name: str, folder: Path, *more: str) -> int:
     Baselines are trained in it too: workers take ten seconds to start.
     """
     from m4.cli.main import main as m4
-    from m4.jobs.bilingual import baselines
+    from m4.jobs import bilingual as baselines
 
     baselines.workers_for = lambda *_: 0
     return m4(arguments(name, folder, *more))

@@ -3,7 +3,6 @@
 The same command then makes what an undisturbed one makes.
 """
 
-import os
 import random
 import shutil
 import signal
@@ -15,12 +14,9 @@ from pathlib import Path
 import pytest
 
 from m4.storage.files import read_jsonl
-from tests.command_line import TINY, contents
-from tests.descendants import descendants
+from tests.command_line import ALONE, TINY, contents, descendants
 from tests.train.trainers import timeless_rows
 
-# One device, as on a machine without an accelerator.
-ALONE = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
 RESUME = "interrupted; run the same command to resume"
 # What shells make of a process that a signal has ended.
 STATUSES = {number: (128 + number, -number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -51,34 +47,6 @@ def test_a_signal_during_start_up_ends_the_job(
         assert job.wait(SECONDS) == 128 + number
     assert rest[-1].endswith(f"{RESUME}\n")
     assert "Traceback" not in "".join(rest)
-
-
-WAITS = """
-from m4.data.sources.cldr import Cldr
-
-class Waits(Cldr):
-    def pairs(self, language, split):
-        print("reads", flush=True)
-        __import__("time").sleep(100)
-"""
-
-
-def test_a_cleaning_report_that_is_ended_leaves_no_files_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(WAITS)
-    config = tmp_path / "mine.gin"
-    config.write_text(f"include '{TINY}'\nimport mine\ncorpus.CorpusSpec.source = @mine.Waits\n")
-    (tmp_path / "temporary").mkdir()
-    words = ["-m", "m4", "data", "cleaning_report", f"--gin_file={config}"]
-    words.append(f"--model_dir={tmp_path / 'run'}")
-    environment = {**ALONE, "TMPDIR": str(tmp_path / "temporary")}
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, *words], stdout=pipe, text=True, env=environment) as job:
-        assert job.stdout is not None
-        assert any("reads" in line for line in job.stdout)
-        (spool,) = (tmp_path / "temporary").glob("m4-cleaning-*")
-        job.terminate()
-        assert job.wait(SECONDS) == 128 + signal.SIGTERM
-    assert not spool.exists()
 
 
 # A step that still runs uses what the interpreter's end destroys; here that is status 99.
@@ -127,12 +95,9 @@ def test_signals_over_a_whole_demo_lose_nothing(tmp_path: Path) -> None:
         if i >= SIGNALS and interrupted(ends) >= INTERRUPTED:
             break
         job = subprocess.Popen(
-            [sys.executable, *command("demo", folder)],
-            env={**ALONE, "M4_TEST": str(tmp_path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+            [sys.executable, *command("demo", folder)], env={**ALONE, "M4_TEST": str(tmp_path)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
         try:
             said = job.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:

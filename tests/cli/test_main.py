@@ -1,14 +1,27 @@
 """Bad input gets one line, exit status 2, before anything compiles and without a loss."""
 
+import errno
+import os
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import jax
 import pytest
+from etils import epath
 
+from m4.cli.main import COMMANDS, DATA_COMMANDS, parse
+from m4.config import load
 from m4.data.cache.cache import Cache
+from m4.data.sources.reading.files import chunks
+from m4.jobs import train as training
+from m4.settings import InputError
 from m4.storage.checkpoints import Checkpoints
+from m4.storage.files import check_input
 from m4.storage.locks import local_lock
 from tests.command_line import TINY, Said, contents, m4
 
@@ -41,12 +54,10 @@ def tsv_folder(folder: Path, bad_line: bytes = b"") -> Path:
 
 def from_tsv(folder: Path) -> list[str]:
     return [
-        "--gin.corpus.CorpusSpec.source=@tsv.Tsv()",
-        f"--gin.tsv.Tsv.folder={str(folder)!r}",
-        "--gin.corpus.CorpusSpec.vocabulary_size=320",
-        "--gin.moe.MoeLayer.num_experts=8",
+        "--gin.corpus.CorpusSpec.source=@tsv.Tsv()", f"--gin.tsv.Tsv.folder={str(folder)!r}",
+        "--gin.corpus.CorpusSpec.vocabulary_size=320", "--gin.moe.MoeLayer.num_experts=8",
         "--gin.TRAIN_STEPS=1",
-    ]
+    ]  # fmt: skip
 
 
 def train(folder: Path, *arguments: object) -> Said:
@@ -60,11 +71,6 @@ def config(tmp_path: Path, old: str, new: str) -> Path:
     path = tmp_path / "changed.gin"
     path.write_text(text.replace(old, new), encoding="utf-8")
     return path
-
-
-def line_of(path: Path, text: str) -> int:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return next(n for n, line in enumerate(lines, start=1) if text in line)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +115,9 @@ def test_a_mistake_in_a_gin_file_is_named_with_its_line(
     """Others are in tests/test_config.py."""
     path = config(tmp_path, old, new)
     mistake = m4("train", f"--gin_file={path}", f"--model_dir={tmp_path / 'model'}").mistake
-    assert mistake.startswith(f"m4 train: config: {path} line {line_of(path, new)}: "), mistake
+    lines = path.read_text(encoding="utf-8").splitlines()
+    number = next(n for n, line in enumerate(lines, start=1) if new in line)
+    assert mistake.startswith(f"m4 train: config: {path} line {number}: "), mistake
     assert said in mistake
     assert not (tmp_path / "model").exists()
 
@@ -124,14 +132,6 @@ def test_missing_files(tmp_path: Path) -> None:
     assert "--gin_file=" in m4("train").mistake
     mistake = m4("train", "mine.gin").mistake
     assert mistake.endswith("no config.gin there; a config is given as --gin_file=mine.gin")
-
-
-def test_a_file_in_the_search_paths_is_found(tmp_path: Path) -> None:
-    mistake = m4("train", "--gin_file=tiny.gin", f"--gin_search_paths={TINY.parent}").mistake
-    line = line_of(TINY, "MODEL_DIR =")
-    assert mistake == (
-        f"m4 train: config: {TINY} line {line}: MODEL_DIR has no value: --gin.MODEL_DIR=..."
-    )
 
 
 def test_a_missing_binding_is_named(tmp_path: Path) -> None:
@@ -156,20 +156,6 @@ def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path) -> None:
     assert contents(tmp_path / "model") == {}
 
 
-def test_a_language_without_data(tmp_path: Path) -> None:
-    text = tsv_folder(tmp_path / "text")
-    asked = "--gin.corpus.CorpusSpec.languages=['gl', 'eo']"
-    mistake = train(tmp_path / "model", *from_tsv(text), asked).mistake
-    assert "no en-eo in files called like" in mistake
-    assert "en-gl, en-pt" in mistake
-    (text / "eo.train.tsv").touch()
-    mistake = train(tmp_path / "model", *from_tsv(text), asked).mistake
-    assert "eo.train.tsv: no pairs in it" in mistake
-    mistake = train(tmp_path / "cldr", "--gin.cldr.Cldr.sizes={'glg': 9}").mistake
-    assert "Cldr.sizes = 'glg'" in mistake
-    assert "nearest: gl" in mistake
-
-
 def test_a_folder_without_text(tmp_path: Path) -> None:
     mistake = train(tmp_path / "model", *from_tsv(tmp_path / "missing")).mistake
     assert "tsv.Tsv.folder = " in mistake
@@ -178,13 +164,6 @@ def test_a_folder_without_text(tmp_path: Path) -> None:
     model = f"--model_dir={tmp_path}/model"
     mistake = m4("train", f"--gin_file={tatoeba}", model, f"--gin.TEXT_DIR={tmp_path}/no").mistake
     assert mistake.endswith("/no' (TEXT_DIR): must be a folder that exists")
-
-
-def test_an_address_of_the_corpus_that_is_none_names_its_setting(tmp_path: Path) -> None:
-    for place, why in (("s3://b/c", "s3:// is not supported"), ("gs:/b/c", "begins with gs://")):
-        mistake = train(tmp_path, f"--gin.experiment.Data.data_dir='{place}'").mistake
-        assert f"experiment.Data.data_dir = '{place}': must be a folder or an address" in mistake
-        assert why in mistake
 
 
 def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
@@ -281,3 +260,247 @@ def test_demo_without_baselines_is_refused_at_once(tmp_path: Path) -> None:
     said = m4("demo", f"--gin_file={TINY}", f"--model_dir={tmp_path / 'model'}", none)
     assert "experiment.Experiment.baselines" in said.mistake
     assert contents(tmp_path / "model") == {}
+
+
+# -------- a refusal of the machine is one line and exit status 1
+
+
+FULL_DISK = OSError(errno.ENOSPC, "No space left on device", "/runs/a/.lock.train")
+BECAUSE_OF_IT = ValueError("cannot write")
+BECAUSE_OF_IT.__cause__ = FULL_DISK
+QUOTED = ValueError("RESOURCE_EXHAUSTED: [OS error 28: ENOSPC No space left on device]")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FULL_DISK, "m4 train: /runs/a/.lock.train: No space left on device; what was written"),
+        (BECAUSE_OF_IT, "m4 train: /runs/a/.lock.train: No space left on device;"),
+        (QUOTED, "m4 train: No space left on device (ValueError);"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    monkeypatch.setattr(training, "run", mock.Mock(side_effect=error))
+    found = m4("train")
+    assert found.status == 1
+    (line,) = found.err.splitlines()
+    assert line.startswith(said)
+    with pytest.raises((OSError, ValueError)):  # a mistake of m4's can be found
+        m4("train", "--debug")
+
+
+def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory", "x")
+    monkeypatch.setattr(training, "run", mock.Mock(side_effect=error))
+    with pytest.raises(FileNotFoundError):
+        m4("train")
+
+
+def test_an_argument_that_is_not_utf8_is_named() -> None:
+    said = m4("translate", "--to=gl", os.fsdecode(b"a\xffb"))
+    assert said.mistake == r"m4: argument 3, 'a\\xffb': not UTF-8"
+
+
+def shell(command: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command of sh, for which $0 is this Python."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    given = ["sh", "-c", command, sys.executable, *map(str, words)]
+    return subprocess.run(given, capture_output=True, text=True, check=False, env=environment)
+
+
+# The shell closes a stream, or gives one that takes nothing.
+PROGRAM = """
+import sys
+from m4.cli import main
+from m4.jobs import streams
+streams.open_closed()
+file = open(sys.argv[1], "w")
+print("a warning", file=sys.stderr)
+print("a result")
+print(sorted(streams.closed), file.fileno() > 2, file=file)
+sys.exit(main.flushed(0, "m4 report"))
+"""
+FULL = "m4 report: standard output: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("how", "closed", "out", "err", "status"),
+    [
+        ("2>&-", "['stderr'] True", "a result\n", "", 0),
+        (">&-", "['stdout'] True", "", "a warning\n", 0),
+        ("<&- >&- 2>&-", "['stderr', 'stdin', 'stdout'] True", "", "", 0),
+        (">/dev/full", "[] True", "", f"a warning\n{FULL}\n", 1),
+    ],
+)
+def test_closed_and_full_streams(
+    tmp_path: Path, how: str, closed: str, out: str, err: str, status: int
+) -> None:
+    done = shell(f'exec "$0" -c "$1" "$2" {how}', PROGRAM, tmp_path / "file")
+    assert (done.returncode, done.stdout, done.stderr) == (status, out, err)
+    assert (tmp_path / "file").read_text() == closed + "\n"
+
+
+def test_a_job_knows_that_its_output_is_closed() -> None:
+    done = shell('exec "$0" -m m4 watch none --once >&-')
+    said = "m4 watch: standard output is closed: what the command prints would be lost\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("place", ["FILE/x", "/proc/x", "PIPE"])
+def test_an_output_that_cannot_be_written_is_one_line_before_any_work(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    place = place.replace("FILE", f"{tmp_path}/file").replace("PIPE", f"{tmp_path}/pipe")
+    for words in (
+        ("decode", "--input=x", "--to=gl"), ("export", "--format=t5x"), ("atlas",),
+        ("checkpoint", "convert"), ("average", "--last=2"),
+    ):  # fmt: skip
+        said = m4(*words, "--model_dir=none", f"--output={place}").mistake
+        assert f"--output={place}: " in said, words
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/proc/self/mem"])
+def test_an_input_that_is_no_file_is_one_line(name: str, tmp_path: Path) -> None:
+    """Reading it would never end, or fail in the middle."""
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / name
+    with pytest.raises(InputError, match=f"^{path}: not a file but a pipe"):
+        check_input(path)
+    with pytest.raises(InputError, match="not a file but a pipe"):
+        next(chunks(epath.Path(path)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("-n 32", "Too many open files: 32 are allowed (ulimit -n), m4 needs 256"),
+        ("-v 1000000", "Cannot allocate memory: 1,000,000 KiB are allowed (ulimit -v), m4 needs "),
+        ("-d 1000000", "Cannot allocate memory: 1,000,000 KiB are allowed (ulimit -d), m4 needs "),
+    ],
+)
+def test_a_machine_that_allows_too_little_is_one_line(limit: str, said: str) -> None:
+    """With little memory a compiler would not say so: it hangs."""
+    done = shell(f'ulimit {limit}; exec "$0" -m m4 watch none')
+    assert done.returncode == 1
+    assert f"m4 watch: {said}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# The arguments.
+
+DEMO = "gin_configs/demo.gin"
+
+
+def test_help_is_light() -> None:
+    """Neither the list of commands nor the help of any of them imports a heavy library."""
+    typed = [[], *([name] for name in COMMANDS), *(["data", name] for name in DATA_COMMANDS)]
+    code = (
+        "import sys, m4.__main__ as m\n"
+        f"for words in {typed}:\n"
+        "    try: m.main([*words, '--help'])\n"
+        "    except SystemExit as end: assert end.code == 0\n"
+        "print({'jax', 'tensorflow', 'seqio', 'numpy', 'gin', 'rich'} & set(sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[-1] == "set()"
+    assert said.stdout.count("usage: ") == len(typed)
+
+
+def test_wrong_arguments_are_argparse_s(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["trian"], ["translate", "hello"], ["data"], []):
+        with pytest.raises(SystemExit) as end:
+            parse(arguments)
+        assert end.value.code == 2
+    assert "invalid choice: 'trian'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["infer", "--gin_file=demo.gin"], "m4: infer: m4's name is `m4 decode`"),
+        (["train", "--run_mode=eval"], "m4: --run_mode: the command is the first word: train"),
+        (["watch", "runs/a", "--gin.TRAIN_STEPS=2"], "m4: 'TRAIN_STEPS = 2': m4 watch reads no"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], said: str) -> None:
+    assert m4(*arguments).mistake.startswith(said)
+
+
+def test_flags_may_have_hyphens_and_settings_are_bindings() -> None:
+    arguments = parse(["train", "--model-dir=runs/a-b", "--gin.TRAIN_STEPS=2"])
+    assert arguments.model_dir == "runs/a-b"
+    assert arguments.gin_bindings == ["TRAIN_STEPS = 2"]
+    assert parse(["data", "preview"]).command == "data preview"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "eval", "decode", "score", "baselines", "train", "average", "demo", "plan", "data preview",
+        "data prepare", "data vocabulary", "data cleaning_report", "data batch --step=1",
+    ],
+)  # fmt: skip
+def test_a_run_is_the_first_argument(command: str) -> None:
+    words = command.split()
+    for more in (["runs/a"], ["--model_dir=runs/a"], ["--debug", "runs/a"]):
+        assert parse([*words, *more]).model_dir == "runs/a"
+    both = m4(*words, "runs/a", "--model_dir=runs/b").mistake
+    assert "runs/b: runs/a is the run already; give one of them" in both
+    with pytest.raises(SystemExit):
+        parse([*words, "runs/a", "--debug", "runs/b"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runs/a", "--to=gl", "x y", "z"],
+        ["--to", "gl", "runs/a", "x y", "z"],
+        ["runs/a", "x y", "--to=gl", "z"],
+        ["runs/a", "x y", "z", "--to=gl"],
+    ],
+)
+def test_a_run_and_texts_stand_before_or_behind_flags(words: list[str]) -> None:
+    assert parse(["translate", *words]).text == ["runs/a", "x y", "z"]
+    with pytest.raises(SystemExit):
+        parse(["translate", *words, "--no_such_flag"])
+
+
+@pytest.mark.parametrize(
+    ("given", "typed"),
+    [
+        ("experiment.Data.about=my text", """--gin.experiment.Data.about="'my text'\""""),
+        (
+            "experiment.Data.about=worth $5",
+            "'--gin.experiment.Data.about='\"'\"'worth $5'\"'\"''",
+        ),
+        (
+            "corpus.CorpusSpec.languages=[gl, es]",
+            """--gin.corpus.CorpusSpec.languages="['gl', 'es']\"""",
+        ),
+        ("moe.MoeLayer.gate=top2_gshard", "--gin.moe.MoeLayer.gate=@top2_gshard.top2_gshard"),
+        ("transformer.Transformer.moe=none", "--gin.transformer.Transformer.moe=None"),
+    ],
+)
+def test_an_unreadable_value_is_shown_as_it_is_typed(given: str, typed: str) -> None:
+    said = m4("train", f"--gin_file={DEMO}", "--dry_run", f"--gin.{given}").mistake
+    assert said.endswith(f"text needs quotes, parts an @, None a capital; in a shell: {typed}")
+    (word,) = shlex.split(typed)
+    name, _, value = word.removeprefix("--gin.").partition("=")
+    load([DEMO], [f"{name} = {value}"]).experiment()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("moe.MoeLayer.gate=@top2_gshard", "; did you mean @top2_gshard.top2_gshard?"),
+        ("transformer.Transformer.layers=6", "encoder_layers or decoder_layers or scan_layers?"),
+    ],
+)
+def test_what_was_meant_is_said(given: str, said: str) -> None:
+    found = m4("train", f"--gin_file={DEMO}", "--dry_run", f"--gin.{given}")
+    assert found.mistake.endswith(said)

@@ -15,8 +15,7 @@ import pytest
 
 from m4 import config
 from m4.build import build
-from m4.config.bindings import parameters_of
-from m4.config.config import Config, canonical_name
+from m4.config import Config, canonical_name, parameters_of
 from m4.data.samplers import Sampler
 from m4.settings import InputError, SettingError, annotations_of, fits
 
@@ -92,7 +91,7 @@ TINY = Path(__file__).parents[1] / "testdata" / "tiny.gin"
         ("experiment.Training.early_stopping", "@early_stopping.EarlyStopping", "with brackets"),
         ("experiment.Training.mesh", "@schedules.rsqrt", "@mesh.make_mesh"),
         ("experiment.Decoding.metrics", "(@optimizer.adamw,)", "to a Metric"),
-        ("experiment.Data.sampler", "@optimizer.adamw", "@temperature.temperature"),
+        ("experiment.Data.sampler", "@optimizer.adamw", "a reference to a Sampler"),
         ("experiment.Experiment.model", "@moe.MoeLayer", "@transformer.Transformer"),
         ("corpus.CorpusSpec.source", "@optimizer.adamw", "@cldr.Cldr"),
         ("moe.MoeLayer.gate", "@moe.MoeLayer", "refers to itself"),

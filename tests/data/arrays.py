@@ -1,7 +1,5 @@
 """The ids of a corpus by row, of its text, and of batches: slow and obvious."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any

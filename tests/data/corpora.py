@@ -1,7 +1,5 @@
 """One small corpus in every format that a source reads."""
 
-from __future__ import annotations
-
 import bz2
 import functools
 import gzip
@@ -64,9 +62,6 @@ def parts(texts: Texts) -> Iterator[tuple[str, str, list[Pair]]]:
             yield code, split, pairs
 
 
-NO_WORDS: dict[str, str] = {}  # split -> its word in names, if it is another one
-
-
 def write_files(
     folder: Path,
     name: str,
@@ -86,9 +81,8 @@ def write_files(
         if kind in FORMATS:
             write(folder / name.format(**named), FORMATS[kind](english, code, pairs))
             continue
-        for side, place, lines in zip(
-            (english, code), ("src", "trg"), zip(*pairs, strict=True), strict=True
-        ):
+        columns = zip((english, code), ("src", "trg"), zip(*pairs, strict=True), strict=True)
+        for side, place, lines in columns:
             path = folder / name.format(**named, side=side, place=place)
             write(path, "".join(f"{line}\n" for line in lines))
     return folder
@@ -135,10 +129,6 @@ def joined(texts: Texts) -> Texts:
     return {code: {"train": [*chain(*splits.values())]} for code, splits in texts.items()}
 
 
-def tsv(folder: Path, texts: Texts) -> Source:
-    return Tsv(write_files(folder, "{lang}.{split}.tsv.gz", texts))
-
-
 def moses(folder: Path, texts: Texts) -> Source:
     for code in texts:
         pair = f"en-{code}" if code < "k" else f"{code}-en"
@@ -146,29 +136,12 @@ def moses(folder: Path, texts: Texts) -> Source:
     return Moses(folder)
 
 
-def aligned(folder: Path, texts: Texts) -> Source:
-    write_files(folder, "{split}/{lang}.{side}.xz", texts)
-    return Aligned(**arguments_of("aligned", folder))
-
-
-def tmx(folder: Path, texts: Texts) -> Source:
-    return Tmx(write_files(folder, "en-{lang}.{split}.tmx.gz", texts))
-
-
 def jsonl(folder: Path, texts: Texts) -> Source:
     for split in SPLITS:
-        rows = (
-            {"lang": code, "source": pair.first, "target": pair.second}
-            for code in texts
-            for pair in texts[code][split]
-        )
+        rows = ({"lang": code, "source": first, "target": second}
+                for code in texts for first, second in texts[code][split])  # fmt: skip
         write(folder / f"{split}.jsonl", json_lines(rows))
     return Jsonl(**arguments_of("jsonl", folder))
-
-
-def gettext(folder: Path, texts: Texts) -> Source:
-    write_files(folder, "{lang}.po", joined(texts))
-    return Gettext(**arguments_of("gettext", folder))
 
 
 def huggingface(folder: Path, texts: Texts) -> Source:
@@ -203,7 +176,7 @@ def prepare_tfds(
     examples: dict[str, list[dict[str, Any]]],
     version: str = "1.0.0",
 ) -> None:
-    """Prepares made_dataset/<config>; languages: None: each example has its own languages."""
+    """Prepares made_dataset/<config>; without `languages` each example has its own."""
     folder.mkdir(exist_ok=True)
     _builder()(folder, config, languages, examples, version).download_and_prepare()
 
@@ -223,15 +196,12 @@ def _builder() -> Callable[..., Any]:
             )
 
         def _info(self) -> Any:
+            features: Any = tfds.features
             if self._languages is not None:
-                features: Any = tfds.features.Translation(self._languages)
+                features = features.Translation(self._languages)
             else:
-                features = tfds.features.FeaturesDict(
-                    {
-                        "translations": tfds.features.TranslationVariableLanguages(),
-                        "talk_name": tfds.features.Text(),
-                    }
-                )
+                variable = features.TranslationVariableLanguages()
+                features = features.FeaturesDict({"translations": variable, "id": features.Text()})
             return tfds.core.DatasetInfo(builder=self, features=features)
 
         def _split_generators(self, dl_manager: Any) -> Any:
@@ -239,22 +209,25 @@ def _builder() -> Callable[..., Any]:
 
         def _generate_examples(self, split: str) -> Any:
             for number, example in enumerate(self._examples[split]):
-                if self._languages is None:
-                    example = {"translations": example, "talk_name": "made"}
-                yield number, example
+                variable = {"translations": example, "id": f"talk {number}"}
+                yield number, variable if self._languages is None else example
 
     return MadeDataset
 
 
 # Module of m4/data/sources -> what writes a corpus and opens it.
 WRITERS: dict[str, Callable[[Path, Texts], Source]] = {
-    "tsv": tsv,
+    "tsv": lambda folder, texts: Tsv(write_files(folder, "{lang}.{split}.tsv.gz", texts)),
     "moses": moses,
-    "aligned": aligned,
-    "tmx": tmx,
+    "aligned": lambda folder, texts: Aligned(
+        **arguments_of("aligned", write_files(folder, "{split}/{lang}.{side}.xz", texts))
+    ),
+    "tmx": lambda folder, texts: Tmx(write_files(folder, "en-{lang}.{split}.tmx.gz", texts)),
     "jsonl": jsonl,
     "huggingface": huggingface,
-    "gettext": gettext,
+    "gettext": lambda folder, texts: Gettext(
+        **arguments_of("gettext", write_files(folder, "{lang}.po", joined(texts)))
+    ),
     "tfds": tfds,
 }
 
@@ -263,13 +236,8 @@ def arguments_of(name: str, folder: epath.Path | Path) -> dict[str, Any]:
     """Returns the arguments with which a corpus is opened in another folder."""
     return {
         "aligned": {"folder": folder, "files": "{split}/*.{lang}"},
-        "jsonl": {
-            "folder": folder,
-            "files": "{split}.jsonl",
-            "english_field": "source",
-            "translation_field": "target",
-            "language_field": "lang",
-        },
+        "jsonl": {"folder": folder, "files": "{split}.jsonl", "english_field": "source",
+                  "translation_field": "target", "language_field": "lang"},
         "gettext": {"folder": folder, "dev_every": 6, "test_every": 4},
         "tfds": {"datasets": ["made_dataset/en-gl", "made_dataset/en-pt"], "data_dir": folder},
-    }.get(name, {"folder": folder})
+    }.get(name, {"folder": folder})  # fmt: skip

@@ -1,7 +1,5 @@
 """A made-up corpus for tests: languages that are English with other words, of given sizes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Small folders of sentence pairs in every layout that `m4 new` knows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from m4.data.sources import Pair
@@ -42,15 +40,6 @@ def whole(folder: Path, name: str, languages: str = "gl fy") -> Path:
 
 def plain_tsv(folder: Path) -> Path:
     return whole(folder, "{lang}.tsv.gz", "gl fy pt")
-
-
-def moses(folder: Path) -> Path:
-    return write_files(folder, "{split}.en-{lang}.{side}", texts("gl fy"))
-
-
-def tmx(folder: Path) -> Path:
-    """A file a pair, as OPUS publishes them."""
-    return whole(folder, "en-{lang}.tmx.gz")
 
 
 def json_mixed(folder: Path) -> Path:

@@ -1,16 +1,21 @@
 """The loops of m4/data/stream/numba_loops.py in plain numpy and Python: slow and obvious."""
 
-from __future__ import annotations
-
+import itertools
 from typing import Any
 
 import numpy as np
 
 from m4.data import permutation
-from m4.data.cache.shards import SentenceShards
 from m4.data.preprocess import EOS_ID
-from m4.data.stream.batches import DECODER_KEYS, ENCODER_KEYS, Batch, Examples, SplitReader
-from m4.data.stream.packing import Ints, Shape
+from m4.data.stream.batches import (
+    DECODER_KEYS,
+    ENCODER_KEYS,
+    Batch,
+    Examples,
+    Ints,
+    Shape,
+    SplitReader,
+)
 
 _ALL = 1 << 64
 
@@ -75,18 +80,26 @@ def decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints
     return np.argsort(-share, kind="stable")
 
 
+def room_of(shape: Shape) -> Ints:
+    """[rows, 2] the room of empty rows, for both sides."""
+    return np.tile(shape[1:], (shape.rows, 1))
+
+
+def first_row(lengths: Ints, room: Ints) -> int:
+    """The first row with room for both sides, which take it; -1: there is none."""
+    fits = (room >= lengths).all(axis=1)
+    if not fits.any():
+        return -1
+    room[fits.argmax()] -= lengths
+    return int(fits.argmax())
+
+
 def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:
     """Pairs [K] -> the row of each, -1 for what fits in none."""
-    source_room = np.full(shape.rows, shape.source_length)
-    target_room = np.full(shape.rows, shape.target_length)
-    result = np.full(len(source_lengths), -1)
+    lengths, room = np.stack([source_lengths, target_lengths], axis=1), room_of(shape)
+    result = np.empty(len(lengths), np.int64)
     for i in decreasing(source_lengths, target_lengths, shape):
-        fits = (source_room >= source_lengths[i]) & (target_room >= target_lengths[i])
-        row = fits.argmax()
-        if fits[row]:
-            result[i] = row
-            source_room[row] -= source_lengths[i]
-            target_room[row] -= target_lengths[i]
+        result[i] = first_row(lengths[i], room)
     return result
 
 
@@ -99,8 +112,8 @@ def plan(
     shape: Shape,
     hurry: int = 1000,
 ) -> tuple[Ints, Ints]:
-    """(step, row) of each pair, row -1 for what fits in none; see packing.plan."""
-    pairs = len(source_lengths)
+    """(step, row) of each pair, row -1 for what fits in none; see batches.plan."""
+    pairs, lengths = len(source_lengths), np.stack([source_lengths, target_lengths], axis=1)
     load = source_lengths * shape.target_length + target_lengths * shape.source_length
     step_of, row_of = np.full(pairs, steps - 1), np.full(pairs, -1)
     waiting = list(range(pairs))
@@ -120,30 +133,21 @@ def plan(
             count -= left
         chosen, ahead = window[:count], window[count:]
         rows = dict(zip(chosen, pack(chosen).tolist(), strict=True))
-        source_room = np.full(shape.rows, shape.source_length)
-        target_room = np.full(shape.rows, shape.target_length)
+        room = room_of(shape)
         for k, row in rows.items():
-            source_room[row] -= source_lengths[k]
-            target_room[row] -= target_lengths[k]
+            room[row] -= lengths[k]
         order = decreasing(source_lengths[ahead], target_lengths[ahead], shape)
         for k in [ahead[i] for i in order]:
             first = next(other for other in ahead if directions[other] == directions[k])
-            fits = (source_room >= source_lengths[k]) & (target_room >= target_lengths[k])
             taken = load[list(rows)].sum() + load[k]
-            if len(rows) < most and epochs[k] == epochs[first] and fits.any() and taken <= budget:
-                rows[k] = int(fits.argmax())
-                source_room[rows[k]] -= source_lengths[k]
-                target_room[rows[k]] -= target_lengths[k]
+            if len(rows) < most and epochs[k] == epochs[first] and taken <= budget:
+                row = first_row(lengths[k], room)
+                rows |= {k: row} if row >= 0 else {}
         for k, row in rows.items():
             step_of[k], row_of[k] = step, row
         waiting = [k for k in waiting if k not in rows]
     row_of[waiting] = pack(waiting)
     return step_of, row_of
-
-
-def ids_of(sentences: SentenceShards) -> list[int]:
-    """All ids of a split, one sentence after another."""
-    return sentences.take(np.arange(len(sentences))).ids.tolist()
 
 
 def lay_out(
@@ -153,25 +157,25 @@ def lay_out(
     encoder = np.zeros((4, shape.rows, shape.source_length), np.int32)
     decoder = np.zeros((6, shape.rows, shape.target_length), np.int32)
     used = np.zeros((3, shape.rows), int)  # source places, target places, segments
+    # All ids of the split, one sentence after another.
+    flat = [of.take(np.arange(len(of))).ids.tolist() for of in (data.sources, data.targets)]
     for k in chosen:
-        row, direction = row_of[k], examples.directions[k]
+        row, (direction, *places) = row_of[k], (array[k] for array in examples)
         used[2, row] += 1
-        start, length = examples.source_starts[k], examples.source_lengths[k]
-        ids = [*ids_of(data.sources)[start : start + length]]
+        source, target = (
+            ids[start : start + length - extra]
+            for ids, start, length, extra in zip(
+                flat, places[::2], places[1::2], data.extra, strict=True
+            )
+        )
         if data.marked:
-            ids = [data.tags[direction], *ids[: length - 2], EOS_ID]
-        for position, token in enumerate(ids):
+            source, target = [data.tags[direction], *source, EOS_ID], [*target, EOS_ID]
+        for position, token in enumerate(source):
             encoder[:, row, used[0, row]] = token, used[2, row], position, direction
             used[0, row] += 1
-        start, length = examples.target_starts[k], examples.target_lengths[k]
-        ids = [*ids_of(data.targets)[start : start + length]]
-        if data.marked:
-            ids = [*ids[: length - 1], EOS_ID]
-        for position, token in enumerate(ids):
-            before = ids[position - 1] if position else 0
+        for position, (before, token) in enumerate(itertools.pairwise([0, *target])):
             decoder[:, row, used[1, row]] = before, token, 1, used[2, row], position, direction
             used[1, row] += 1
-    batch: Batch = {**dict(zip(ENCODER_KEYS, encoder, strict=True))}
-    batch |= dict(zip(DECODER_KEYS, decoder, strict=True))
+    batch: Batch = dict(zip((*ENCODER_KEYS, *DECODER_KEYS), (*encoder, *decoder), strict=True))
     batch["decoder_loss_weights"] = batch["decoder_loss_weights"].astype(np.float32)
     return batch

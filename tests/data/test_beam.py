@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -14,27 +16,38 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from m4.data import beam
-from m4.data.cache.origins import Origin
-from m4.data.cleaning import CleaningStage, clean
+from m4.data.beam import cost
+from m4.data.cache.cache import Cache
+from m4.data.cache.corpus_text import Origin
+from m4.data.cleaning import CleaningStage, chunk, clean
 from m4.data.cleaning.stages import Duplicates, Empty
 from m4.data.corpus import CorpusSpec
-from m4.data.preparation_cost import cost
 from m4.data.sources import SPLITS, Source, shards_of
 from m4.data.sources.cldr import Cldr
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.tsv import Tsv
 from m4.settings import InputError, SettingError
+from tests.command_line import TINY, contents, m4
 from tests.data.cleaning.cases import Killed, Raises
 from tests.data.corpora import WRITERS, joined, texts_of, write, write_files
 from tests.data.corpus import Made
 
-# More than one chunk of pairs in a file.
-PAIRS = 1100
+PAIRS = 300
+
+
+@pytest.fixture(autouse=True)
+def _several_chunks_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beam, "PAIRS", 64)
+    monkeypatch.setattr(clean, "chunks", functools.partial(chunk.chunks, size=64))
 
 
 def corpus(folder: Path, pairs: int = PAIRS) -> Callable[[], Source]:
@@ -63,6 +76,7 @@ def corpus(folder: Path, pairs: int = PAIRS) -> Callable[[], Source]:
     write(folder / "a.fr-wo.train.tsv", "".join(f"{row}\n" for row in rows))
     rows = [f"{english}\t{english[::-1]} modelo" for english in words[20:60]]
     write(folder / "a.en-gl~bt.train.tsv", "".join(f"{row}\n" for row in rows))
+    write(folder / "b.en-gl~bt.train.tsv", "\u200b\tDropped\n")  # nothing of a file is left
     write(folder / "a.en-gl~lexicon.train.tsv", "sea\tmar\nword\tpalabra\nsea\tmar\n")
     return lambda: Tsv(folder, files="*.{pair}.{split}.tsv", on_bad_line="skip")
 
@@ -72,12 +86,14 @@ def spec(source: Callable[[], Source], **settings: Any) -> CorpusSpec:
     return CorpusSpec(source(), **{**given, **settings})
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+def assert_same(
+    folder: Path, source: Callable[[], Source], work: beam.Engine, **settings: Any
+) -> Cache:
+    """The corpus that an engine builds is that of this process."""
+    one = spec(source, **settings).build(folder / "one")
+    many = spec(source, **settings).build(Path(work.work.place, "many"), engine=work)
+    assert contents(many.folder) == contents(one.folder)
+    return one
 
 
 def thorough() -> clean.Cleaning:
@@ -98,19 +114,15 @@ class Shuffled(beam.Engine):
     def _run(self, job: dict[str, Any], progress: Any) -> list[str]:
         rng = random.Random(self.seed)
         self.work.write("name.job", json.dumps({"m4": beam.code_digest(), **job}).encode())
-        worker = beam._Job(self.work.place, "name")
+        beam._opened.cache_clear()
+        worker = beam._opened(self.work.place, "name")
         units = [*range(len(job["units"]))]
         rng.shuffle(units)
-        if job["kind"] == "tokens":
-            made = sorted(fact for unit in units for fact in worker.tokens(unit, ()))
-            return [fact[1] for _, fact in made]
         ready: dict[int, list[Any]] = {unit: [] for unit in units}
         for number in range(len(job["barriers"]) + 1):
             outputs: dict[str, list[Any]] = defaultdict(list)
             for unit in rng.sample(units, len(units)):
-                if (
-                    rng.random() < 0.3
-                ):  # a worker is killed when this is done: another does it again
+                if rng.random() < 0.3:  # a worker is killed when it is done: another does it again
                     list(worker.segment(number, unit, rng.sample(ready[unit], len(ready[unit]))))
                 for name, value in worker.segment(number, unit, ready[unit]):
                     outputs[name].append(value)
@@ -124,15 +136,19 @@ class Shuffled(beam.Engine):
             for pair, counter in outputs["counts"]:
                 counts[pair].append(counter)
             for pair, counters in counts.items():
+                assert isinstance(worker, beam._Text)
                 facts += worker.fitted(number, pair, beam._added(counters))
             ready = {unit: [fact for of, fact in facts if of == unit] for unit in units}
         return [next(f[1] for f in ready[unit] if f[0] == "shard") for unit in sorted(units)]
 
 
-def engine(place: Path, seed: int = 0) -> Shuffled:
-    made = Shuffled("direct", [], 1, seed=seed)
-    made.open(str(place))
-    return made
+def opened(work: beam.Engine, place: Path) -> beam.Engine:
+    work.open(str(place))
+    return work
+
+
+def engine(place: Path, seed: int = 0) -> beam.Engine:
+    return opened(Shuffled("direct", [], 1, seed=seed), place)
 
 
 @pytest.mark.parametrize("cleaning", [clean.DEFAULT, thorough()], ids=["default", "thorough"])
@@ -141,19 +157,31 @@ def test_shards_in_any_order_give_the_corpus_of_one_process(
 ) -> None:
     monkeypatch.setattr(beam, "_BUCKET_BYTES", 1000)  # keys of a language in many buckets
     source = corpus(tmp_path / "text")
-    given = spec(source, cleaning=cleaning)
-    one = given.build(tmp_path / "one")
+    for seed in range(2):
+        work = engine(tmp_path / str(seed), seed)
+        one = assert_same(tmp_path, source, work, cleaning=cleaning)
     dropped = one.ledger().total("train").dropped
     assert dropped["duplicates: exact pair"] >= 3 * 40
     assert dropped["overlap: first side in a translation of a test set"] == 5
-    for seed in range(2):
-        work = engine(tmp_path / f"work{seed}", seed)
-        many = spec(source, cleaning=cleaning).build(tmp_path / f"many{seed}", engine=work)
-        assert files_of(many.folder) == files_of(one.folder)
     # What a source says of a pair besides its text: that a model wrote it, its file and line.
     origins = one.origins("en-gl~bt", "train")
     assert origins == [Origin("a.en-gl~bt.train.tsv", line) for line in range(1, 41)]
     assert one.size("en-gl~lexicon", "train") == 2
+
+
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=150), max_size=5))
+def test_numbers_are_those_of_a_dictionary(shards: list[list[tuple[bool, int]]]) -> None:
+    """`shards` has, for each pair, whether it was dropped, and its sentence."""
+    numbers, firsts = beam.Numbers([*map(len, shards)]), {}
+    for shard, pairs in enumerate(shards):
+        kept = [(place, text) for place, (gone, text) in enumerate(pairs, 1) if not gone]
+        places = [place for place, _ in kept]
+        again = [firsts.setdefault(text, (shard, place)) for place, text in kept]
+        new = [first == (shard, place) for first, place in zip(again, places, strict=True)]
+        rows = [(place, *of) for place, of, one in zip(places, again, new, strict=True) if not one]
+        found = numbers.add(shard, np.array(places, np.int64), np.array(rows, beam._AGAIN))
+        known = [*firsts]
+        assert [*map(np.ndarray.tolist, found)] == [[known.index(text) for _, text in kept], new]
 
 
 def test_other_settings_and_sources(tmp_path: Path) -> None:
@@ -169,10 +197,7 @@ def test_other_settings_and_sources(tmp_path: Path) -> None:
 
     roles = {"target_vocabulary_size": 380, "mixture": "to_english"}
     for name, source, settings in (("po", po, roles), ("made", made, {"segmentations": 2})):
-        one = spec(source, **settings).build(tmp_path / name / "one")
-        work = engine(tmp_path / name / "work")
-        many = spec(source, **settings).build(tmp_path / name / "many", engine=work)
-        assert files_of(many.folder) == files_of(one.folder)
+        assert_same(tmp_path / name, source, engine(tmp_path / name / "work"), **settings)
 
 
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tfds"}))
@@ -187,23 +212,38 @@ def test_the_shards_of_a_source_are_its_pairs_in_their_order(tmp_path: Path, nam
 def test_what_is_made_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = corpus(tmp_path / "text", 100)
     written: list[str] = []
-    write = beam._Job._end
-    monkeypatch.setattr(
-        beam._Job, "_end", lambda job, name, about: (written.append(name), write(job, name, about))
-    )
+    write, most = beam._Job._end, 0
+
+    def end(job: beam._Job, name: str, about: Any) -> None:
+        if len(written) == most:
+            raise KeyboardInterrupt
+        write(job, name, about)
+        written.append(name)
+
+    monkeypatch.setattr(beam._Job, "_end", end)
     place = tmp_path / "work"
-    first = spec(source).build(tmp_path / "first", engine=engine(place, 1))
-    made = [*written]
+    first = None
+    while first is None:  # the command is killed when it has made six shards
+        most += 6
+        with contextlib.suppress(KeyboardInterrupt):
+            first = spec(source).build(tmp_path / "first", engine=engine(place, most))
+    assert most > 18
+    made, most = [*written], 10**6
+    assert len(set(made)) == len(made)
+    assert contents(first.folder) == contents(spec(source).build(tmp_path / "one").folder)
+    # Text is there once, of each file.
+    assert len([*place.glob("*.first")]) == len([*(tmp_path / "text").glob("*.train.*")])
+    assert not [*place.glob("*.text")]
     written.clear()
     again = spec(source).build(tmp_path / "again", engine=engine(place, 2))
     assert not written
-    assert files_of(again.folder) == files_of(first.folder)
+    assert contents(again.folder) == contents(first.folder)
     # As a killed worker leaves it: what it was at is not there, or not whole.
     for name in (gone := sorted(set(made))[::3]):
         (place / f"{name}.json").unlink()
     again = spec(source).build(tmp_path / "third", engine=engine(place, 3))
     assert sorted(set(written)) == gone
-    assert files_of(again.folder) == files_of(first.folder)
+    assert contents(again.folder) == contents(first.folder)
     # Another text of one pair of languages: the shards of the others stay.
     written.clear()
     write_more = tmp_path / "text" / "c.en-gl.train.tsv"
@@ -218,6 +258,21 @@ def mistakes(folder: Path) -> tuple[CorpusSpec, CorpusSpec]:
     cleaning = clean.Cleaning([Raises("Only this")])
     skips = spec(lambda: Tsv(folder, on_bad_line="skip"), cleaning=cleaning)
     return spec(lambda: Tsv(folder)), skips
+
+
+@pytest.mark.parametrize("runner", ["local", "direct"])
+def test_a_corpus_is_written_where_its_folder_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    """Nothing can be made next to /proc/self/cwd, as next to a disk that is mounted."""
+    monkeypatch.setattr(beam, "Engine", Shuffled)
+    monkeypatch.chdir(tmp_path)
+    given = ["data", "prepare", f"--gin_file={TINY}", f"--model_dir={tmp_path}/m"]
+    given.append(f"--runner={runner}")
+    said = m4(*given, "--gin.experiment.Data.data_dir='/proc/x'").mistake
+    assert "data_dir = /proc/x: cannot be written" in said
+    m4(*given, "--gin.experiment.Data.data_dir='/proc/self/cwd'").ok()
+    assert [*tmp_path.glob("*/manifest.json")]
 
 
 def test_bad_lines_and_stages_stop_it_as_on_one_machine(tmp_path: Path) -> None:
@@ -236,11 +291,8 @@ def test_settings_come_back_from_json(tmp_path: Path) -> None:
     (tmp_path / "gl.train.tsv").write_text("a\tb\n")
     source = Tsv(tmp_path, codes={"gl": "gl_ES"}, on_bad_line="skip")
     again = beam.from_json(json.loads(json.dumps(beam.as_json(source, "source"))))
-    assert (type(again), again.layout.pattern, again.codes) == (
-        Tsv,
-        "{lang}.{split}.tsv",
-        source.codes,
-    )
+    assert (type(again), again.codes) == (Tsv, source.codes)
+    assert again.layout.pattern == "{lang}.{split}.tsv"
     cleaning = beam.from_json(beam.as_json(thorough(), "cleaning"))
     assert cleaning.identity() == thorough().identity()
 
@@ -258,21 +310,20 @@ def test_a_worker_with_another_m4_is_refused(
     work = beam.Work(str(tmp_path))
     work.write("name.job", json.dumps({"m4": "0" * 64, "kind": "text"}).encode())
     with pytest.raises(InputError, match=r"a worker has another m4 .* than the command"):
-        beam._Job(work.place, "name")
+        beam._opened(work.place, "name")
 
 
 def test_steps_of_a_process_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner gives a process several bundles at once, and a job has one source and cleaner."""
     told: list[str] = []
 
-    class Slow:
-        def step(self, unit: int) -> Iterator[int]:
-            told.append("begins")
-            time.sleep(0.01)
-            told.append("ends")
-            yield unit
+    def step(unit: int) -> Iterator[int]:
+        told.append("begins")
+        time.sleep(0.01)
+        told.append("ends")
+        yield unit
 
-    monkeypatch.setattr(beam, "_opened", lambda place, name: Slow())
+    monkeypatch.setattr(beam, "_opened", lambda *_: SimpleNamespace(step=step))
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda unit: beam._do((unit,), "place", "name", "step"), range(8))
     assert [*found] == [[unit] for unit in range(8)]
@@ -283,29 +334,35 @@ class WithoutIdentifier(Shuffled):
     """Workers that lack, or have, the identifier of languages that the command has, or lacks."""
 
     def _run(self, job: dict[str, Any], progress: Any) -> list[str]:
-        here = clean.thorough().identity()
-        other = {**here, "language_id": {"identifier": None}}
+        other = {**clean.thorough().identity(), "language_id": {"identifier": None}}
         return super()._run({**job, "checks": beam._hash(other)}, progress)
 
 
 def test_a_worker_with_another_identifier_of_languages_is_refused(tmp_path: Path) -> None:
-    work = WithoutIdentifier("direct", [], 1)
-    work.open(str(tmp_path / "work"))
+    work = opened(WithoutIdentifier("direct", [], 1), tmp_path / "work")
     given = spec(corpus(tmp_path / "text"), cleaning=clean.thorough())
     with pytest.raises(InputError, match=r"a worker's checks are others than the command's"):
         given.build(tmp_path / "built", engine=work)
 
 
 def test_cost_is_measured_on_the_corpus(tmp_path: Path) -> None:
-    source = corpus(tmp_path / "text")
-    given = spec(source)
+    given = spec(corpus(tmp_path / "text"))
     # A dollar a second.
     said = cost(given.opened_source, given.cleaning, given.language_pairs(), 3600.0)
     number = int(said.split()[1].replace(",", ""))
     # Pairs in all files for training; the packed ones' sizes are guessed.
     assert 0.5 < number / (3 * (PAIRS + 40) + 40) < 2
-    assert "GB of keys shuffled" in said
-    assert said.endswith(" dollars")
+    found = re.search(r": (\S+) CPU hours .*, (\S+) GB of keys shuffled, (\S+) dollars$", said)
+    assert found is not None
+    hours, gigabytes, dollars = map(float, found.groups())
+    assert gigabytes > 0
+    # Hours have two digits, dollars two places.
+    assert 3600 * hours == pytest.approx(dollars, rel=0.05, abs=0.006)
+
+
+def test_the_cost_of_a_source_without_files_is_at_least_the_samples() -> None:
+    said = cost(Made({"gl": 40}), clean.DEFAULT, ["en-gl"], None)
+    assert said.startswith("at least 40 pairs: ")
 
 
 # Beam itself.
@@ -319,25 +376,24 @@ def has_beam() -> bool:
     return True
 
 
-BEAM = pytest.mark.skipif(not has_beam(), reason="Apache Beam is not installed: make beam")
-SLOW = (pytest.mark.slow, pytest.mark.thorough)
+def of_beam(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that runs Beam, which takes minutes."""
+    without = pytest.mark.skipif(not has_beam(), reason="Apache Beam is not installed: make beam")
+    return without(pytest.mark.slow(pytest.mark.thorough(test)))
 
 
-@BEAM
-@pytest.mark.slow
-@pytest.mark.thorough
+def direct(place: Path, workers: int = 2) -> beam.Engine:
+    return opened(beam.Engine("direct", [], workers), place)
+
+
+@of_beam
 @pytest.mark.every_part
 def test_beam_gives_the_corpus_of_one_process(tmp_path: Path) -> None:
-    source = corpus(tmp_path / "text", 200)
-    one = spec(source).build(tmp_path / "one")
-    work = beam.Engine("direct", [], 2)
-    work.open(str(tmp_path / "work"))
-    many = spec(source).build(tmp_path / "many", engine=work)
-    assert files_of(many.folder) == files_of(one.folder)
+    assert_same(tmp_path, corpus(tmp_path / "text", 200), direct(tmp_path / "work"))
 
 
-@BEAM
-@pytest.mark.parametrize("workers", [pytest.param(n, marks=SLOW) for n in (1, 4)])
+@of_beam
+@pytest.mark.parametrize("workers", [1, 4])
 def test_any_number_of_workers_gives_the_same_corpus(
     tmp_path: Path, tatoeba: Path, workers: int
 ) -> None:
@@ -345,40 +401,32 @@ def test_any_number_of_workers_gives_the_same_corpus(
     for path in (p for code in ("glg", "epo", "isl") for p in tatoeba.glob(f"{code}.*.tsv")):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         write(tmp_path / "text" / path.name, "".join(lines[:3000]))
-    given = {"cleaning": thorough(), "vocabulary_size": 1000}
 
     def source() -> Source:
         return Tsv(tmp_path / "text", on_bad_line="skip")
 
-    one = spec(source, **given).build(tmp_path / "one")
-    work = beam.Engine("direct", [], workers)
-    work.open(str(tmp_path / "work"))
-    many = spec(source, **given).build(tmp_path / "many", engine=work)
-    assert files_of(many.folder) == files_of(one.folder)
+    given = {"cleaning": thorough(), "vocabulary_size": 1000}
+    assert_same(tmp_path, source, direct(tmp_path / "work", workers), **given)
 
 
-@BEAM
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=SLOW)])
-def test_a_killed_worker_is_replaced(tmp_path: Path, workers: int) -> None:
+@of_beam
+def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     source = corpus(tmp_path / "text", 200)
     write(tmp_path / "text" / "k.en-gl.train.tsv", "Kill\tMatar\n")
     mark = tmp_path / "mark"
     cleaning = clean.Cleaning([Empty(), Killed(str(mark)), Duplicates()])
     one = spec(source, cleaning=cleaning).build(tmp_path / "one")
     mark.touch()
-    work = beam.Engine("direct", [], workers)
-    work.open(str(tmp_path / "work"))
+    work = direct(tmp_path / "work")
     many = spec(source, cleaning=cleaning).build(tmp_path / "many", engine=work)
     assert not mark.exists()
-    assert files_of(many.folder) == files_of(one.folder)
+    assert contents(many.folder) == contents(one.folder)
 
 
-@BEAM
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=SLOW)])
-def test_workers_that_raise_stop_it_with_what_they_said(tmp_path: Path, workers: int) -> None:
+@of_beam
+def test_workers_that_raise_stop_it_with_what_they_said(tmp_path: Path) -> None:
     line, stage = mistakes(tmp_path)
-    work = beam.Engine("direct", [], workers)
-    work.open(str(tmp_path / "work"))
+    work = direct(tmp_path / "work")
     with pytest.raises(InputError) as alone:
         line.build(tmp_path / "c")
     with pytest.raises(InputError, match=re.escape(str(alone.value))):
@@ -387,21 +435,14 @@ def test_workers_that_raise_stop_it_with_what_they_said(tmp_path: Path, workers:
         stage.build(tmp_path / "c", engine=work)
 
 
-@BEAM
+@of_beam
 @pytest.mark.parametrize(
     ("runner", "options", "said"),
     [
-        pytest.param(runner, options, said, marks=SLOW)
-        for runner, options, said in (
-            ("direct", ["--no_such_option=1"], "--beam_options: Beam has no option '--no_such"),
-            (
-                "direct",
-                ["--direct_num_workers=many"],
-                "--beam_options: .*invalid int value: 'many'",
-            ),
-            ("flink", [], "--runner: FlinkRunner needs java on the PATH, or "),
-            ("dataflow", [], "--runner=dataflow needs Google's clients next to Beam: uv pip in"),
-        )
+        ("direct", ["--no_such_option=1"], "--beam_options: Beam has no option '--no_such"),
+        ("direct", ["--direct_num_workers=many"], "--beam_options: .*invalid int value: 'many'"),
+        ("flink", [], "--runner: FlinkRunner needs java on the PATH, or "),
+        ("dataflow", [], "--runner=dataflow needs Google's clients next to Beam: uv pip in"),
     ],
 )
 def test_what_beam_refuses_is_said_in_one_line(
@@ -414,18 +455,13 @@ def test_what_beam_refuses_is_said_in_one_line(
         spec(corpus(tmp_path / "text", 120)).build(tmp_path / "c", engine=work)
 
 
-@BEAM
-@pytest.mark.slow
-@pytest.mark.thorough
+@of_beam
 def test_prism_gives_the_corpus_of_one_process(tmp_path: Path) -> None:
-    source = corpus(tmp_path / "text", 100)
-    work = beam.Engine("prism", [], 1)
-    work.open(str(tmp_path / "work"))
+    work = opened(beam.Engine("prism", [], 1), tmp_path / "work")
     try:
-        many = spec(source).build(tmp_path / "many", engine=work)
+        assert_same(tmp_path, corpus(tmp_path / "text", 100), work)
     except InputError as error:
         pytest.skip(str(error))
-    assert files_of(many.folder) == files_of(spec(source).build(tmp_path / "one").folder)
 
 
 def test_dataflow_needs_a_bucket(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from m4.data.sentences import chunks, joined, sentences
         "One here.|Two there!|Three?",
         'He said "no."|Then (yes!)|left.',
         "It is 3.5 at www.a.org/?b now.|J. Smith and Co. agree.",
-        "Wait ... what?!|Yahoo! answers",  # a space after an exclamation mark is an end
+        "Wait ... what?!|Yahoo!|answers",  # a space after an exclamation mark is an end
         "一句话。|第二句！|“第三句？”|完",
         "पहला वाक्य।|दूसरा॥",
         "یہ ایک ہے۔|وہ دو ہے؟|ہاں",
@@ -27,8 +27,6 @@ from m4.data.sentences import chunks, joined, sentences
 )
 def test_sentences_end_at_the_terminators_of_their_script(text: str) -> None:
     expected = text.split("|")
-    if text.startswith("Wait"):
-        expected = ["Wait ... what?!", "Yahoo!", "answers"]
     spaced = " " if text.isascii() or text[0] in "पیԱአ„" else ""
     assert sentences(spaced.join(expected)) == expected
 

@@ -23,9 +23,8 @@ WAYS = {
     "run thorough": "the same in processes, with the shell's environment, by `make test-thorough`: "
     "for what takes more than a few seconds",
     "dry_run": "only reads arguments and configs, and what scripts/*.sh and make would do; other "
-    "programs are in `UNRUN` of tests/documents/commands.py, with their flags",
+    "programs are in `UNRUN` of tests/documents/commands.py",
     "gin": "reads the bindings at the end of gin_configs/demo.gin, or `gin: FILE`",
-    "printed by": "`printed by: FILE` looks for the words among the texts of that file",
     "formula": "nothing to run",
     "not run": "`not run: WHY`",
 }

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from m4.cli.arguments import parse
+from m4.cli.main import parse
 from tests.documents.blocks import LAB, PAGES, ROOT
 
-README = ROOT / "README.md"
 DOCUMENTS = [*PAGES, *LAB]
 REFERENCE = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which names what was
 FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -21,8 +20,7 @@ FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    text = FENCES.sub("", document.read_text(encoding="utf-8"))
-    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(document))):
         if re.match(r"\w+:", link):
             continue
         file, _, anchor = link.partition("#")
@@ -33,8 +31,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 def anchors(document: Path) -> set[str]:
     """Returns the anchors that GitHub makes of the headings."""
-    text = FENCES.sub("", document.read_text(encoding="utf-8"))
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     return {heading.strip().replace(" ", "-") for heading in plain}
 
@@ -77,14 +74,14 @@ def test_named_settings_exist() -> None:
 def names_in(node: ast.ClassDef) -> Iterator[str]:
     """A class's fields, methods, their arguments, and attributes."""
     for inner in ast.walk(node):
-        if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
-            yield inner.target.id
-        if isinstance(inner, ast.FunctionDef):
-            yield inner.name
-        if isinstance(inner, ast.Attribute):
-            yield inner.attr
-        if isinstance(inner, ast.arg):
-            yield inner.arg
+        match inner:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name))
+                | ast.FunctionDef(name=name)
+                | ast.Attribute(attr=name)
+                | ast.arg(arg=name)
+            ):
+                yield name
 
 
 def test_the_citation_has_the_packages_version() -> None:

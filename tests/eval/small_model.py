@@ -1,7 +1,5 @@
 """A model of random weights, its vocabulary of words, and sentences for it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax
@@ -12,10 +10,10 @@ from m4.eval.decoding import decode as decoding
 from m4.eval.decoding import score_references as scoring
 from m4.eval.decoding.settings import Decoding
 from m4.model.moe import MoeLayer
-from m4.parallel.batched_init import draw_together
+from m4.train.program import draw_together
 from tests.shared import small_model
 
-VOCAB, WORDS = 24, 20
+VOCAB, COUNT = 24, 20
 # One set of shapes for nearly all tests: a compile takes seconds.
 SETTINGS = Decoding(beams=2, batch_rows=4, max_target_length=10)
 
@@ -40,6 +38,9 @@ class Words:
         return texts
 
 
+WORDS = Words()
+
+
 @partial(jax.jit, static_argnames="model")
 def init(model, key):
     ones = jnp.ones((1, 4), jnp.int32)
@@ -61,15 +62,17 @@ def tiny(seed=0, **changes):
 def sentences(count, seed=0):
     rng = np.random.default_rng(seed)
     return [
-        "<2xx> " + " ".join(f"w{i}" for i in rng.integers(0, WORDS, rng.integers(1, 14)))
+        "<2xx> " + " ".join(f"w{i}" for i in rng.integers(0, COUNT, rng.integers(1, 14)))
         for _ in range(count)
     ]
 
 
-def translations(model, params, vocabulary, sources, settings=SETTINGS, *, layout=None, **more):
-    """The translations by a model that is put together here."""
-    factors = more.pop("factors", {})
-    trained = decoding.TrainedModel(model, params, vocabulary, settings, layout, factors)
+def translations(
+    made, sources, settings=SETTINGS, vocabulary=WORDS, *, layout=None, factors=None, **more
+):
+    """The translations by `made`, a model and its parameters."""
+    model, params = made
+    trained = decoding.TrainedModel(model, params, vocabulary, settings, layout, factors or {})
     return decoding.translations(trained, sources, **more)
 
 
@@ -78,7 +81,8 @@ def decode(*arguments, **more):
     return [each.texts[0] for each in translations(*arguments, **more)]
 
 
-def score_references(model, params, vocabulary, sources, targets, settings=SETTINGS, **more):
-    """The probabilities of translations by a model that is put together here."""
+def score_references(made, sources, targets, settings=SETTINGS, vocabulary=WORDS, **more):
+    """The probabilities of translations by `made`, a model and its parameters."""
+    model, params = made
     trained = decoding.TrainedModel(model, params, vocabulary, settings)
     return scoring.score_references(trained, sources, targets, **more)

@@ -1,7 +1,5 @@
 """`m4 eval` as two processes: the translations and scores of one, written by the first."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -22,12 +20,10 @@ def together(log: Path, *words: str) -> list[str]:
 @pytest.mark.thorough
 def test_two_processes_translate_as_one_does(tmp_path: Path) -> None:
     alone, two = tmp_path / "alone", tmp_path / "two"
-    trained = m4("train", f"--gin_file={TINY}", f"--model_dir={alone}", "--gin.TRAIN_STEPS=2")
-    assert trained.status == 0, trained.err
+    m4("train", f"--gin_file={TINY}", f"--model_dir={alone}", "--gin.TRAIN_STEPS=2").ok()
     shutil.copytree(alone, two)
     # Over the eight devices of the test's own process.
-    said = m4("eval", f"--model_dir={alone}")
-    assert said.status == 0, said.err
+    m4("eval", f"--model_dir={alone}").ok()
     # One direction is there already: all processes must know, and it stays as it is.
     done = two / "decodes" / "test.en-gl.jsonl"
     done.parent.mkdir()
@@ -55,8 +51,7 @@ def test_two_processes_translate_as_one_does(tmp_path: Path) -> None:
     for path in (tmp_path / "one", there.parent):
         path.mkdir()
     request = ["decode", f"--input={tmp_path}/in.txt"]
-    said = m4(*request, f"--model_dir={alone}", "--to=gl,es", f"--output={tmp_path}/one")
-    assert said.status == 0, said.err
+    m4(*request, f"--model_dir={alone}", "--to=gl,es", f"--output={tmp_path}/one").ok()
     there.write_text("there\n")
     more = (f"--model_dir={two}", "--to=gl,es", f"--output={there.parent}", *mesh)
     first, second = together(tmp_path / "log", *request, *more)

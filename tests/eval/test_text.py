@@ -1,7 +1,5 @@
 """A growing file of translations: whatever kills its process, the next one makes the same file."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
@@ -83,17 +81,6 @@ def test_lines_of_another_model_are_not_continued(tmp_path: Path) -> None:
     assert path.read_text() == "un\n"
 
 
-def test_what_is_there_stays_until_its_replacement_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old\n")
-    assert begun(path).done
-    output = begun(path, 2, overwrite=True)
-    append(output, "new")
-    assert path.read_text() == "old\n"
-    append(output, "newer")
-    assert path.read_text() == "new\nnewer\n"
-
-
 def test_two_jobs_do_not_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     first, second = begun(path), begun(path)
@@ -105,10 +92,6 @@ def test_two_jobs_do_not_write_one_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another m4 decode is at work"):
         append(late, "dous")
     assert path.read_text() == "uno\ndous\n"
-    held = begun(tmp_path / "b.txt")
-    append(held, "uno")
-    with held._locked("r+b"), pytest.raises(ValueError, match="another m4 decode is at work"):
-        begun(tmp_path / "b.txt")
 
 
 @pytest.mark.parametrize("damage", ["1\n", "{\n", '{"step": 4, "to": "gl"}\n{}\n'])

@@ -1,6 +1,6 @@
 """Recorded numbers of short runs: a change that should change no number can show that it did not.
 
-    python -m tests.golden_run              # compares, as the test does (about a minute)
+    python -m tests.golden_run              # compares, as two tests do (two minutes)
     python -m tests.golden_run --full       # the real configs: 40 and 20 steps (some minutes)
     python -m tests.golden_run --record     # writes golden.json for this machine (also with --full)
 
@@ -18,11 +18,12 @@ average, the optimizer's state), of the rows of metrics.jsonl without times, of 
 their scores, and of the rows of scores.jsonl; and losses in plain numbers, which say how far two
 runs are apart. Batches are the same on every machine and are always compared. Floating-point
 numbers depend on JAX's version, on the CPU's instruction set and on how XLA compiles for it: they
-are recorded under a key made of the three (`arithmetic.py`). On a machine whose key is not in the
-file they are not compared, and the test says so.
+are recorded under a key made of the three (`reading.key`). On a machine whose key is not in the
+file they are not compared, and the test says so. Translations of models this young also depend on
+the number of cores, since two search a batch in two parts: they are recorded on two.
 
 What a refactoring may change: fingerprints, run.json and the content of notes, the layout of the
-run folder (then `reading.py` and `program.py` change with it, and nothing else here), the names
+run folder (then `reading.py` changes with it, and nothing else here), the names
 and the order of settings, paths of modules (then `configs/` changes), what is printed, times, and
 the rows of metrics.jsonl that hold times (`reading.TIMES`).
 

@@ -1,7 +1,5 @@
 """Compares this machine's numbers with golden.json, or records them there."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

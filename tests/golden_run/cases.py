@@ -47,17 +47,11 @@ class Case:
 
     def words(self, folder: Path) -> list[str]:
         """Returns the arguments of `m4 train` for this run in `folder`."""
-        given = {
-            "TRAIN_STEPS": self.steps,
-            "schedules.rsqrt.hold_steps": 580,
-            **(self.bindings or {}),
-        }
+        given = {"TRAIN_STEPS": self.steps, "schedules.rsqrt.hold_steps": 580}
+        given |= self.bindings or {}
         config = f"--gin_file={_CONFIGS}/{self.config}.gin"
-        return [
-            config,
-            f"--model_dir={folder}",
-            *(f"--gin.{name}={value}" for name, value in given.items()),
-        ]
+        bindings = (f"--gin.{name}={value}" for name, value in given.items())
+        return [config, f"--model_dir={folder}", *bindings]
 
 
 def _dispatch(name: str, **mesh: int) -> Case:
@@ -116,15 +110,9 @@ def _together(case: Case, folder: Path) -> list[list[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [
-        [
-            *(sys.executable, "-m", "m4", "train", *case.words(folder)),
-            f"--coordinator_address=127.0.0.1:{port}",
-            f"--process_count={case.processes}",
-            f"--process_index={index}",
-        ]
-        for index in range(case.processes)
-    ]
+    command = [sys.executable, "-m", "m4", "train", *case.words(folder)]
+    command += [f"--coordinator_address=127.0.0.1:{port}", f"--process_count={case.processes}"]
+    return [[*command, f"--process_index={index}"] for index in range(case.processes)]
 
 
 def _run(commands: Sequence[Sequence[str]], log: Path, devices: int, full: bool = False) -> None:
@@ -151,17 +139,11 @@ def _run(commands: Sequence[Sequence[str]], log: Path, devices: int, full: bool 
     try:
         with log.open("wb") as out:
             for command in commands:
-                started.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=out,
-                        env=environment,
-                        cwd=ROOT,
-                        start_new_session=True,
-                    )
-                )
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment,
+                    cwd=ROOT, start_new_session=True,
+                )  # fmt: skip
+                started.append(process)
         statuses = [one.wait(_SECONDS) for one in started]
         if any(statuses):
             said = log.read_text(encoding="utf-8", errors="replace")
@@ -175,8 +157,8 @@ def _run(commands: Sequence[Sequence[str]], log: Path, devices: int, full: bool 
 
 def _in_this_process(output: Path, names: Sequence[str]) -> None:
     """Makes runs next to `output`, and writes their hashes there."""
-    from tests.golden_run import arithmetic, reading
-    from tests.golden_run.program import main
+    from m4.cli.main import main
+    from tests.golden_run import reading
 
     every = {**CASES, **FULL}
     found: dict[str, Any] = {"batches": {}, "values": {}}
@@ -191,7 +173,7 @@ def _in_this_process(output: Path, names: Sequence[str]) -> None:
             sys.exit(status)
         found["batches"][name] = reading.batches(folder, case.steps)
         found["values"][name] = reading.values(folder)
-    found["key"] = arithmetic.key()
+    found["key"] = reading.key()
     output.write_text(json.dumps(found), encoding="utf-8")
 
 

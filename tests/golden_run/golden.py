@@ -1,7 +1,5 @@
 """The file of recorded hashes: golden.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

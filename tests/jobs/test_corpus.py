@@ -1,22 +1,32 @@
-"""A corpus apart from the run: built once, and found again."""
+"""The corpus of an experiment: apart from the run, built once, found again; checked before."""
 
-import contextlib
+import dataclasses
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import m4
 from m4 import config
+from m4.build import build
 from m4.data.corpus import CorpusSpec
+from m4.data.samplers.learned import Learned
+from m4.data.samplers.uniform import uniform
 from m4.experiment import Data, Experiment, Training
 from m4.jobs import corpus
 from m4.jobs.corpus import open_corpus
+from m4.jobs.train import check_and_train
+from m4.model.gates.by_direction import by_direction
+from m4.model.moe import MoeLayer
+from m4.model.transformer import Transformer
+from m4.parallel.mesh import make_mesh
 from m4.settings import SettingError
 from m4.storage.checkpoints import Checkpoints
-from m4.storage.metrics_log import read_metrics
+from m4.train.multitask.groups import by_family
 from m4.train.optimizer import adamw
 from tests.command_line import TINY, contents
 from tests.command_line import m4 as command
@@ -24,12 +34,13 @@ from tests.data.corpus import Made
 
 
 def experiment(
-    folder: Path, data_dir: str | Path | None, pairs: int = 40, **settings: Any
+    folder: Path, data_dir: str | Path | None = None, pairs: int = 40, **settings: Any
 ) -> Experiment:
-    """data_dir: None: in the run's folder."""
+    """A small model on made-up text. data_dir: None: in the run's folder."""
     spec = CorpusSpec(source=Made({"gl": pairs}), vocabulary_size=400, **settings)
     shared = None if data_dir is None else str(data_dir)
-    return Experiment(str(folder), Data(spec, data_dir=shared), Training(8, 8, adamw))
+    model = functools.partial(Transformer, width=16, encoder_layers=1, decoder_layers=1)
+    return Experiment(str(folder), Data(spec, data_dir=shared), Training(8, 8, adamw), model)
 
 
 def test_two_runs_share_one_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,14 +56,7 @@ def test_two_runs_share_one_corpus(tmp_path: Path, capsys: pytest.CaptureFixture
     other = m4.prepare_corpus(tmp_path / "other", Made({"gl": 40}), vocabulary_size=400)
     assert other.cache.fingerprint == first.fingerprint
     again = m4.prepare_corpus(tmp_path / "shared", Made({"gl": 40}), vocabulary_size=400)
-    assert again.languages == ["en", "gl"]
-
-
-def test_runs_of_different_corpora_share_a_folder(tmp_path: Path) -> None:
-    one, more = (experiment(tmp_path / "run", tmp_path / "shared", pairs) for pairs in (40, 41))
-    first, second = open_corpus(one), open_corpus(more)
-    assert {*(tmp_path / "shared").iterdir()} == {first.folder, second.folder}
-    assert open_corpus(one).folder == first.folder != second.folder
+    assert again.cache.languages() == ["en", "gl"]
 
 
 def test_a_shared_corpus_is_not_in_a_runs_folder(tmp_path: Path) -> None:
@@ -81,7 +85,7 @@ def test_a_model_keeps_its_vocabulary(tmp_path: Path) -> None:
 
 
 def save_step(folder: Path) -> None:
-    with contextlib.closing(Checkpoints(folder)) as saved:
+    with Checkpoints(folder) as saved:
         saved.save(1, {"params": {"a": np.zeros(1)}}, {"step": 1})
 
 
@@ -100,28 +104,58 @@ def test_a_saved_config_writes_no_corpus(tmp_path: Path) -> None:
     assert open_corpus(made.experiment()).language_pairs() == ["en-es", "en-pt", "en-gl"]
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_a_run_whose_corpus_moved_resumes_and_fresh_keeps_it(tmp_path: Path) -> None:
-    def trained(run: str, data_dir: str, steps: int, *more: str) -> None:
-        command(
-            *("train", f"--gin_file={TINY}", f"--model_dir={tmp_path / run}", *more),
-            *("--gin.experiment.Training.log_period=1", f"--gin.TRAIN_STEPS={steps}"),
-            f"--gin.experiment.Data.data_dir='{tmp_path / data_dir}'",
-        ).ok()
+def test_corpora_are_listed_with_their_runs_and_removed_without(tmp_path: Path) -> None:
+    one, other = (experiment(tmp_path / "run", tmp_path / "data", pairs) for pairs in (40, 41))
+    used, left = open_corpus(one), open_corpus(other)
+    corpus.keep_vocabulary(one, used)
+    runs = ("--runs", tmp_path / "run", tmp_path / "nothing")
+    said = command("data", "list", tmp_path / "data", *runs)
+    head, *rows = [line.split("\t") for line in said.out.splitlines()]
+    assert head[:3] == ["corpus", "languages", "pairs"]
+    found = {row[0]: row for row in rows}
+    assert {*found} == {str(used.folder), str(left.folder)}
+    assert found[str(used.folder)][1:3] == ["2", "40"]
+    assert found[str(used.folder)][-1] == str(tmp_path / "run")
+    assert found[str(left.folder)][-1] == ""
+    both = ("data", "remove", left.folder, used.folder)
+    assert f"{used.folder}: {tmp_path}/run was trained with it" in command(*both, *runs).mistake
+    assert "not a corpus" in command("data", "remove", tmp_path / "run").mistake
+    assert left.folder.is_dir()
+    assert command("data", "remove", left.folder, *runs).out == f"removed {left.folder}\n"
+    assert [*(tmp_path / "data").iterdir()] == [used.folder]
+    assert "no such folder" in command("data", "list", tmp_path / "elsewhere").mistake
 
-    def losses(run: str) -> list[float]:
-        return [row["loss"] for row in read_metrics(tmp_path / run) if "loss" in row]
 
-    trained("straight", "before", 4)
-    trained("moved", "before", 2)
-    (tmp_path / "before").rename(tmp_path / "after")
-    trained("moved", "after", 4)
-    assert losses("moved") == losses("straight")
-    kept = [*(tmp_path / "after").iterdir()]
-    trained("straight", "after", 1, "--fresh")
-    assert [*(tmp_path / "after").iterdir()] == kept
-    assert not (tmp_path / "straight" / "data").exists()
-    # A trained model needs no corpus to translate.
-    shutil.rmtree(tmp_path / "after")
-    assert len(m4.load(tmp_path / "moved").translate(["3 weeks ago"], to="gl")) == 1
+def test_sizes_are_checked_before_the_corpus(tmp_path: Path) -> None:
+    """Here an axis that only a parameter has; others: tests/train/test_trainer.py."""
+    one = experiment(tmp_path)
+    mesh = functools.partial(make_mesh, devices=jax.devices()[:6])
+    change = {"batch_size": 12, "mesh": mesh, "extra_axis_rules": [("relpos_buckets", "data")]}
+    one = dataclasses.replace(one, training=dataclasses.replace(one.training, **change))
+    with pytest.raises(ValueError, match="relpos_buckets = 32 must be divisible by 6"):
+        check_and_train(one)
+    assert not (tmp_path / "data").exists()
+
+
+def test_tasks_are_of_the_languages_that_the_source_has(tmp_path: Path) -> None:
+    """Two languages are two families here, although CorpusSpec.languages names none."""
+    one = experiment(tmp_path)
+    data = Data(dataclasses.replace(one.data.corpus, source=Made({"gl": 40, "sr_Latn": 40})))
+    layer = functools.partial(MoeLayer, num_experts=2, gate=by_direction)
+    model = functools.partial(one.model, moe=layer, moe_every=1)
+    one = dataclasses.replace(one, data=data, model=model, tasks=by_family)
+    assert sorted(set(build(one, None).model.tasks)) == [0, 1]
+
+
+def test_a_sampler_that_never_learns_is_refused(tmp_path: Path) -> None:
+    def checked(sampler: Any, dev_period: int) -> None:
+        one = experiment(tmp_path)
+        training = dataclasses.replace(one.training, dev_period=dev_period)
+        data = dataclasses.replace(one.data, sampler=sampler)
+        build(dataclasses.replace(one, data=data, training=training), None).check_training()
+
+    with pytest.raises(SettingError, match=r"Training.dev_period = 8: must be less than .* = 8"):
+        checked(Learned(), 8)
+    # One evaluation within the training is enough; a sampler that does not learn needs none.
+    checked(Learned(), 7)
+    checked(uniform, 8)

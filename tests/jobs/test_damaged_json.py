@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 from etils import epath
 
-from m4.data.cleaning import ledger
-from m4.eval.scoring import by_step, rates, score
-from m4.jobs.bilingual.training import Baseline
+from m4.eval.scoring import rates, score
+from m4.jobs.bilingual import Baseline
 from m4.settings import InputError
-from m4.storage import manifest, run_folder
+from m4.storage import run_folder, steps
 from m4.storage.files import read_json, write_json, write_text
 from m4.storage.local_copy import LocalCopy
 from m4.storage.metrics_log import read_metrics
 from m4.train.measuring import routing_counts, watchdog
-from tests.command_line import TINY, experiment_of, m4
+from tests.command_line import TINY, experiment_of
 from tests.damage import damaged_json, refused
-from tests.storage.configs import config_of
+from tests.storage.conftest import config_of
 
 METRICS = '{"step": 2, "nll": 3.5}'
 HEARTBEAT = '{"step": 3, "phase": "train", "time": 1.5, "started": 0.5}'
@@ -36,10 +35,6 @@ RATES = (
     '{"system": "moe", "direction": "en-gl", "of": "1a", "sentences": 3, "loops": 0.5, '
     '"off_language": null, "taken_for": {"pt": 0.5}}'
 )
-LEDGER = (
-    '{"stages": {"empty": {}}, "pairs": {"en-gl": {"train": {"read": 3, "kept": 2, '
-    '"dropped": {"empty": 1}, "examples": {"empty": [[2, "a", ""]]}}}}}'
-)
 RESULT = '{"note": {"best_step": 4, "step": 4}, "stopped_early": true, "gain_last_quarter": 0.5}'
 
 
@@ -52,7 +47,7 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     (folder / "sha256").mkdir()
     copy = LocalCopy("gs://bucket/run")
     copy.here = folder
-    plan = Baseline("gl", "low", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
+    plan = Baseline("gl", experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}"), {})
     return {
         "run.json": ((folder / "run.json").read_text(), lambda: run_folder.read(folder)),
         "atlas.train.json": (
@@ -61,16 +56,12 @@ def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
         ),
         "metrics.jsonl": (METRICS, lambda: read_metrics(folder)),
         "heartbeat.json": (HEARTBEAT, lambda: watchdog.heartbeat(folder)),
-        "sha256/manifest.json": (MANIFEST, lambda: manifest.files_of(epath.Path(folder))),
+        "sha256/manifest.json": (MANIFEST, lambda: steps.files_of(epath.Path(folder))),
         ".bucket.json": ('{"scores.jsonl": [9, "1", "1"]}', copy._read_record),
-        "result.json": (RESULT, plan.finished),
+        "result.json": (RESULT, lambda: plan.result),
         "scores.jsonl": (SCORE, lambda: score.read_scores(folder / "scores.jsonl")),
-        "by_step.jsonl": (BY_STEP, lambda: by_step.read_rows(folder / "by_step.jsonl")),
+        "by_step.jsonl": (BY_STEP, lambda: score.read_by_step(folder / "by_step.jsonl")),
         "rates.jsonl": (RATES, lambda: rates.read_rates(folder / "rates.jsonl")),
-        "ledger.json": (
-            LEDGER,
-            lambda: read_json(folder / "ledger.json", ledger.LEDGER, ledger.Ledger.from_json),
-        ),
         "test.jsonl": (DECODE, lambda: score.read_decodes(folder / "test.jsonl")),
     }
 
@@ -84,27 +75,6 @@ def test_whatever_is_damaged_in_a_run(tmp_path: Path) -> None:
         write_text(tmp_path / name, text + "\n")
         assert not refused(read, name)
         assert times >= 10, name
-
-
-def test_what_is_damaged_is_said_with_its_place(tmp_path: Path) -> None:
-    run_folder.claim(tmp_path, **config_of({"experiment.ResourceLevels.x": "1"}))
-    steps = '{"config": {"experiment.Training.total_steps": "ten"}}'
-    huge = f'{{"step": {10**400}}}\n'
-    for name, text, place in (
-        ("metrics.jsonl", '{"step": 1}\n{"step": 2, "nll": [1e9]}\n', " line 2: damaged (nll is ["),
-        ("metrics.jsonl", huge, " line 1: damaged (step is a huge number: must be a whole"),
-        ("heartbeat.json", HEARTBEAT.replace("1.5", "NaN"), ": damaged (time is nan: must be"),
-        ("scores.jsonl", SCORE.replace("en-gl", "gl"), " line 1: damaged (direction is 'gl'"),
-        ("run.json", steps, ": damaged (config.experiment.Training.total_steps is ten: must be"),
-        ("run.json", '{"config": {"a": 3}}', ": damaged (config.a is 3: must be text)"),
-        ("run.json", '{"config": "x"}', ": damaged (config is 'x': must be an object)"),
-        ("run.json", "[" * 10**5, ": damaged (not JSON: "),
-    ):  # fmt: skip
-        path = tmp_path / name
-        before = path.read_text() if path.exists() else None
-        path.write_text(text)
-        assert f"{path}{place}" in m4("watch", "--once", tmp_path).mistake
-        path.unlink() if before is None else path.write_text(before)
 
 
 def test_another_value_in_a_file_with_a_checksum_is_named(tmp_path: Path) -> None:

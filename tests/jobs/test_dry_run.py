@@ -55,11 +55,9 @@ def test_parameters_and_memory_are_those_of_the_shapes() -> None:
 
 
 def test_what_the_job_would_refuse_is_refused(tmp_path: Path) -> None:
-    wrong = dry("train", "--gin.mesh.make_mesh.data=3").mistake
-    assert "make_mesh" in wrong
-    place = t5x_files.write(
-        tmp_path / "t5", 5, t5x_files.targets(t5x_files.t5_parameters(rows=90, layers=1))
-    )
+    assert "make_mesh" in dry("train", "--gin.mesh.make_mesh.data=3").mistake
+    parameters = t5x_files.targets(t5x_files.t5_parameters(rows=90, layers=1))
+    place = t5x_files.write(tmp_path / "t5", 5, parameters)
     assert "InitialModel.vocabulary" in dry("train", f"--init_from={place}").mistake
     several = ("--process_count=2", "--process_index=0", "--coordinator_address=localhost:1")
     assert "one process checks a config" in dry("train", *several).mistake

@@ -3,6 +3,9 @@
 import os
 import shlex
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ import pytest
 from m4.jobs.open_run import open_run
 from m4.storage import files
 from m4.storage.locks import Busy
-from tests.command_line import TINY, config_and_experiment, contents, m4
+from m4.storage.steps import latest_step
+from tests.command_line import ALONE, TINY, config_and_experiment, contents, m4
 from tests.shared import tiny_run
 
 CONFIG = ("run.json", "config.gin", "operative_config.gin")
@@ -23,8 +27,8 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_refused_value_is_not_kept(run: Path) -> None:
     before = {name: (run / name).read_bytes() for name in CONFIG}
-    said = m4("train", f"--model_dir={run}", "--gin.experiment.Data.data_dir='s3://x/y'")
-    assert said.status == 2, said.err
+    refused = "--gin.experiment.Data.data_dir='s3://x/y'"
+    assert "s3://x/y" in m4("train", f"--model_dir={run}", refused).mistake
     assert {name: (run / name).read_bytes() for name in CONFIG} == before
     m4("train", f"--model_dir={run}", "--gin.TRAIN_STEPS=5").ok()
     assert "TRAIN_STEPS = 5" in (run / "config.gin").read_text()
@@ -38,9 +42,7 @@ def test_a_lock_that_is_a_link_is_not_followed(run: Path, tmp_path: Path) -> Non
         (run / f".lock.{kind}").unlink(missing_ok=True)
         (run / f".lock.{kind}").symlink_to(victim)
     for job in ("report", "eval", "train"):
-        said = m4(job, f"--model_dir={run}")
-        assert said.status == 2, said.err
-        assert said.err.count("\n") == 1, said.err
+        assert ".lock." in m4(job, f"--model_dir={run}").mistake
         assert victim.read_text() == "precious"
 
 
@@ -120,3 +122,46 @@ def test_one_job_of_a_kind_at_a_time(tmp_path: Path) -> None:
         assert {name: (run.folder / name).read_bytes() for name in CONFIG} == before
     with open_run(experiment, config, "train", fresh=True):
         pass
+
+
+# -------- readers: they work next to a training process
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_readers_work_next_to_a_training_process(tmp_path: Path) -> None:
+    run, text = tmp_path / "run", tmp_path / "text.txt"
+    text.write_text("3 weeks ago\nlast Monday\n", encoding="utf-8")
+    keep = ("checkpoint_period=20", "keep_checkpoints=100000", "log_period=20", "dev_period=100000")
+    training = [sys.executable, "-m", "m4", "train", f"--gin_file={TINY}", f"--model_dir={run}",
+                "--gin.TRAIN_STEPS=1000000",
+                *(f"--gin.experiment.Training.{name}" for name in keep)]  # fmt: skip
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen(training, env=ALONE, stdout=log, stderr=subprocess.STDOUT)
+
+    def trained_to(step: int) -> None:
+        while (latest_step(run / "checkpoints") or 0) < step:
+            assert job.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")
+            time.sleep(0.05)
+
+    try:
+        trained_to(40)
+        kept = {name: (run / name).read_bytes() for name in ("run.json", "config.gin")}
+        for name, *more in (
+            ("score", "--split=dev"),
+            ("decode", f"--input={text}", "--to=gl", f"--output={tmp_path / 'gl.txt'}"),
+            ("average", "--steps=20,40", f"--output={tmp_path / 'mean'}"), ("eval", "--step=40"),
+            ("translate", "--to=gl", "3 weeks ago"), ("watch", "--once"), ("atlas",),
+            ("data", "preview"),
+        ):  # fmt: skip
+            said = m4(name, *more, f"--model_dir={run}")
+            assert said.status == 0, (name, said.err)
+            trained_to((latest_step(run / "checkpoints") or 0) + 1)  # it trains on
+        assert {name: (run / name).read_bytes() for name in kept} == kept
+        assert len((tmp_path / "gl.txt").read_text(encoding="utf-8").splitlines()) == 2
+        assert (run / "decodes" / "logprob-dev.en-gl.jsonl").is_file()
+        assert latest_step(tmp_path / "mean" / "checkpoints") == 40
+    finally:
+        job.terminate()
+        status = job.wait()
+    assert status == 130, (tmp_path / "log").read_text(encoding="utf-8")

@@ -22,11 +22,8 @@ REFERENCES = [
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("HOME", str(tmp_path))  # where a scorer's scores are kept
     texts = {
-        "test.en": SOURCE,
-        "system.gl": HYPOTHESIS,
-        "a.gl": REFERENCES[0],
-        "b.gl": REFERENCES[1],
-    }
+        "test.en": SOURCE, "system.gl": HYPOTHESIS, "a.gl": REFERENCES[0], "b.gl": REFERENCES[1],
+    }  # fmt: skip
     for name, lines in texts.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return [str(tmp_path / name) for name in texts]
@@ -60,21 +57,16 @@ def test_the_same_as_a_table(files: list[str]) -> None:
     ("more", "message"),
     [
         (["--metrics=bleu,comet"], "--metrics=comet: must be of bleu, chrf, chrfpp"),
-        (["--metrics="], "--metrics=: must be of bleu"),
         (["--scorer=comet"], "--scorer=comet: must be NAME=COMMAND"),
-        (["--spbleu=missing.model"], "spbleu.model = 'missing.model'"),
     ],
 )
 def test_mistakes_are_one_line(files: list[str], more: list[str], message: str) -> None:
-    said = m4("score_files", *files, "--to=gl", *more)
-    assert said.status == 2
-    assert message in said.err.splitlines()[-1]
+    assert message in m4("score_files", *files, "--to=gl", *more).mistake
 
 
 def test_files_that_do_not_line_up_name_both_counts(files: list[str]) -> None:
     with open(files[1], "a", encoding="utf-8") as file:
         file.write("one more\n")
-    said = m4("score_files", *files, "--to=gl")
-    assert said.status == 2
-    assert said.err.splitlines()[-1].endswith(f"{files[1]} 5: must be as many")
-    assert "has 4 lines" in said.err
+    mistake = m4("score_files", *files, "--to=gl").mistake
+    assert "has 4 lines" in mistake
+    assert mistake.endswith(f"{files[1]} 5: must be as many")

@@ -15,7 +15,7 @@ from jax.sharding import SingleDeviceSharding
 
 from m4.model.moe import MoeLayer, mean_metrics
 from m4.model.transformer import Transformer
-from m4.train.loss import cross_entropy
+from m4.train.step import cross_entropy
 
 # Where products belong to, by the names in an instruction's metadata: the output projection, tied
 # or not, and the router.
@@ -101,11 +101,12 @@ def gradient(kind: str, device: Any = None):
 
 
 if __name__ == "__main__":
+    from m4.parallel.platform.machines import topology
     from m4.plan.compile import devices_of
-    from m4.plan.machines import topology
 
     machine = topology(sys.argv[1])
     for kind in COMPILED:
         function, arguments = gradient(kind, devices_of(machine)[0])
-        lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=(machine.platform,))
+        traced = jax.jit(function).trace(*arguments)
+        lowered = traced.lower(lowering_platforms=(machine.chip.platform,))
         print(f"KIND {kind}\n{lowered.compile().as_text()}")

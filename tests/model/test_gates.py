@@ -1,4 +1,4 @@
-"""Laws for every gate in the folder: a new file is tested by being there."""
+"""Laws for every gate in the folder, and for the layer with it: a new file is tested as such."""
 
 import functools
 from collections.abc import Callable
@@ -14,22 +14,20 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.model import gates
-from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing, Tokens
 from m4.parallel.mesh import make_mesh
 from m4.settings import SettingError
+from tests.model.compiled_step import products
 from tests.model.gates.golden import slots
-from tests.shared import parts_in
+from tests.shared import parts_in, run_layer, small_layer
 
 GATES = parts_in(gates)
 # Options that move slots, weights or losses; the defaults are tested in any case.
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("switch", {"priority": "probability"}),
     ("topk", {"normalize": True, "batch_priority": True}),
-    ("topk", {"choices": 3, "slot_order": "token"}),
+    ("topk", {"choices": 3}),
     ("noisy_topk", {"choices": 4}),
-    ("sam", {"choices": 1, "paper_scale": True}),
-    ("base", {"raises": 50.0, "holding": 1.0}),
+    ("sam", {"choices": 1}),
     ("deepseek", {"choices": 1, "expert_groups": 2}),
     ("deepseek", {"scores": "softmax", "normalize": False, "expert_groups": 4, "best_groups": 3}),
     ("dense_to_sparse", {"anneal_steps": 7}),  # over: the step of `tokens_of` is 7
@@ -51,7 +49,7 @@ OWN_CAPACITY = {
 # Experts choose tokens: a token may have no expert however many slots there are.
 EXPERTS_CHOOSE = {"expert_choice"}
 # Decoders refuse them.
-LOOK_AHEAD = {"expert_choice", "switch-priority", "topk-normalize-batch_priority"}
+LOOK_AHEAD = {"expert_choice", "topk-normalize-batch_priority"}
 # Nothing is learnt.
 WITHOUT_ROUTER = {"hash"}
 
@@ -308,10 +306,70 @@ def test_law_causal_or_refused(name):
     np.testing.assert_array_equal(a.weight_GSK[:, ~later_S], b.weight_GSK[:, ~later_S])
 
 
-@pytest.mark.parametrize("policy", ["random", "sampling"])
-def test_a_random_policy_without_random_numbers_is_refused(policy):
-    tokens = tokens_of(0, train=True, key=False)
-    said = f"^top2_gshard.second_policy = '{policy}': must be 'all' or 'none' in training without"
-    with pytest.raises(SettingError, match=said):
-        top2_gshard(tokens, E, slots(4), second_policy=policy)
-    assert top2_gshard(tokens, E, slots(4), second_policy="none").num_experts == E
+# --- The layer with each gate -----------------------------------------------------
+
+
+@functools.cache
+def layer_program(name: str):
+    """Returns a program and its arguments x_BLM and mask_BL.
+
+    For evaluation and for training, with the same parameters, the program returns ((sum of squared
+    outputs + losses, outputs), gradients of parameters and x).
+    """
+    sizes = {"num_experts": E, "group_tokens": S, "vocab_size": 50, "directions": 3}
+    layer = small_layer(gate=GATES[name], **sizes)
+    rng = np.random.default_rng(0)
+    x_BLM = rng.normal(size=(2, S, 6)).astype(np.float32)
+    mask_BL = rng.random((2, S)) < 0.8
+    ids_BL = rng.integers(0, 50, (2, S)).astype(np.int32)
+    direction_BL = rng.integers(0, 3, (2, S)).astype(np.int32)
+
+    @jax.jit
+    def outputs_and_gradients(x_BLM, mask_BL):
+        key = jax.random.key(0)
+        variables = layer.init(key, x_BLM, mask_BL, ids_BL, deterministic=True)
+
+        def total(params, x_BLM, train):
+            tokens = x_BLM, mask_BL, ids_BL, direction_BL
+            step = jnp.asarray(3) if train else None
+            y_BLM, metrics = run_layer(layer, params, *tokens, train=train, step=step)
+            losses = metrics["auxiliary_loss"] + metrics["router_z_loss"]
+            return jnp.sum(jnp.square(y_BLM)) + losses, (y_BLM, metrics)
+
+        both = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
+        return [both(variables["params"], x_BLM, train) for train in (False, True)]
+
+    return outputs_and_gradients, (x_BLM, mask_BL)
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_law_the_layer_trains_and_evaluates_with_it(name):
+    """Parameters made in one mode serve the other: a gate asks for the same ones in both."""
+    program, arguments = layer_program(name)
+    for (total, _), (gradients, _) in program(*arguments):
+        assert total > 0
+        assert np.isfinite(total)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+        assert np.asarray(gradients["experts"]["wi"]["kernel"]).any()
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_law_products_of_the_gate_are_in_full_precision(name):
+    """Forward and backward; those of `_carry` are the experts' and the dispatch's."""
+    program, arguments = layer_program(name)
+    text = program.lower(*arguments).as_text("hlo", debug_info=True)
+    found = [p for p in products(text) if "._carry/" not in p.place]
+    assert len(found) >= (0 if name in WITHOUT_ROUTER else 2 * 3)
+    assert all(p.full and p.dtype == "f32" for p in found)
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e38])
+@pytest.mark.parametrize("name", GATES)
+def test_law_what_padding_holds_does_not_matter(name, garbage):
+    """Outputs, losses, metrics and gradients are bit for bit those of any other padding."""
+    program, (x_BLM, mask_BL) = layer_program(name)
+    assert not mask_BL.all()
+    expected = program(x_BLM, mask_BL)
+    got = program(np.where(mask_BL[..., None], x_BLM, np.float32(garbage)), mask_BL)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(got))

@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from m4.eval.decoding.search import search
 from m4.model import pipeline
 from m4.model.moe import MoeLayer
 from m4.model.stack import Mode, unstack
 from m4.model.transformer import Transformer, abstract_variables
-from m4.parallel.batched_init import draw_together
-from m4.parallel.layout import to_global
-from m4.parallel.mesh import axis_rules_context, make_mesh, parameter_shardings
+from m4.parallel.mesh import axis_rules_context, make_mesh, parameter_shardings, to_global
 from m4.plan.hlo import collectives, summary
+from m4.train.program import draw_together
 from tests.shared import small_model
 
 MODEL = small_model(
@@ -90,9 +88,8 @@ def assert_same(found):
     value, gradients = jax.device_get(found)
     expected, its = one_after_the_other()
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6, rtol=1e-5), unstack(gradients), its
-    )
+    close = functools.partial(np.testing.assert_allclose, atol=1e-6, rtol=1e-5)
+    jax.tree.map(close, unstack(gradients), its)
 
 
 @pytest.mark.thorough
@@ -198,30 +195,6 @@ def test_microbatches_go_through_the_stages_in_order(stages, microbatches):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 4), (2, 2), (4, 8), (16, 32)])
-def test_the_bubble_is_the_idle_part_of_the_table_of_ticks(stages, microbatches):
-    ticks = microbatches + stages - 1
-    idle = [
-        not 0 <= tick - stage < microbatches for tick in range(ticks) for stage in range(stages)
-    ]
-    assert math.isclose(pipeline.bubble(stages, microbatches), sum(idle) / len(idle))
-
-
-@pytest.mark.thorough
-def test_decoding_unstacks_the_pipeline():
-    mesh = mesh_of(stage=2)
-    model = MODEL.clone(encoder_layers=2, decoder_layers=2)
-    few = jax.tree_util.tree_map_with_path(
-        lambda path, x: x[:2] if "_blocks" in jax.tree_util.keystr(path) else x, params()
-    )
-    arguments = (packed()["encoder_input_tokens"][:3], 6, 2, 0.6)
-    expected = jax.device_get(search(model, few, *arguments))
-    shardings = parameter_shardings(mesh, abstract_variables(model)["params_axes"], few)
-    with axis_rules_context(mesh):
-        found = jax.device_get(search(model, jax.device_put(few, shardings), *arguments))
-    np.testing.assert_array_equal(found[0], expected[0])
-
-
 MOE = {"moe": functools.partial(MoeLayer, num_experts=2)}
 
 
@@ -232,7 +205,7 @@ MOE = {"moe": functools.partial(MoeLayer, num_experts=2)}
         ({"scan_layers": False}, 16, "^Transformer.scan_layers = False: must be True"),
         ({"decoder_layers": 3}, 16, "^Transformer.decoder_layers = 3: .* valid sizes: 2 and 4"),
         ({"pipeline_microbatches": 0}, 16, "pipeline_microbatches = 0: must be a multiple of"),
-        ({"pipeline_microbatches": 3}, 16, "nearest valid sizes: 2 and 4, 8 leav"),
+        ({"pipeline_microbatches": 3}, 16, "nearest valid sizes: 2 and 4"),
         (
             {},
             24,
@@ -246,12 +219,3 @@ def test_refusals(change, rows, message):
     mesh = mesh_of(stage=2, data=4)
     with pytest.raises(ValueError, match=message):
         pipeline.check(mesh, MODEL.clone(**change), rows)
-
-
-def test_the_model_refuses_rows_while_it_is_traced():
-    tokens = jax.ShapeDtypeStruct((6, LENGTH), jnp.int32)
-    with (
-        axis_rules_context(mesh_of(stage=2)),
-        pytest.raises(ValueError, match=r"^Training.batch_size = 6"),
-    ):
-        jax.eval_shape(lambda x: MODEL.apply({"params": params()}, x, x, x), tokens)

@@ -1,14 +1,14 @@
-"""Work of the primary process alone, and its result in the others; without other processes."""
-
-from __future__ import annotations
+"""Options of one process of several, work of the primary alone, agreement; without the others."""
 
 from typing import Any
 
 import jax
 import pytest
 
-from m4.cli.arguments import parse
+from m4.cli.main import parse
 from m4.parallel import distributed
+from m4.parallel.distributed_options import DistributedOptions
+from m4.parallel.platform.hardware import code_digest
 from m4.settings import InputError
 from m4.storage.locks import Busy
 
@@ -137,8 +137,93 @@ def test_dead_process_is_noticed_within_a_minute(monkeypatch: pytest.MonkeyPatch
     assert longest < 60
 
 
-def test_process_that_has_not_joined_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The runtime of a TPU slice knows all its hosts, joined or not.
-    monkeypatch.setattr(jax, "process_count", lambda: 16)
-    with pytest.raises(ValueError, match="one of 16 processes of a slice: multiprocess"):
-        distributed.check_joined()
+# --- Options ----------------------------------------------------------------------
+
+WHOLE = ["--coordinator_address=host:1234", "--process_count=4", "--process_index=3"]
+
+
+def joined(*arguments: str, job: str = "train", platforms: str | None = None) -> Any:
+    environment = {} if platforms is None else {"JAX_PLATFORMS": platforms}
+    return parse([job, *arguments], environment).processes
+
+
+def test_default_is_one_process() -> None:
+    assert joined() is None
+    assert joined(platforms="cpu") is None
+    assert joined(platforms="cpu,tpu") is None
+
+
+def test_coordinator_address_joins() -> None:
+    assert joined(*WHOLE) == DistributedOptions("host:1234", 4, 3, 30, 45)
+    more = ["--heartbeat_seconds=7", "--join_timeout_s=8"]
+    assert joined(*WHOLE, *more, platforms="tpu") == DistributedOptions("host:1234", 4, 3, 7, 8)
+
+
+def test_cluster_is_asked_on_tpu_hosts_and_on_request() -> None:
+    asked = DistributedOptions(None, None, None, 30, 300)
+    assert joined(platforms="tpu,cpu") == asked
+    assert joined("--multiprocess") == asked
+    # A machine with TPUs that is no slice.
+    assert joined("--process_count=1", platforms="tpu,cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (WHOLE[:2], "process_index must be given with coordinator_address, process_count"),
+        (WHOLE[2:], "coordinator_address, process_count must be given with process_index"),
+        (["--process_count=2"], "must be given with process_count"),
+        ([*WHOLE, "--multiprocess"], "multiprocess asks the cluster for coordinator_address"),
+        ([*WHOLE, "--process_index=4"], "process_index = 4: must be from 0 to .*, which is 3"),
+        ([*WHOLE, "--process_index=-1"], "process_index = -1: must be from 0"),
+        ([*WHOLE, "--coordinator_address=host"], "coordinator_address = 'host': must be host:port"),
+        ([*WHOLE, "--coordinator_address=:1"], "must be host:port"),
+        ([*WHOLE, "--heartbeat_seconds=0"], "heartbeat_seconds = 0: must be at least 1"),
+        ([*WHOLE, "--join_timeout_s=0"], "join_timeout_s = 0: must be at least 1"),
+    ],
+)
+def test_invalid_options_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        joined(*arguments)
+
+
+# --- Agreement --------------------------------------------------------------------
+
+FACTS = {"code": "a" * 12, "config": "b" * 12, "number of devices": "64", "jax": "0.10.2"}
+
+
+@pytest.mark.parametrize(
+    ("every", "words"),
+    [
+        (
+            [FACTS, FACTS, {**FACTS, "jax": "0.10.1"}],
+            ["the 3 processes do not agree, so nothing is started: "
+             "process 2 (host-2): jax 0.10.1, elsewhere 0.10.2"],
+        ),
+        (
+            [{**FACTS, "config": "d" * 12, "number of devices": "60"}, FACTS, FACTS, FACTS],
+            ["process 0 (host-0)", "config dddddddddddd", "number of devices 60, elsewhere 64"],
+        ),
+        (
+            [FACTS, {**FACTS, "jax": ""}, FACTS, FACTS, {**FACTS, "jax": ""}],
+            ["process 1 (host-1), 4 (host-4): jax not set, elsewhere 0.10.2"],
+        ),
+    ],
+)  # fmt: skip
+def test_error_has_every_difference(every: list[dict[str, str]], words: list[str]) -> None:
+    hosts = [f"host-{index}" for index in range(len(every))]
+    distributed.agree(hosts, [FACTS] * len(every))
+    with pytest.raises(ValueError) as error:
+        distributed.agree(hosts, every)
+    said = str(error.value)
+    assert all(word in said for word in words)
+    assert ("jax" in said) == any("jax" in word for word in words)
+    assert "\n" not in said
+
+
+def test_facts_describe_this_process() -> None:
+    here, other = distributed.facts({"A": "1", "B": "2"}), distributed.facts({"B": "2", "A": "1"})
+    assert here == other != distributed.facts({"A": "1"})
+    assert here["number of devices"] == here["local devices"] == "8"  # tests/conftest.py
+    assert here["code"] == code_digest()[:12]
+    distributed.check_agreement({"TRAIN_STEPS": "10"})

@@ -1,16 +1,13 @@
 """Rows of processes: each gives those that its devices need, whatever the mesh."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from m4.parallel import layout as host_batches
-from m4.parallel.layout import host_batch, host_rows, host_shards, to_global
-from m4.parallel.mesh import make_mesh
+from m4.parallel import mesh as meshes
+from m4.parallel.mesh import host_batch, host_rows, host_shards, make_mesh, to_global
 
 BATCH = {
     "tokens": np.arange(32, dtype=np.int32).reshape(16, 2),
@@ -18,7 +15,7 @@ BATCH = {
 }
 
 
-def a_batch(step: int, part: host_batches.Part) -> dict[str, np.ndarray]:
+def a_batch(step: int, part: meshes.Part) -> dict[str, np.ndarray]:
     number, parts = part
     return {name: np.split(value, parts)[number] + step for name, value in BATCH.items()}
 
@@ -32,7 +29,7 @@ def on(monkeypatch: pytest.MonkeyPatch, mine: set[int]) -> None:
             everywhere = self.devices_indices_map(shape)
             return {device: at for device, at in everywhere.items() if device.id in mine}
 
-    monkeypatch.setattr(host_batches, "NamedSharding", Mine)
+    monkeypatch.setattr(meshes, "NamedSharding", Mine)
 
 
 def test_rows_are_sharded_over_all_devices_in_order() -> None:
@@ -72,7 +69,7 @@ def test_process_reads_the_rows_of_its_devices(
     monkeypatch: pytest.MonkeyPatch,
     sizes: dict[str, Any],
     mine: set[int],
-    parts: list[host_batches.Part],
+    parts: list[meshes.Part],
 ) -> None:
     mesh = make_mesh(**sizes)
     on(monkeypatch, mine)

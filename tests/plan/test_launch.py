@@ -1,15 +1,32 @@
 """Compilations in subprocesses, and their errors."""
 
+import contextlib
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from m4.plan import launch
 from m4.settings import InputError
 from tests.command_line import m4
 
 CONFIG = Path(__file__).parents[2] / "gin_configs" / "moe_128e_12l.gin"
+
+
+@pytest.fixture(autouse=True)
+def _no_other_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that really compile on this machine are not waited for."""
+    monkeypatch.setattr(launch, "one_at_a_time", contextlib.nullcontext)
+
+
+def compiled(patch: pytest.MonkeyPatch, run: Callable[..., object]) -> dict[str, Any]:
+    """The facts of a plan whose subprocess is `run`; no compiler need be installed."""
+    patch.setattr(launch.subprocess, "run", run)
+    patch.setattr(launch, "check_compiler", lambda platform: None)
+    return launch.compiled("a", ["--gin_file=a.gin"], "v3:8x8", "train", Console(quiet=True))
 
 
 def test_environment_is_the_subprocess_alone_and_its_stderr_is_passed_on(
@@ -25,8 +42,7 @@ def test_environment_is_the_subprocess_alone_and_its_stderr_is_passed_on(
             command, 0, "", f"I0 x] Could not find cuda drivers on it\n{said}"
         )
 
-    monkeypatch.setattr(launch.subprocess, "run", run)
-    assert launch.compile_in_subprocess(["--topology=v3:8x8"]) == {"devices": 128}
+    assert compiled(monkeypatch, run) == {"config": "a", "devices": 128}
     assert capsys.readouterr().err == said
     assert seen["command"][1:4] == ["-m", "m4", "plan"]
     assert {name: seen["env"][name] for name in launch.ENVIRONMENT} == launch.ENVIRONMENT
@@ -50,9 +66,8 @@ def test_user_mistake_is_one_line_and_a_crash_has_all_of_stderr(
         text = "a warning\nm4 plan: config: no such thing\n"
         return subprocess.CompletedProcess(command, status, "", text)
 
-    monkeypatch.setattr(launch.subprocess, "run", run)
     with pytest.raises(error, match=said):
-        launch.compile_in_subprocess([])
+        compiled(monkeypatch, run)
 
 
 def test_missing_compiler_error_names_the_installation(
@@ -68,27 +83,7 @@ def test_missing_compiler_error_names_the_installation(
     assert not [*tmp_path.iterdir()]
 
 
-def test_unknown_topology_is_refused_first(tmp_path: Path) -> None:
-    said = m4("plan", f"--gin_file={CONFIG}", "--topology=v3:8", f"--output={tmp_path}")
-    assert said.mistake.startswith("m4 plan: --topology=v3:8: ")
-    said = m4("plan", "--topology=v3:8x8")
-    assert said.mistake.startswith("m4 plan: give a config: --gin_file=gin_configs/")
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "read"),
-    [
-        (["--model_dir=gs://b/mine/"], "mine", ["--model_dir=gs://b/mine/"]),
-        (
-            [f"--gin_file={CONFIG}", "--model_dir=runs/a", "--allow_module=x"],
-            Path(CONFIG).stem,
-            [f"--gin_file={CONFIG}", "--model_dir=runs/a", "--allow_module=x"],
-        ),
-    ],
-)
-def test_the_compiling_process_reads_the_same_config(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, read: list[str]
-) -> None:
+def test_the_compiling_process_reads_the_same_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """The saved one of a run's folder, too."""
     given: list[list[str]] = []
 
@@ -97,7 +92,8 @@ def test_the_compiling_process_reads_the_same_config(
         raise InputError("seen")
 
     monkeypatch.setattr(launch, "compiled", compiled)
-    assert m4("plan", *words, "--gin.BATCH_SIZE=8").mistake == "m4 plan: seen"
-    (seen,) = given
-    assert seen[: len(read) + 1] == [name, *read]
-    assert seen[-1] == "--gin_bindings=BATCH_SIZE = 8"
+    words = [f"--gin_file={CONFIG}", "--model_dir=runs/a", "--allow_module=x"]
+    for read, name in ((words, CONFIG.stem), (["--model_dir=gs://b/mine/"], "mine")):
+        assert m4("plan", *read, "--gin.BATCH_SIZE=8").mistake == "m4 plan: seen"
+        assert given[-1][: len(read) + 1] == [name, *read]
+        assert given[-1][-1] == "--gin_bindings=BATCH_SIZE = 8"

@@ -11,12 +11,6 @@ CLOUD = ("gcloud", "docker", "kubectl", "xpk")
 TRAIN = ("--", "train", "--gin_file=gin_configs/v4_128.gin", "--model_dir=gs://bucket/big")
 
 
-def make_program(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
-    path.chmod(0o755)
-
-
 def call(script: str | Path, *arguments: str, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", str(SCRIPTS / script), *arguments],
@@ -57,7 +51,7 @@ SLICES = {
 
 
 @functools.cache
-def all_described() -> dict[str, dict[str, str]]:
+def described() -> dict[str, dict[str, str]]:
     """Returns the scripts' variables of each slice: SLICE_TOPOLOGY, SLICE_HOSTS and the others."""
     names = ["TYPE", "RUNTIME", "TOPOLOGY", "HOSTS", "CHIPS", "GKE", "MACHINE"]
     text = " ".join(f"$SLICE_{name}" for name in names)
@@ -73,10 +67,6 @@ def all_described() -> dict[str, dict[str, str]]:
     )
     lines = [dict(zip(names, line.split(), strict=True)) for line in said.stdout.splitlines()]
     return dict(zip(SLICES, lines, strict=True))
-
-
-def described(slice_name: str) -> dict[str, str]:
-    return all_described()[slice_name]
 
 
 def remote(words: list[str]) -> str:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.documents.commands import write_program
 from tests.scripts.cloud import (
     ROOT,
     TRAIN,
     call,
     described,
     dry,
-    make_program,
     remote,
     slice_options,
 )
@@ -29,9 +29,10 @@ def options_of(words: list[str]) -> dict[str, str]:
 @pytest.mark.parametrize("slice_name", POOLS)
 def test_a_pool_is_one_slice(slice_name: str) -> None:
     (pool,) = dry("gke.sh", "pool", *slice_options(slice_name), "--cluster=c")
-    options, said = options_of(pool), described(slice_name)
+    options, said = options_of(pool), described()[slice_name]
     assert options["num-nodes"] == said["HOSTS"]
     assert options["machine-type"] == said["MACHINE"]
+    assert (options["location"], options["node-locations"]) == ("us-central2", "us-central2-b")
     # GKE takes no topology where it is the machine's own.
     assert options.get("tpu-topology", "") == (said["TOPOLOGY"] if said["HOSTS"] != "1" else "")
     # With GKE's default scopes the bucket can only be read.
@@ -76,16 +77,6 @@ def test_pool_and_pods_are_of_one_kind(
     found = pod_of(manifest("--slice=v5e-16", option, *TRAIN))["nodeSelector"]
     plain = pod_of(manifest("--slice=v5e-16", *TRAIN))["nodeSelector"]
     assert found == plain | selector
-
-
-def test_zonal_clusters_are_found() -> None:
-    def location(*options: str) -> str:
-        (pool,) = dry("gke.sh", "pool", *slice_options("v5e-16"), "--cluster=c", *options)
-        assert options_of(pool)["node-locations"] == "us-central2-b"
-        return options_of(pool)["location"]
-
-    assert location() == "us-central2"
-    assert location("--location=us-central2-b") == "us-central2-b"
 
 
 def manifest(*arguments: str) -> dict:
@@ -197,7 +188,7 @@ def test_arguments_survive_yaml_and_kubernetes() -> None:
 
 
 def test_apply_gives_the_cluster_the_manifest(tmp_path: Path, fakes: Path) -> None:
-    make_program(fakes / "kubectl", f'cat >"{tmp_path}/applied"; echo "$@"')
+    write_program(fakes / "kubectl", f'cat >"{tmp_path}/applied"; echo "$@"')
     options = ("--name=big", "--image=here/m4:1", "--slice=v5e-64", "--spot", "--slices=2")
     options += ("--env=A=b c", "--reservation=", "--stall_minutes=9", *TRAIN)
     assert call("gke.sh", "apply", *options).stdout.split() == ["apply", "--filename=-"]
@@ -216,10 +207,3 @@ def test_xpk_runs_the_same_job() -> None:
     assert words[:4] == ["xpk", "workload", "create", "--workload=big"]
     assert {"--tpu-type=v5litepod-256", "--num-slices=2", "--cluster=c"} <= set(words)
     assert shlex.split(remote(words)) == ["bash", "/m4/scripts/tpu_host.sh", "run", "eval", "a b"]
-
-
-def test_options_that_xpk_lacks_are_refused() -> None:
-    said = call("gke.sh", "xpk", *slice_options(), "--spot", "--cluster=c", "--image=m4:1", *TRAIN)
-    assert said.returncode == 2
-    assert "XPK's cluster decides them" in said.stderr
-    assert not said.stdout

@@ -1,28 +1,16 @@
 """`scripts.results.curves`: what a loss costs, and leads at equal steps, on made-up curves."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from m4.settings import InputError
 from m4.storage.files import read_jsonl, write_json, write_jsonl
-from scripts.results import curves, draw, kept, summary
+from scripts.results import curves, summary
 from scripts.results.__main__ import main
+from tests.scripts.conftest import ASKED
 
-ASKED = """
-number = "E9"
-title = "made up"
-claim = "Experts pay."
-paper = "a paper"
-paper_result = "+5.9"
-verdict = "open"
-why = "It is a test."
-corpus = "made up"
-machine = "none"
-command = "made {}"
-baselines = "none"
+CURVES = f"""{ASKED}baselines = "none"
 [runs]
 [curves]
 folder = "rows"
@@ -45,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     """Results with the curves of ROWS; directions spread around the mean of their seed."""
     place = tmp_path / "results" / "made"
     place.mkdir(parents=True)
-    (place / "experiment.toml").write_text(ASKED, encoding="utf-8")
+    (place / "experiment.toml").write_text(CURVES, encoding="utf-8")
     for run, (width, experts, every, flops, rows) in ROWS.items():
         head = {"run": run, "width": width, "experts": experts, "every": every, "flops": flops}
         head |= {"parameters": 1000, "seeds": [0, 1], "directions": ["a-en", "b-en", "c-en"]}
@@ -81,15 +69,13 @@ def test_costs_are_of_the_best_width(folder: Path) -> None:
     assert curves.best(found, 2.2, "steps") == {"dense": curves.Best("dense", 300.0, 1.0)}
 
 
-def test_hours_are_drawn_where_seconds_are_measured(folder: Path) -> None:
+def test_hours_are_steps_times_their_seconds(folder: Path) -> None:
     write_json(folder / "seconds.json", {"dense": 36.0, "small": 18.0, "experts": 72.0})
     hours = curves.best(curves.read(folder), 2.5, "core-hours")
     # 187.5 steps of 18 s; dense of width 64 would take 225 of 36 s.
     assert hours["dense"].run == "small"
     assert hours["dense"].cost == pytest.approx(187.5 * 18 / 3600)
     assert hours["8 experts"].cost == pytest.approx((100 + 100 * 5 / 6) * 72 / 3600)
-    draw.draw(folder)
-    assert "core-hours |" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_leads_are_paired_by_direction_and_seed(folder: Path) -> None:
@@ -103,19 +89,6 @@ def test_leads_are_paired_by_direction_and_seed(folder: Path) -> None:
     assert kinds == {
         "8 experts, every other layer": (2, pytest.approx(-0.2), pytest.approx(0, abs=1e-9))
     }
-
-
-def test_an_envelope_ends_with_its_best_line() -> None:
-    low = np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])
-    high = np.array([2.0, 4.0]), np.array([3.0, 1.5])
-    x, y = curves.envelope([low, high])
-    assert (x.tolist(), y.tolist()) == ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])
-
-
-def test_experts_without_a_dense_model_are_refused(folder: Path) -> None:
-    (folder / "curves" / "dense.jsonl").unlink()
-    with pytest.raises(InputError, match="no dense model of width 64"):
-        curves.read(folder)
 
 
 def test_rows_of_runs_are_kept_with_their_sizes(folder: Path) -> None:
@@ -157,30 +130,3 @@ def test_rows_of_runs_are_kept_with_their_sizes(folder: Path) -> None:
     rows = read_jsonl(folder / "curves" / "dense.jsonl")[1:]
     assert rows[0] == {"step": 50, "nll": [2.12346], "tokens": 50}
     assert [row["step"] for row in rows if "by_direction" in row] == [200]
-
-
-def test_runs_of_m4_have_curves_too(folder: Path) -> None:
-    """Without a folder of rows curves are those of the kept runs."""
-    for path in (folder / "curves").iterdir():
-        path.unlink()
-    toml = folder / "experiment.toml"
-    asked = ASKED.replace('folder = "rows"\n', "").replace("[runs]", "[runs]\ndense = 'x'")
-    toml.write_text(asked, encoding="utf-8")
-    place = folder / "systems" / "dense"
-    place.mkdir(parents=True)
-    shutil.copy("gin_configs/tatoeba_102/dense.gin", place / "config.gin")
-    rows = [
-        # 25 tokens/s of 2 s are 50 tokens a step; the last step is a slow one.
-        *({"step": step, "step_seconds": seconds, "tokens_per_second": 50 / seconds}
-          for step, seconds in ((50, 2.0), (100, 2.0), (200, 5.0))),
-        *({"step": step, "dev/nll": nll, "dev/nll/a-en": nll - 0.1, "dev/nll/b-en": nll + 0.1,
-           "dev/nll/high": nll} for step, nll in ((100, 3.0), (200, 2.0))),
-    ]  # fmt: skip
-    write_jsonl(place / "metrics.jsonl", rows)
-    curves.keep(folder, kept.asked(folder), folder)
-    (one,) = curves.read(folder)
-    assert (one.width, one.experts, one.seconds) == (128, 0, 2.0)
-    assert one.tokens.tolist() == [5000, 10000]
-    assert one.by_direction[200].tolist() == [[1.9, 2.1]]
-    # 2.5 is half way: step 150, of 2 s.
-    assert curves.best([one], 2.5, "core-hours")["dense"].cost == pytest.approx(300 / 3600)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.bucket import BUCKET, emulated
-from tests.scripts.cloud import ROOT, SCRIPTS, call, make_program
+from tests.documents.commands import write_program
+from tests.scripts.cloud import SCRIPTS, call
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with an environment, whose m4 does what its first argument says."""
     monkeypatch.delenv("JAX_PLATFORMS")  # the tests' own
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    make_program(
+    write_program(
         tmp_path / "m4-env" / "bin" / "m4",
         'printf "%s|" "$JAX_PLATFORMS" "$@"; echo\n'
         'trap "exit 130" TERM\n'
@@ -65,14 +66,8 @@ def test_job_on_a_host_is_started_watched_and_stopped(host: Path) -> None:
     assert host_state() == "failed 130"
 
 
-def test_status_reports_the_end_of_a_job(host: Path) -> None:
-    for status, state in (("0", "finished"), ("2", "failed 2"), ("1", "failed 1")):
-        assert call("tpu_host.sh", "start", "train", status).returncode == 0
-        assert settled(state)
-
-
 def test_job_that_does_not_stop_is_killed_and_one_without_status_is_lost(host: Path) -> None:
-    make_program(
+    write_program(
         host / "m4-env" / "bin" / "m4",
         '[[ $PYTHONFAULTHANDLER == 1 ]] || exit 1\ntrap "" TERM\nwhile true; do sleep 0.05; done',
     )
@@ -136,8 +131,8 @@ def test_log_is_copied_to_the_run_folder_with_a_traceback(
     host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The made-up m4 crashes as Python does."""
-    make_program(host / "m4-env" / "bin" / "python", f'exec {sys.executable} "$@"')
-    make_program(host / "m4-env" / "bin" / "m4", f'{sys.executable} -c "1/0"; exit 1')
+    write_program(host / "m4-env" / "bin" / "python", f'exec {sys.executable} "$@"')
+    write_program(host / "m4-env" / "bin" / "m4", f'{sys.executable} -c "1/0"; exit 1')
     words = ("train", "--model_dir", f"gs://{BUCKET}/run/")
     with emulated() as (emulator, environment):
         for name, value in environment.items():
@@ -157,12 +152,3 @@ def test_log_is_copied_to_the_run_folder_with_a_traceback(
         (name,) = names
         assert name.startswith("train.")
         assert b"ZeroDivisionError" in emulator.read(f"{place}/{name}")
-
-
-def test_the_environment_of_a_host_is_locked(tmp_path: Path, fakes: Path) -> None:
-    calls = tmp_path / "calls"
-    make_program(fakes / "python3", f'echo python3 "$@" >>"{calls}"')
-    make_program(tmp_path / ".local" / "bin" / "uv", f'echo uv "$@" >>"{calls}"')
-    make_program(tmp_path / "m4-env" / "bin" / "m4", "true")
-    assert call("tpu_host.sh", "setup").returncode == 0
-    assert f"--require-hashes {ROOT}/requirements-tpu.lock" in calls.read_text()

@@ -1,15 +1,19 @@
 """A bucket, and machines that work in it."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from m4.storage import locks
 from tests.bucket import BUCKET, Emulator, emulated
+
+# Annotations of fixtures.
+Machine = Callable[[], Path]
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
 
 _number = itertools.count()
 
@@ -24,7 +28,7 @@ def _emulator() -> Iterator[Emulator]:
 
 
 @pytest.fixture
-def emulator(_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+def emulator(_emulator: Emulator, monkeypatch: Patch) -> Iterator[Emulator]:
     monkeypatch.setattr(locks, "PERIOD_SECONDS", 0.3)
     _emulator.reset()
     yield _emulator
@@ -32,14 +36,14 @@ def emulator(_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[E
 
 
 @pytest.fixture
-def address(emulator: Emulator, machine: Callable[[], Path]) -> str:
+def address(emulator: Emulator, machine: Machine) -> str:
     """A folder in the bucket that no other test uses; this machine has no copy of it."""
     machine()
     return f"gs://{BUCKET}/runs/{next(_number)}"
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+def machine(tmp_path: Path, monkeypatch: Patch) -> Machine:
     """Makes the test go on on another machine; returns where that keeps its copies."""
 
     def another() -> Path:
@@ -52,3 +56,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Pat
 
 def folder_of(address: str) -> str:
     return address.removeprefix(f"gs://{BUCKET}/")
+
+
+def config_of(
+    settings: Mapping[str, str], text: str = "", mutable: Collection[str] = (), operative: str = ""
+) -> dict[str, Any]:
+    """Returns what `run_folder.claim` takes of a config of a few settings."""
+    texts = {"config.gin": text, "operative_config.gin": operative}
+    return {"settings": settings, "mutable": mutable, "modules": {}, "texts": texts}

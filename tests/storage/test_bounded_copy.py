@@ -1,12 +1,8 @@
 """A corpus in a bucket: larger than this machine's room for it, and prepared there in shards."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from m4.data.cache import shards
@@ -15,14 +11,16 @@ from m4.data.corpus import CorpusSpec
 from m4.data.stream.stream import Stream
 from m4.jobs import corpus
 from m4.settings import InputError
-from m4.storage.local_copy import BoundedCopy
+from m4.storage.local_copy import BoundedCopy, finished_folder, local_place
 from m4.storage.objects import Objects
 from tests.bucket import Emulator
+from tests.command_line import contents
+from tests.data.arrays import same
+from tests.data.corpora import WRITERS, texts_of
 from tests.data.corpus import Made
-from tests.data.test_beam import Shuffled, files_of, spec
-from tests.data.test_beam import corpus as text_of
+from tests.data.test_beam import Shuffled, spec
+from tests.storage.conftest import Machine
 
-Machine = Callable[[], Path]
 LANGUAGES = ("gl", "pt")
 
 
@@ -35,7 +33,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def built(address: str, small_shards: None, machine: Machine) -> Cache:
     """A corpus of some 40 shards, in the bucket; this machine has none of it."""
     spec = CorpusSpec(Made({"gl": 900, "pt": 900}), vocabulary_size=400, workers=1)
-    made = Cache(corpus.local_data_dir(address) / corpus.build_corpus(spec, address))
+    made = Cache(local_place(address) / corpus.build_corpus(spec, address))
     machine()
     return made
 
@@ -43,7 +41,7 @@ def built(address: str, small_shards: None, machine: Machine) -> Cache:
 def opened(address: str, built: Cache, gigabytes: float) -> Cache:
     """Opens it as `open_corpus` does."""
     files = built.manifest["files"]
-    folder = corpus.fetched(address, built.fingerprint, lambda n: not corpus.is_shard(n))
+    folder = finished_folder(address, built.fingerprint, lambda n: not corpus.is_shard(n))
     assert folder is not None
     cache = Cache(folder)
     cache.bounded = BoundedCopy(
@@ -51,7 +49,6 @@ def opened(address: str, built: Cache, gigabytes: float) -> Cache:
         folder,
         {name: one for name, one in files.items() if corpus.is_shard(name)},
         gigabytes,
-        "Data.disk_gigabytes",
     )
     return cache
 
@@ -64,24 +61,19 @@ def bytes_here(cache: Cache) -> int:
     return found
 
 
-def size_of_shards(cache: Cache) -> int:
-    files = cache.manifest["files"]
-    return sum(size for name, (size, _) in files.items() if corpus.is_shard(name))
-
-
 # A window of 64 pairs is read to its end before the next one: few shards at a time.
 OPTIONS = {"batch_rows": 16, "layout": "single", "window": 64, "seed": 3}
 
 
 def test_batches_are_those_of_a_local_corpus_within_the_room(address: str, built: Cache) -> None:
-    room = size_of_shards(built) * 2 // 3
+    files = built.manifest["files"].items()
+    room = sum(size for name, (size, _) in files if corpus.is_shard(name)) * 2 // 3
     remote, local = opened(address, built, room / 1e9), Cache(built.folder)
     assert bytes_here(remote) == 0
     wanted, found = Stream(local, **OPTIONS), Stream(remote, **OPTIONS)
     most, fetched = 0, set()
     for step in range(240):  # more than an epoch of the four directions
-        for key, array in wanted.batch(step).items():
-            np.testing.assert_array_equal(found.batch(step)[key], array)
+        assert same(found.batch(step), wanted.batch(step))
         most = max(most, bytes_here(remote))
         fetched |= {path.name for path in remote.folder.glob("train.*.npy")}
     assert 0 < most <= room
@@ -115,8 +107,7 @@ def test_mistakes_are_one_line(address: str, built: Cache) -> None:
     name = min(path.name for path in whole.folder.glob("train.tokens.*.npy"))
     (whole.folder / name).unlink()
     objects = Objects(f"{address}/{built.fingerprint}")
-    content = objects.get(name)
-    assert content is not None
+    content = b"".join(objects.pieces(name))
     objects.delete(name)
     with pytest.raises(InputError, match=rf"^{address}/{built.fingerprint}/{name}: missing"):
         Stream(opened(address, built, 1.0), **OPTIONS).batch(0)
@@ -126,11 +117,17 @@ def test_mistakes_are_one_line(address: str, built: Cache) -> None:
 
 
 def test_shards_in_a_bucket(tmp_path: Path, address: str, emulator: Emulator) -> None:
-    source = text_of(tmp_path / "text", 100)
+    texts = texts_of(Made({"gl": 30, "pt": 20}, held_out=4))
+    texts["gl"]["train"] += texts["gl"]["train"][:9]  # duplicates
+    source = WRITERS["tsv"](tmp_path / "text", texts)
     work = Shuffled("direct", [], 1)
     work.open(address)
-    many = spec(source).build(tmp_path / "many", engine=work)
-    assert files_of(many.folder) == files_of(spec(source).build(tmp_path / "one").folder)
+    many, one = (
+        spec(lambda: source).build(tmp_path / name, engine=engine)
+        for name, engine in (("many", work), ("one", None))
+    )
+    assert one.ledger().total("train").dropped == {"duplicates: exact pair": 9}
+    assert contents(many.folder) == contents(one.folder)
     folder = address.split("/", 3)[3]
     assert emulator.names(folder)
     work.work.remove()

@@ -1,8 +1,5 @@
 """Runs and corpora in a bucket, by the real clients over loopback (`tests.bucket`)."""
 
-from __future__ import annotations
-
-import contextlib
 import functools
 import json
 import os
@@ -10,8 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -22,22 +20,20 @@ from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
 from m4.data.sources.tsv import Tsv
 from m4.jobs import corpus
-from m4.jobs.decoding.evaluate import system
 from m4.settings import InputError
 from m4.storage import locks
 from m4.storage.checkpoints import Checkpoints, shapes
-from m4.storage.local_copy import copy_of, fetched
+from m4.storage.local_copy import copy_of, fetched, finished_folder, local_place
 from m4.storage.metrics_log import read_metrics
 from m4.storage.objects import Objects
 from m4.storage.steps import latest_step, whole_step
+from scripts import copy_log
 from tests.bucket import ACCOUNT, Emulator
-from tests.command_line import TINY, experiment_of, m4
+from tests.command_line import TINY, m4
 from tests.data.corpus import Made
-from tests.storage.conftest import folder_of
+from tests.storage.conftest import Capture, Machine, Patch, folder_of
 from tests.train.loop.job import COMMON, FOR_EVER, Job, started
 from tests.train.loop.test_processes import LOST, assert_as_never_interrupted
-
-Machine = Callable[[], Path]
 
 
 def test_a_corpus_in_a_bucket_is_built_once_and_downloaded_in_part(
@@ -49,15 +45,15 @@ def test_a_corpus_in_a_bucket_is_built_once_and_downloaded_in_part(
     assert there >= {"manifest.json", "text/train.gl.txt", "train.tokens.00000.npy"}
     machine()
     assert corpus.build_corpus(spec, address) == name
-    here = corpus.local_data_dir(address) / name
+    here = local_place(address) / name
     assert not (here / "train.tokens.00000.npy").exists()
-    folder = corpus.fetched(address, name, corpus.arrays)
+    folder = finished_folder(address, name, corpus.arrays)
     assert folder == here
     assert {path.name for path in here.glob("train.*")} == {n for n in there if n[:6] == "train."}
     assert not (here / "text").exists()
     # Half of a corpus is none: its manifest comes last. This machine builds it again.
     Objects(f"{address}/{name}").delete("manifest.json")
-    assert corpus.fetched(address, name, corpus.arrays) is None
+    assert finished_folder(address, name, corpus.arrays) is None
     corpus.build_corpus(spec, address)
     Cache(here).verify()
     assert emulator.names(f"{folder_of(address)}/{name}") == there
@@ -110,20 +106,13 @@ def test_messages_name_the_address_and_not_the_copy(address: str, emulator: Emul
     assert f"MODEL_DIR = {address}: not empty and not a run's folder" in result.mistake
 
 
-def test_network_that_is_down_is_one_line_and_no_mistake(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_that_is_down_is_one_line_and_no_mistake(address: str, monkeypatch: Patch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    monkeypatch.setattr("m4.storage.objects._RETRY_SECONDS", 0.1)
     result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}")
     assert result.status == 1
     assert f"{address}: cannot be reached" in result.err
     assert "Traceback" not in result.err
-
-
-def test_scores_name_the_config_in_the_bucket(address: str) -> None:
-    experiment = experiment_of(TINY, f"MODEL_DIR = '{copy_of(address)}'")
-    scored = system(experiment, "moe", copy_of(address) / "decodes", {"en-gl": 4})
-    assert scored.config == f"{address}/operative_config.gin"
 
 
 def steps_compiled(emulator: Emulator, address: str) -> set[str]:
@@ -144,25 +133,25 @@ def test_checkpoints_in_a_bucket(address: str, emulator: Emulator) -> None:
     folder = copy_of(address)
     tree = {"a": jnp.arange(1000.0)}
     emulator.fail("POST /upload.*ocdbt", 1)
-    with contextlib.closing(Checkpoints(folder / "checkpoints", keep=2)) as saved:
-        for step in (1, 2, 3):
+    with Checkpoints(folder / "checkpoints", keep=1) as saved:
+        for step in (1, 2):
             saved.save(step, {"params": {"a": tree["a"] + step}}, {"step": step})
     assert emulator.failed
-    assert checkpoints(emulator, address) == {2, 3}
-    with contextlib.closing(Checkpoints(folder / "checkpoints", read_only=True)) as there:
-        assert latest_step(folder / "checkpoints") == there.latest == 3
-        assert there.note(3) == {"step": 3}
-        found = there.restore(3, {"params": shapes(tree)})
-        np.testing.assert_array_equal(found["params"]["a"], tree["a"] + 3)
+    assert checkpoints(emulator, address) == {2}
+    with Checkpoints(folder / "checkpoints", read_only=True) as there:
+        assert latest_step(folder / "checkpoints") == 2
+        assert there.note(2) == {"step": 2}
+        found = there.restore(2, {"params": shapes(tree)})
+        np.testing.assert_array_equal(found["params"]["a"], tree["a"] + 2)
 
 
 @pytest.mark.thorough
 def test_a_damaged_checkpoint_in_a_bucket_is_named_and_moved_aside(
-    address: str, emulator: Emulator, capfd: pytest.CaptureFixture[str]
+    address: str, emulator: Emulator, capfd: Capture
 ) -> None:
     here, folder = copy_of(address) / "checkpoints", f"{folder_of(address)}/checkpoints"
     tree = {"a": jnp.arange(1000.0)}
-    with contextlib.closing(Checkpoints(here)) as saved:
+    with Checkpoints(here) as saved:
         for step in (1, 2):
             saved.save(step, {"params": tree}, {"step": step})
     name = next(n for n in emulator.names(f"{folder}/2") if n.startswith("params/ocdbt."))
@@ -171,7 +160,7 @@ def test_a_damaged_checkpoint_in_a_bucket_is_named_and_moved_aside(
     assert whole_step(here) == 1
     assert f"2: damaged ({name}: its content is not what was written)" in capfd.readouterr().err
     assert checkpoints(emulator, address) == {1, 2}
-    with contextlib.closing(Checkpoints(here)) as saved:
+    with Checkpoints(here) as saved:
         assert saved.latest == 1
         saved.save(2, {"params": tree}, {"step": 2})
     assert checkpoints(emulator, address) == {1, 2}
@@ -197,8 +186,7 @@ def test_run_in_a_bucket(address: str, emulator: Emulator, machine: Machine) -> 
     emulator.fail("PUT .*manifest", 1, cut=True)
     keep = "--gin.experiment.Training.keep_checkpoints=2"
     arguments = [f"--gin_file={TINY}", keep, "--gin.experiment.Training.checkpoint_period=1"]
-    result = m4("train", *arguments, f"--model_dir={address}", "--gin.TRAIN_STEPS=3")
-    assert result.status == 0, result.err
+    result = m4("train", *arguments, f"--model_dir={address}", "--gin.TRAIN_STEPS=3").ok()
     assert "training pairs in 3 pairs of languages" in result.out
     assert f"{address}; next: m4 eval --model_dir={address}" in result.out
     assert len(emulator.failed) == 2
@@ -207,8 +195,7 @@ def test_run_in_a_bucket(address: str, emulator: Emulator, machine: Machine) -> 
     assert {"checkpoints", "config.gin", "data", "metrics.jsonl", "run.json"} <= there
     assert ".running" not in there
     machine()
-    result = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=4")
-    assert result.status == 0, result.err
+    result = m4("train", f"--model_dir={address}", "--gin.TRAIN_STEPS=4").ok()
     assert "training pairs" not in result.out, "the corpus is there"
     assert checkpoints(emulator, address) == {3, 4}
     assert not (copy_of(address, "train") / "checkpoints").exists()
@@ -218,17 +205,14 @@ def test_run_in_a_bucket(address: str, emulator: Emulator, machine: Machine) -> 
     result = m4("train", f"--model_dir={address}", "--gin.transformer.Transformer.heads=1")
     assert f"MODEL_DIR = {address} belongs to another config" in result.mistake
     machine()
-    result = m4("translate", f"--model_dir={address}", "--to=en", "a")
-    assert result.status == 0, result.err
+    result = m4("translate", f"--model_dir={address}", "--to=en", "a").ok()
     assert len(result.out.splitlines()) == 1
-    result = m4("watch", address, "--once")
-    assert result.status == 0, result.err
+    result = m4("watch", address, "--once").ok()
     assert result.out.startswith("step: 4 of ")
     assert "| job: ended " in result.out
     assert "| checkpoint: step 4" in result.out
     corpora = {name for name in emulator.names(folder_of(address)) if name.startswith("data/")}
-    result = m4("train", f"--model_dir={address}", "--fresh", "--gin.TRAIN_STEPS=1")
-    assert result.status == 0, result.err
+    m4("train", f"--model_dir={address}", "--fresh", "--gin.TRAIN_STEPS=1").ok()
     assert checkpoints(emulator, address) == {1}
     assert corpora <= emulator.names(folder_of(address))
 
@@ -269,7 +253,7 @@ def test_killed_job_is_resumed_on_another_machine(
     address: str,
     emulator: Emulator,
     machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     """While a run trains, others may look at the corpus, and may not train.
 
@@ -277,8 +261,7 @@ def test_killed_job_is_resumed_on_another_machine(
     """
     monkeypatch.setattr(locks, "PERIOD_SECONDS", 5.0)
     home = machine()
-    result = m4("data", "preview", f"--model_dir={address}")
-    assert result.status == 0, result.err
+    m4("data", "preview", f"--model_dir={address}").ok()
     assert "data_preview.json" in emulator.names(folder_of(address))
     result = m4("train", f"--gin_file={TINY}", f"--model_dir={address}")
     assert result.status == 1
@@ -362,3 +345,48 @@ def test_a_pipeline_over_processes_with_a_folder_in_a_bucket(
     assert said.status == 0, said.err
     assert not emulator.names(f"{folder_of(address)}/.running")
     assert_as_never_interrupted(fetched(address), stopped + 1, tmp_path / "alone", *model)
+
+
+# A job's log.
+
+
+def test_a_growing_log_is_copied_until_its_process_has_ended(
+    address: str, emulator: Emulator, tmp_path: Path
+) -> None:
+    log, target = tmp_path / "log", f"{address}/logs/host/train.log"
+    log.write_bytes(b"one\n")
+    job = subprocess.Popen(["sleep", "60"])
+    thread = threading.Thread(target=copy_log.follow, args=(log, target, job.pid, 0.05))
+    thread.start()
+    try:
+        for text in (b"one\n", b"one\ntwo\n"):
+            log.write_bytes(text)
+            end = time.monotonic() + 20
+            while emulator.read(folder_of(target)) != text and time.monotonic() < end:
+                time.sleep(0.01)
+            assert emulator.read(folder_of(target)) == text
+        log.write_bytes(b"Traceback\n")
+    finally:
+        job.kill()
+        job.wait()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert emulator.read(folder_of(target)) == b"Traceback\n"
+
+
+def test_a_log_that_cannot_be_copied_is_reported_once_and_retried(
+    address: str, emulator: Emulator, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    job = subprocess.Popen(["true"])
+    job.wait()
+    assert not os.path.exists(f"/proc/{job.pid}")
+    monkeypatch.setattr(copy_log, "_LONGEST_BYTES", 4)
+    (tmp_path / "log").write_bytes(b"123456")
+    emulator.rights.remove("storage.objects.create")
+    copy_log.follow(tmp_path / "log", f"{address}/train.log", job.pid, 0.03)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the log is not copied, will retry (" in line
+    assert "lacks storage.objects.create: grant it roles/" in line
+    emulator.reset()
+    copy_log.follow(tmp_path / "log", f"{address}/train.log", job.pid, 0.03)
+    assert emulator.read(folder_of(f"{address}/train.log")) == b"3456", "the end of it"

@@ -1,7 +1,5 @@
 """Names that stay in a folder, and arrays of safetensors files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ml_dtypes

@@ -1,13 +1,10 @@
 """A run's folder in a bucket, and the copies in which jobs of several machines work."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from m4.storage.local_copy import LocalCopy, fetched
 from m4.storage.locks import Busy
 from m4.storage.objects import Objects
 from tests.bucket import Emulator
-from tests.storage.conftest import folder_of
+from tests.storage.conftest import Capture, Machine, Patch, folder_of
 
 
 class Lost(BaseException):
@@ -33,7 +30,7 @@ def copy_for(address: str, *kinds: str) -> LocalCopy:
 
 
 def test_a_bucket_equals_the_copy_and_another_machine_gets_it(
-    address: str, emulator: Emulator, machine: Callable[[], Path]
+    address: str, emulator: Emulator, machine: Machine
 ) -> None:
     copy = copy_for(address)
     with copy.locked():
@@ -78,7 +75,7 @@ def test_changes_are_uploaded_while_the_job_works(address: str, emulator: Emulat
 
 
 def test_jobs_write_files_of_different_kinds(
-    address: str, emulator: Emulator, machine: Callable[[], Path]
+    address: str, emulator: Emulator, machine: Machine
 ) -> None:
     """Each uploads and removes its own alone, on one machine or two."""
     trains = copy_for(address)
@@ -101,7 +98,7 @@ def test_jobs_write_files_of_different_kinds(
 
 
 def test_checkpoints_of_baselines_are_files_that_their_jobs_alone_download(
-    address: str, emulator: Emulator, machine: Callable[[], Path]
+    address: str, emulator: Emulator, machine: Machine
 ) -> None:
     """They are trained on one machine, in its copy."""
     name = "baselines/gl.1/checkpoints/4/params/a"
@@ -118,9 +115,7 @@ def test_checkpoints_of_baselines_are_files_that_their_jobs_alone_download(
         assert (copy.here / name).read_bytes() == b"params"
 
 
-def test_programs_are_downloaded_by_the_folders_jobs_alone(
-    address: str, machine: Callable[[], Path]
-) -> None:
+def test_programs_are_downloaded_by_the_folders_jobs_alone(address: str, machine: Machine) -> None:
     """They are run: whoever reads a stranger's folder must not."""
     program = "compilation_cache/train/a-cache"
     copy = copy_for(address)
@@ -166,7 +161,7 @@ def test_names_stay_in_the_folder(
 
 @pytest.mark.parametrize("newer", [False, True])
 def test_what_a_killed_job_did_not_upload_stays_unless_the_bucket_has_newer(
-    address: str, emulator: Emulator, machine: Callable[[], Path], newer: bool
+    address: str, emulator: Emulator, machine: Machine, newer: bool
 ) -> None:
     copy = copy_for(address)
     with copy.locked():
@@ -181,7 +176,7 @@ def test_what_a_killed_job_did_not_upload_stays_unless_the_bucket_has_newer(
 
 
 def test_a_job_whose_lock_was_taken_over_writes_nothing_more(
-    address: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, machine: Callable[[], Path]
+    address: str, emulator: Emulator, monkeypatch: Patch, machine: Machine
 ) -> None:
     ended: list[int] = []
 
@@ -213,7 +208,7 @@ def test_a_job_whose_lock_was_taken_over_writes_nothing_more(
         assert not (copy.here / "atlas.train.json").exists()
 
 
-def out_of_reach(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
+def out_of_reach(monkeypatch: Patch, times: int) -> list[str]:
     """Makes the first `times` uploads fail; returns those."""
     work, failed = Objects.put, list[str]()
 
@@ -228,10 +223,7 @@ def out_of_reach(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
 
 
 def test_a_bucket_that_is_not_reached_is_tried_again(
-    address: str,
-    emulator: Emulator,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    address: str, emulator: Emulator, monkeypatch: Patch, capsys: Capture
 ) -> None:
     copy = copy_for(address)
     with copy.locked():
@@ -245,11 +237,7 @@ def test_a_bucket_that_is_not_reached_is_tried_again(
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_last_files_that_cannot_be_uploaded_are_kept_and_named(
-    address: str,
-    emulator: Emulator,
-    failing: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    address: str, emulator: Emulator, failing: bool, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(locks, "PERIOD_SECONDS", 0.05)
     copy = copy_for(address)
@@ -262,7 +250,7 @@ def test_last_files_that_cannot_be_uploaded_are_kept_and_named(
                 raise KeyError("a bug")
 
     line = rf"last files could not be uploaded \(no network\); they are in {copy.here}, and the"
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         if failing:  # that is what the job ends with
             with pytest.raises(KeyError, match="a bug"):
                 work()

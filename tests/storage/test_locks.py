@@ -1,7 +1,5 @@
 """One job at a time, on a disk and in a bucket; periods are short."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -15,7 +13,9 @@ from m4.storage import locks
 from m4.storage.locks import BucketLock, Busy, local_lock
 from m4.storage.objects import Objects
 from tests.bucket import Emulator
-from tests.storage.conftest import folder_of
+from tests.storage.conftest import Capture, Patch, folder_of
+
+Job = Callable[..., BucketLock]
 
 
 class Lost(Exception):
@@ -27,7 +27,7 @@ def lost(said: str) -> None:
 
 
 @pytest.fixture
-def job(address: str) -> Callable[..., BucketLock]:
+def job(address: str) -> Job:
     """Makes locks of one folder in a bucket, each of another machine."""
     made: list[BucketLock] = []
 
@@ -61,10 +61,7 @@ def test_a_local_lock_is_for_one_process_and_no_link(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_kept_by_renewing_it(
-    job: Callable[..., BucketLock],
-    emulator: Emulator,
-    address: str,
-    capsys: pytest.CaptureFixture[str],
+    job: Job, emulator: Emulator, address: str, capsys: Capture
 ) -> None:
     one = job()
     one.acquire()
@@ -92,9 +89,7 @@ def test_a_lock_is_kept_by_renewing_it(
     assert len(marks(emulator, address)) == 1
 
 
-def test_one_of_simultaneous_jobs_gets_the_lock(
-    job: Callable[..., BucketLock], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_simultaneous_jobs_gets_the_lock(job: Job, monkeypatch: Patch) -> None:
     jobs = [job() for _ in range(4)]
     together, refused = threading.Barrier(len(jobs)), list[InputError]()
 
@@ -114,7 +109,7 @@ def test_one_of_simultaneous_jobs_gets_the_lock(
 
 
 def test_a_killed_jobs_lock_expires_and_a_sleeping_one_ends(
-    job: Callable[..., BucketLock], emulator: Emulator, address: str
+    job: Job, emulator: Emulator, address: str
 ) -> None:
     one, other = job(), job()
     one.acquire()
@@ -132,16 +127,17 @@ def test_a_killed_jobs_lock_expires_and_a_sleeping_one_ends(
 
 
 def test_a_job_does_not_wait_for_a_dead_one_of_the_same_copy(
-    job: Callable[..., BucketLock], monkeypatch: pytest.MonkeyPatch
+    job: Job, emulator: Emulator, address: str, monkeypatch: Patch
 ) -> None:
     job(copy="the copy").acquire()
     monkeypatch.setattr(locks, "PERIOD_SECONDS", 1000.0)
-    job(copy="the copy").acquire()
+    second = job(copy="the copy")
+    second.acquire()
+    second.check()
+    assert len(marks(emulator, address)) == 1
 
 
-def test_a_lock_whose_answer_was_lost_is_kept(
-    job: Callable[..., BucketLock], emulator: Emulator
-) -> None:
+def test_a_lock_whose_answer_was_lost_is_kept(job: Job, emulator: Emulator) -> None:
     """The client sends such a write again, which meets the job's own lock."""
     one = job()
     real = Objects.put_if
@@ -151,7 +147,7 @@ def test_a_lock_whose_answer_was_lost_is_kept(
         made = real(self, *arguments)  # type: ignore[arg-type]
         return real(self, *arguments) if next(calls, False) else made  # type: ignore[arg-type]
 
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         patch.setattr(Objects, "put_if", sometimes)
         one.acquire()
         one.check()

@@ -1,13 +1,12 @@
 """Metrics in a run's folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
 from m4.storage.metrics_log import Metrics, read_metrics
+from tests.storage.conftest import Capture, Patch
 
 
 def test_rows_are_json_with_null_for_nan(tmp_path: Path) -> None:
@@ -27,17 +26,6 @@ def test_rows_after_the_resumed_step_are_removed(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == [*rows[:3], {"step": 6, "loss": 0.0}]
 
 
-def test_missing_file_has_no_rows(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path) == []
-
-
-def test_tensorboard_gets_the_same_values(tmp_path: Path) -> None:
-    with Metrics(tmp_path) as metrics:
-        metrics.write(1, {"nll/en-gl": 2.5})
-    (events,) = (tmp_path / "tensorboard").iterdir()
-    assert b"nll/en-gl" in events.read_bytes()
-
-
 def test_tensorboard_has_t5xs_tags_where_they_mean_the_same(tmp_path: Path) -> None:
     row = {"router_confidence": 0.5, "expert_usage": float("nan"), "step_seconds": 0.25}
     with Metrics(tmp_path) as metrics:
@@ -51,9 +39,7 @@ def test_tensorboard_has_t5xs_tags_where_they_mean_the_same(tmp_path: Path) -> N
     assert read_metrics(tmp_path)[0].keys() == {"step", *row}
 
 
-def test_without_a_folder_metrics_write_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_folder_metrics_write_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     with Metrics(None, resume_step=3) as metrics:
         metrics.write(4, {"nll": 1.0})
@@ -68,7 +54,7 @@ def test_a_damaged_row_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["", '{"step": 2, "loss": 2.5}\n', None])
 def test_lost_or_changed_rows_are_one_line(
-    damage: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    damage: str | None, tmp_path: Path, capfd: Capture
 ) -> None:
     with Metrics(tmp_path, tensorboard=False) as metrics:
         metrics.write(2, {"loss": 2.0})

@@ -92,13 +92,7 @@ def test_what_is_damaged_or_foreign_is_one_line(tmp_path: Path) -> None:
     (place / name.replace("/", ".") / "1.0").unlink()
     with pytest.raises(InputError, match=r"mlp/wo/kernel cannot be read: .*missing"):
         T5xCheckpoint(place).read(name)
-    (place / name.replace("/", ".") / ".zarray").unlink()
-    with pytest.raises(InputError, match="mlp/wo/kernel cannot be read"):
-        T5xCheckpoint(place)
     index = place / "checkpoint"
-    index.write_bytes(index.read_bytes()[:-9])
-    with pytest.raises(InputError, match="checkpoint: damaged"):
-        T5xCheckpoint(place)
     index.write_bytes(b'model_checkpoint_path: "model.ckpt-1"')
     with pytest.raises(InputError, match="a checkpoint of TensorFlow"):
         T5xCheckpoint(place)

@@ -1,7 +1,5 @@
 """Runs of stock T5X, where it is installed: `python -m t5x.train` and so on, in other processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """m4's step and search, and stock T5X's, on the same module and batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib
@@ -21,8 +19,7 @@ from m4.eval.decoding.beam import beam_search
 from m4.model.gates.mixtral import mixtral
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
-from m4.train.state import TrainState
-from m4.train.step import make_train_step
+from m4.train.step import TrainState, make_train_step
 from tests.train.trainers import training_of
 
 pytest.importorskip("t5x.train")  # a folder gin_configs/t5x on the path is a t5x, too

@@ -1,7 +1,5 @@
 """Stock T5X trains, evaluates and decodes m4's model by gin_configs/t5x alone."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -130,11 +128,10 @@ def test_eight_devices_with_expert_and_model_axes(run_t5x: Run, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_scanned_stacks(run_t5x: Run, tmp_path: Path, kind: str) -> None:
-    bindings = ("transformer.Transformer.scan_layers=True", *FOUR)
-    check_losses(train(run_t5x, kind, tmp_path, *bindings))
-
-
-FOUR = tuple(f"transformer.Transformer.{stack}_layers=4" for stack in ("encoder", "decoder"))
+    layers = [f"transformer.Transformer.{stack}_layers=4" for stack in ("encoder", "decoder")]
+    check_losses(
+        train(run_t5x, kind, tmp_path, "transformer.Transformer.scan_layers=True", *layers)
+    )
 
 
 def test_rows_of_one_pair(run_t5x: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from m4.settings import SettingError
 from m4.train.average import Averaged, averaged, from_items, items, updated, used
-from m4.train.state import TrainState
+from m4.train.step import TrainState
 
 START = {"a": {"kernel": np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)}}
 
@@ -59,7 +59,7 @@ def test_a_checkpoint_has_the_average_once_and_gives_the_state_back():
     trees = items(state)
     assert trees["average"] is optimizer.average
     assert len(jax.tree.leaves(trees["optimizer"])) == len(jax.tree.leaves(optimizer)) - 1
-    back = from_items(state.step, trees)
+    back = from_items(state, state.step, trees)
     assert isinstance(back.optimizer, Averaged)
     assert jax.tree.structure(back) == jax.tree.structure(state)
     jax.tree.map(np.testing.assert_array_equal, back, state)
@@ -82,4 +82,4 @@ def test_without_an_average_the_parameters_are_used():
     state = TrainState(np.int32(0), START, optax.sgd(0.1).init(START))
     assert used(state) is START
     assert items(state).keys() == {"params", "optimizer"}
-    assert from_items(state.step, items(state)) == state
+    assert from_items(state, state.step, items(state)) == state

@@ -1,4 +1,4 @@
-"""Schedules at points worked out by hand; Adafactor's second moments are each matrix's own."""
+"""Schedules by hand, each matrix's Adafactor, experts apart, rates by group of parameters."""
 
 import functools
 import re
@@ -12,10 +12,16 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from optax import contrib
 
+from m4.model.gates.deepseek import deepseek
 from m4.model.gates.hash import hash
-from m4.train.optimizer import Moments, adafactor, adamw, muon, newton_schulz
+from m4.parallel.mesh import to_global
+from m4.settings import SettingError
+from m4.train.average import averaged, used
+from m4.train.optimizer import GROUPS, adafactor, adamw, muon, newton_schulz, rate_of
 from m4.train.schedules import rsqrt
-from tests.shared import small_layer
+from tests.shared import SMALL_MOE, small_layer, small_model
+from tests.train.test_step import MODEL, a_batch, mesh_of
+from tests.train.trainers import program_of
 
 
 def first_updates(optimizer, gradient, params) -> Any:
@@ -26,6 +32,22 @@ def first_updates(optimizer, gradient, params) -> Any:
         return optimizer.update(gradient, optimizer.init(params), params)
 
     return update(gradient, params)
+
+
+def assert_near(found, wanted, rtol=1e-5):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10), found, wanted
+    )
+
+
+def walked(optimizer, params, gradients) -> list[Any]:
+    """Returns the parameters after each step."""
+    state, update, seen = optimizer.init(params), jax.jit(optimizer.update), []
+    for gradient in gradients:
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        seen.append(params)
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -50,19 +72,6 @@ def test_schedules_by_hand(schedule, points):
         np.testing.assert_allclose(schedule(jnp.asarray(step)), rate, rtol=1e-6)
 
 
-def test_statistics_are_rows_and_columns_of_each_expert():
-    state: Any = adafactor(10, smallest_factored=4).init(
-        {"wi": jnp.ones((300, 8, 16)), "small": jnp.ones((3, 5)), "scale": jnp.ones(7)}
-    )
-    moments = state[0].moments
-    assert isinstance(moments["wi"], Moments)
-    assert moments["wi"].rows.shape == (300, 8)
-    assert moments["wi"].columns.shape == (300, 16)
-    assert moments["scale"].shape == (7,)
-    # 3 is below the size that is factored.
-    assert moments["small"].shape == (3, 5)
-
-
 @pytest.mark.parametrize(
     ("shape", "name"),
     # More experts than hidden units, too: they share no statistics.
@@ -77,20 +86,11 @@ def test_each_matrix_is_optax_adafactors(shape, name):
     start = (rng.normal(size=shape) * 0.1).astype(np.float32)
     gradients = [rng.normal(size=shape, scale=10.0**k).astype(np.float32) for k in (0, -2, 1, 0)]
     theirs = optax.adafactor(0.01, min_dim_size_to_factor=4, weight_decay_rate=None, momentum=None)
-
-    def run(optimizer, params, gradients) -> Any:
-        state = optimizer.init(params)
-        update = jax.jit(optimizer.update)
-        for gradient in gradients:
-            updates, state = update(gradient, state, params)
-            params = optax.apply_updates(params, updates)
-        return params
-
     ours = adafactor(10, smallest_factored=4)
-    found = run(ours, {name: start}, [{name: g} for g in gradients])[name]
+    found = walked(ours, {name: start}, [{name: g} for g in gradients])[-1][name]
     block = shape[-1:] if name.endswith("_blocks") else shape[-2:]
     for at in np.ndindex(shape[: -len(block)]):
-        wanted = run(theirs, start[at], [g[at] for g in gradients])
+        wanted = walked(theirs, start[at], [g[at] for g in gradients])[-1]
         np.testing.assert_allclose(found[at], wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -121,7 +121,7 @@ def test_adamw_clips_the_global_norm_as_optax_does():
         scaled = jax.tree.map(lambda g, by=scale: g * by, gradients)
         found, states[0] = ours.update(scaled, states[0], params)
         wanted, states[1] = theirs.update(scaled, states[1], params)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+        assert_near(found, wanted)
 
 
 def test_adafactors_weight_decay_is_the_rates_part_of_the_weights():
@@ -134,32 +134,6 @@ def test_adafactors_weight_decay_is_the_rates_part_of_the_weights():
     np.testing.assert_allclose(decayed, plain - 0.01 * 0.1 * params["w"], rtol=1e-5, atol=1e-7)
 
 
-def test_adafactors_weights_are_replaced_where_they_are():
-    """A step of two layers on CPUs copies no donated weights."""
-    optimizer = adafactor(10, smallest_factored=4)
-    weights = {name: jnp.ones((3, 16, 48)) for name in ("a", "b")}
-
-    def step(weights, state, x):
-        def loss(weights):
-            h = jnp.einsum("ECM,EMF->ECF", x, weights["a"])
-            return jnp.sum(jnp.square(jnp.einsum("ECF,EMF->ECM", jnp.tanh(h), weights["b"])))
-
-        gradients = jax.grad(loss)(weights)
-        updates, state = optimizer.update(gradients, state, weights)
-        norm = optax.tree.norm(gradients)  # as a metric
-        return optax.apply_updates(weights, updates), state, norm
-
-    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(
-        weights, optimizer.init(weights), jnp.ones((3, 5, 16))
-    )
-    program = compiled.compile().as_text()
-    assert program is not None
-    entry = program[program.index("\nENTRY") :]
-    written = re.findall(r" = f32\[3,16,48\]\S* (\w+)\(", entry)
-    assert written.count("parameter") == 2
-    assert "copy" not in written
-
-
 @pytest.mark.parametrize("shape", [(3, 8, 32), (2, 3, 32, 8), (2, 8, 8)])
 def test_newton_schulz_steps_in_gram_form_are_optaxs(shape):
     rng = np.random.default_rng(0)
@@ -168,10 +142,9 @@ def test_newton_schulz_steps_in_gram_form_are_optaxs(shape):
     for dtype, tolerance in ((np.float64, 1e-9), (np.float32, 1e-3)):
         with jax.enable_x64(dtype == np.float64):
             x_of_type = jnp.asarray(x, dtype)
+            numbers = contrib.MuonDimensionNumbers(-2, -1)
             optaxs = contrib.scale_by_muon(
-                beta=0.0,
-                nesterov=False,
-                weight_dimension_numbers=contrib.MuonDimensionNumbers(-2, -1),
+                beta=0.0, nesterov=False, weight_dimension_numbers=numbers
             )
             expected: Any = optaxs.update(x_of_type, optaxs.init(x_of_type))[0]
             np.testing.assert_allclose(newton_schulz(x_of_type), expected, atol=tolerance)
@@ -204,19 +177,13 @@ def test_first_muon_step_is_optax_muons(experts):
         }
 
     theirs = contrib.muon(
-        0.03,
-        adam_learning_rate=0.01,
-        adam_b2=0.98,
-        adam_eps_root=0.0,
-        eps=1e-9,
+        0.03, adam_learning_rate=0.01, adam_b2=0.98, adam_eps_root=0.0, eps=1e-9,
         muon_weight_dimension_numbers=numbers,
-    )
+    )  # fmt: skip
     updates, _ = first_updates(ours, gradient, params)
     wanted, _ = first_updates(theirs, gradient, params)
     # Experts take other Newton-Schulz products on CPUs.
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), updates, wanted
-    )
+    assert_near(updates, wanted, rtol=1e-3)
 
 
 EXPERTS = {"moe": {"experts": {"wi": {"kernel": (3, 8, 16)}, "wo": {"kernel": (3, 16, 8)}}}}
@@ -239,23 +206,6 @@ def drawn(shapes, seed: int) -> Any:
     )
 
 
-def walked(optimizer, gradients, shapes: Any = WITH_EXPERTS) -> list[Any]:
-    """Returns the parameters after each step."""
-    params = drawn(shapes, 99)
-    state, update, seen = optimizer.init(params), jax.jit(optimizer.update), []
-    for gradient in gradients:
-        updates, state = update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-        seen.append(params)
-    return seen
-
-
-def assert_near(found, wanted, rtol=1e-5):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10), found, wanted
-    )
-
-
 def falling(total, *, by=1):
     """A rate for each step; of every `by`-th step, the last of each."""
     return lambda step: 0.01 * by / (1 + (by * step + by - 1))
@@ -267,8 +217,9 @@ def test_experts_every_fourth_step_are_the_optimizer_on_mean_gradients(make):
     gradients = [drawn(WITH_EXPERTS, seed) for seed in range(10)]
     # Not tiny: else a sum would do as a mean, since updates do not depend on the gradients' scale.
     make = functools.partial(make, eps=1.0)
-    found = walked(make(10, schedule=falling, experts_every=4), gradients)
-    plain = walked(make(10, schedule=falling), gradients)
+    start = drawn(WITH_EXPERTS, 99)
+    found = walked(make(10, schedule=falling, experts_every=4), start, gradients)
+    plain = walked(make(10, schedule=falling), start, gradients)
     decays: Any = {"b1": 0.9**4, "b2": 0.98**4, "beta": 0.95**4}
     clipped = [g["moe"] for g in gradients]
     if make.func is adamw:  # it clips by the norm of all parameters first
@@ -278,27 +229,11 @@ def test_experts_every_fourth_step_are_the_optimizer_on_mean_gradients(make):
         decays = {"b1": 0.9**4, "b2": 0.98**4, "clip_norm": 1e6}
     means = [jax.tree.map(lambda *g: sum(g) / 4, *clipped[i : i + 4]) for i in (0, 4)]
     slow = make(10, schedule=functools.partial(falling, by=4), **decays)
-    rounds = walked(slow, [{"moe": mean} for mean in means], EXPERTS)
+    experts = {"moe": start["moe"]}
+    rounds = walked(slow, experts, [{"moe": mean} for mean in means])
     for step, params in enumerate(found):
-        stand = [{"moe": drawn(WITH_EXPERTS, 99)["moe"]}, *rounds][(step + 1) // 4]
+        stand = [experts, *rounds][(step + 1) // 4]
         assert_near(params, plain[step] | stand)
-
-
-@pytest.mark.parametrize("make", APART[:3])  # Nesterov's Adam counts updates in its first steps
-def test_experts_go_as_far_in_a_step_of_four_as_in_four(make):
-    """Along one gradient, at one rate: why the rate is `experts_every` times as high."""
-    steady = {"schedule": lambda total: lambda step: 0.01}
-    gradients = [drawn(WITH_EXPERTS, 0)] * 8
-    found = walked(make(10, **steady, experts_every=4), gradients)
-    plain = walked(make(10, **steady), gradients)
-    # A weight decays four times by 0.1% of itself, or once by 0.4%.
-    assert_near(found[7], plain[7], rtol=2e-3)
-    half = walked(make(10, **steady, experts_every=4, experts_rate=2.0), gradients)
-    moved, by_half = (
-        jax.tree.map(lambda a, b: a - b, params[7]["moe"], drawn(EXPERTS, 99)["moe"])
-        for params in (found, half)
-    )
-    assert_near(jax.tree.map(lambda x: 2 * x, by_half), moved, rtol=2e-3)
 
 
 def products(jaxpr, in_conditionals: bool) -> int:
@@ -372,3 +307,96 @@ def test_a_table_stays_bit_equal(make):
     for name in ("wi", "wo"):
         moved = params["experts"][name]["kernel"] != first["experts"][name]["kernel"]
         assert moved.all()
+
+
+SGD = optax.sgd(1.0)
+
+
+def steps(model=MODEL, optimizer: Any = SGD, count=1, **settings):
+    """The state before and after some steps on one device, by path, and the last metrics."""
+    mesh = mesh_of(1, 1)
+    program = program_of(model, mesh, optimizer, **settings)
+    with program.axis_rules():
+        state = program.new_state()
+        before, metrics = jax.device_get(state.params), {}
+        for _ in range(count):
+            state, metrics = program.jit()(state, to_global(mesh, a_batch()))
+    flat = [jax.tree_util.tree_flatten_with_path(jax.device_get(x))[0]
+            for x in (before, state.params, used(state))]  # fmt: skip
+    by_path = [{jax.tree_util.keystr(path): leaf for path, leaf in one} for one in flat]
+    return *by_path, metrics, [path for path, _ in flat[0]]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return steps()
+
+
+def test_each_parameter_is_of_one_group(plain):
+    """A group's own rate counts before its stack's; together the groups are the whole model."""
+    paths = plain[-1]
+    alone = {group: {jax.tree_util.keystr(p) for p in paths if not rate_of(p, {group: 0.0})}
+             for group in GROUPS}  # fmt: skip
+    assert alone["embeddings"] | alone["encoder"] | alone["decoder"] == {*plain[0]}
+    assert sum(len(alone[name]) for name in ("embeddings", "encoder", "decoder")) == len(paths)
+    # An untied matrix of the logits is one of the embeddings.
+    logits = [jax.tree_util.DictKey(name) for name in ("logits_dense", "kernel")]
+    assert rate_of(logits, {"embeddings": 0.0, "decoder": 0.5}) == 0.0
+    assert alone["experts"] == {p for p in plain[0] if "experts" in p or "shared" in p}
+    assert alone["router"] == {p for p in plain[0] if "router" in p}
+    for path in paths:
+        name = jax.tree_util.keystr(path)
+        rate = rate_of(path, {"encoder": 0.0, "experts": 0.5})
+        expected = 0.5 if name in alone["experts"] else float(name not in alone["encoder"])
+        assert rate == expected, name
+
+
+@pytest.mark.parametrize("learning_rates", [None, {"high": 2.0, "medium": 2.0, "low": 2.0}])
+def test_updates_are_multiplied(plain, learning_rates):
+    """By the rates of directions, too; averages see it: after one step they are the parameters."""
+    rates = {"encoder": 0.25, "experts": 0.5, "embeddings": 0.0}
+    optimizer = averaged(10, optimizer=lambda _: SGD)
+    found = steps(optimizer=optimizer, parameter_rates=rates, learning_rates=learning_rates)
+    before, after, average, _, paths = found
+    for path in paths:
+        name = jax.tree_util.keystr(path)
+        factor = rate_of(path, rates) * (2.0 if learning_rates else 1.0)
+        expected = factor * (plain[1][name] - plain[0][name])
+        np.testing.assert_allclose(after[name] - before[name], expected, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(average[name], after[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [adafactor, functools.partial(adamw, weight_decay=0.1), muon])
+def test_frozen_parameters_stay_bit_equal(plain, make):
+    """Weight decay, which needs no gradient, leaves them alone; all others move."""
+    rates = {"encoder": 0.0, "router": 0.0}
+    before, after, _, metrics, paths = steps(optimizer=make(10), count=2, parameter_rates=rates)
+    frozen = {jax.tree_util.keystr(path): not rate_of(path, rates) for path in paths}
+    for name in before:
+        assert np.array_equal(before[name], after[name]) == frozen[name], name
+    assert metrics["gradient_norm"] > 0
+
+
+def test_frozen_parameters_have_no_gradient(plain):
+    *_, metrics, _ = steps(parameter_rates={"decoder": 0.0, "encoder": 0.0})
+    embeddings = [name for name in plain[0] if "embed" in name.split("]")[0]]
+    moved = [plain[1][name] - plain[0][name] for name in embeddings]  # by SGD: the gradient
+    norm = float(optax.tree.norm(moved))
+    np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_a_frozen_router_keeps_its_biases(rate):
+    """They move by no gradient, but by the experts' loads."""
+    moe = functools.partial(SMALL_MOE, gate=functools.partial(deepseek, bias_rate=0.1))
+    before, after, *_ = steps(small_model(moe=moe), parameter_rates={"router": rate})
+    biases = [name for name in before if name.endswith("['table']")]
+    assert biases
+    for name in biases:
+        assert np.array_equal(before[name], after[name]) == (rate == 0.0), name
+
+
+def test_rates_of_0_for_all_are_refused():
+    said = "^Training.parameter_rates = .*: must be above 0 .* no parameter would be trained"
+    with pytest.raises(SettingError, match=said):
+        steps(parameter_rates={"embeddings": 0, "encoder": 0, "decoder": 0})

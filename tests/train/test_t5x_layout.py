@@ -1,20 +1,21 @@
 """T5X's parameters and Adafactor's moments as m4's: the same model, the same update."""
 
-import jax
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.linen import partitioning
 
+from m4.jobs.checkpoints.initial import SourceHf
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer, abstract_variables
 from m4.settings import InputError, SettingError
 from m4.storage.checkpoints import by_path
 from m4.train import t5x_layout
-from m4.train.initial import check_adafactor, with_moments
+from m4.train.initial import at_step, check_adafactor
 from m4.train.optimizer import adafactor, adamw
 from tests import t5x_files
-from tests.model.test_attention import plain as bucket
 
 Arrays = dict[str, np.ndarray]
 
@@ -26,99 +27,55 @@ def taken(parameters: Arrays) -> Arrays:
     return {path: t5x_layout.parameter(source, there.__getitem__) for path, source in found.items()}
 
 
-def nested(arrays: Arrays) -> dict:
-    tree: dict = {}
-    for path, array in arrays.items():
-        *above, last = path.split("/")
-        inner = tree
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[last] = array
-    return tree
+# ------------------------------------------------------------------------ transformers' models
+
+HF = Path(__file__).parents[1] / "testdata" / "hf"
+NORMS = {"encoder": ("attention", "mlp"), "decoder": ("self_attention", "cross_attention", "mlp")}
+ATTENTION = {"encoder": ("attention",), "decoder": ("self_attention", "encoder_decoder_attention")}
+KERNELS = {"q": "query", "k": "key", "v": "value", "o": "out"}
+OUTSIDE = {
+    "shared.weight": "token_embedder/embedding",
+    "lm_head.weight": "decoder/logits_dense/kernel",
+    **{f"{stack}.final_layer_norm.weight": f"{stack}/{stack}_norm/scale" for stack in NORMS},
+}
 
 
-# ---------------------------------------------------------- T5 in numpy, one sentence, no dropout
+def t5x_name(name: str) -> str:
+    """Returns T5X's name of a parameter of transformers' T5."""
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    stack, _, layer, _, part, *inner, _ = name.split(".")
+    at = f"{stack}/layers_{layer}"
+    match inner:
+        case ["layer_norm"]:
+            return f"{at}/pre_{NORMS[stack][int(part)]}_layer_norm/scale"
+        case ["DenseReluDense", kernel]:
+            return f"{at}/mlp/{kernel}/kernel"
+        case [_, "relative_attention_bias"]:
+            return f"{stack}/relpos_bias/rel_embedding"
+        case [_, kernel]:
+            return f"{at}/{ATTENTION[stack][int(part)]}/{KERNELS[kernel]}/kernel"
+    raise AssertionError(name)
 
 
-def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
+@pytest.mark.parametrize("name", ["t5_1_0", "t5_1_1"])
+def test_t5s_parameters_by_t5xs_names_are_those_of_transformers(name: str) -> None:
+    """T5 1.1 and mT5 are gated and have separate logits; T5 1.0 neither.
 
-
-def attend(p: Arrays, at: str, x: np.ndarray, y: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """T5 does not scale: queries' kernels are small."""
-    heads = len(bias)
-    q, k, v = (
-        (of @ p[f"{at}/{name}/kernel"]).reshape(len(of), heads, -1)
-        for of, name in ((x, "query"), (y, "key"), (y, "value"))
-    )
-    logits = np.einsum("qnd,rnd->nqr", q, k) + bias
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("nqr,rnd->qnd", weights, v).reshape(len(x), -1) @ p[f"{at}/out/kernel"]
-
-
-def feed_forward(p: Arrays, at: str, x: np.ndarray) -> np.ndarray:
-    if f"{at}/wi/kernel" in p:
-        h = np.maximum(x @ p[f"{at}/wi/kernel"], 0)
-    else:
-        a = x @ p[f"{at}/wi_0/kernel"]
-        gelu = a / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
-        h = gelu * (x @ p[f"{at}/wi_1/kernel"])
-    return h @ p[f"{at}/wo/kernel"]
-
-
-def biases(table: np.ndarray, length: int, bidirectional: bool) -> np.ndarray:
-    where = range(length)
-    places = [[bucket(r - q, bidirectional, 32, 128) for r in where] for q in where]
-    bias = table[:, np.array(places)]
-    return bias if bidirectional else np.where(np.tri(length, dtype=bool), bias, -1e10)
-
-
-def t5_logits(parameters: Arrays, source: list[int], inputs: list[int], layers: int) -> np.ndarray:
-    p = {name: array.astype(np.float64) for name, array in parameters.items()}
-    x = p["token_embedder/embedding"][source]
-    bias = biases(p["encoder/relpos_bias/rel_embedding"], len(source), True)
-    for layer in range(layers):
-        at = f"encoder/layers_{layer}"
-        h = norm(x, p[f"{at}/pre_attention_layer_norm/scale"])
-        x = x + attend(p, f"{at}/attention", h, h, bias)
-        x = x + feed_forward(p, f"{at}/mlp", norm(x, p[f"{at}/pre_mlp_layer_norm/scale"]))
-    encoded = norm(x, p["encoder/encoder_norm/scale"])
-    x = p["token_embedder/embedding"][inputs]
-    bias = biases(p["decoder/relpos_bias/rel_embedding"], len(inputs), False)
-    for layer in range(layers):
-        at = f"decoder/layers_{layer}"
-        h = norm(x, p[f"{at}/pre_self_attention_layer_norm/scale"])
-        x = x + attend(p, f"{at}/self_attention", h, h, bias)
-        h = norm(x, p[f"{at}/pre_cross_attention_layer_norm/scale"])
-        nothing = np.zeros((len(bias), 1, 1))
-        x = x + attend(p, f"{at}/encoder_decoder_attention", h, encoded, nothing)
-        x = x + feed_forward(p, f"{at}/mlp", norm(x, p[f"{at}/pre_mlp_layer_norm/scale"]))
-    x = norm(x, p["decoder/decoder_norm/scale"])
-    if "decoder/logits_dense/kernel" in p:
-        return x @ p["decoder/logits_dense/kernel"]
-    return x @ p["token_embedder/embedding"].T / np.sqrt(x.shape[-1])
-
-
-@pytest.mark.parametrize(("gated", "tied"), [(True, False), (False, True)])
-def test_m4_computes_what_t5_does(gated: bool, tied: bool) -> None:
-    """T5 1.1 and mT5 are gated and have separate logits; T5 1.0 neither."""
-    parameters = t5x_files.t5_parameters(rows=50, gated=gated, tied=tied)
-    model = Transformer(
-        50, width=16, heads=2, head_width=4, mlp_width=32, encoder_layers=2, decoder_layers=2,
-        activations=("gelu", "linear") if gated else ("relu",), tied_logits=tied,
-    )  # fmt: skip
-    mine = nested(taken(parameters))
-    assert jax.tree.map(np.shape, mine) == jax.tree.map(
-        lambda leaf: leaf.shape, dict(abstract_variables(model)["params"])
-    )
-    source, inputs = [7, 30, 2, 49, 12, 1] * 3, [0, 5, 9, 44]
-    found = model.apply(
-        {"params": mine}, jnp.array([source]), jnp.array([inputs]), jnp.ones((1, 4), jnp.int32),
-        enable_dropout=False,
-    )  # fmt: skip
-    wanted = t5_logits(parameters, source, inputs, 2)
-    np.testing.assert_allclose(np.asarray(found)[0], wanted, rtol=2e-4, atol=2e-4)
+    m4's logits with these are those of transformers (tests/jobs/checkpoints/test_hf.py).
+    """
+    there, made = SourceHf(HF / name), {}
+    for at in there.weights.files:
+        array = there.weights.read(at)
+        made[t5x_name(at)] = array if array.ndim == 1 or at == "shared.weight" else array.T
+    found, old_ids = taken(made), there.vocabulary().old_ids
+    table, logits = "token_embedder/embedding", "logits_dense/kernel"
+    found[table] = found[table][old_ids]
+    if logits in found:
+        found[logits] = found[logits][:, old_ids]
+    assert found.keys() == there.shapes.keys()
+    for path, array in found.items():
+        np.testing.assert_allclose(array, there.read(path), rtol=1e-6, err_msg=path)
 
 
 def test_scanned_stacks_are_the_same_parameters() -> None:
@@ -135,24 +92,6 @@ def test_layers_that_share_no_position_bias_are_refused() -> None:
     there["target/decoder/decoder/relpos_bias/rel_embedding"][0, 1, 5] += 1
     with pytest.raises(InputError, match="decoder/decoder/relpos_bias/rel_embedding differs"):
         t5x_layout.check_shared_bias(shapes, there.__getitem__)
-
-
-def test_parameters_without_a_place_are_refused() -> None:
-    for more, said in (
-        (
-            {"encoder/layers_0/adapter/kernel": (16, 4)},
-            r"encoder/layers_0/adapter/kernel \[16, 4\]",
-        ),
-        ({"encoder/encoder_norm/scale": None}, "neither of m4's module nor of T5X's T5"),
-        (
-            {f"{s}/relpos_bias/rel_embedding": None for s in ("encoder", "decoder")},
-            "no relative position bias",
-        ),
-    ):
-        there = {k: a.shape for k, a in t5x_files.t5_parameters(rows=50).items()} | more
-        shapes = {f"target/{k}": shape for k, shape in there.items() if shape is not None}
-        with pytest.raises(InputError, match=said):
-            t5x_layout.sources(shapes)
 
 
 # ------------------------------------------------------------------------------- Adafactor's state
@@ -229,7 +168,7 @@ def test_a_scanned_stack_gets_each_layers_moments(smallest: int, given: dict) ->
         "encoder_1/mlp/wi/kernel": doubled,
         "encoder_norm/scale": {"": np.arange(3.0)},
     }
-    factored, _, rate = with_moments(of.init(PARAMS), 7, made)
+    factored, _, rate = at_step(of.init(PARAMS), 7, made)
     assert int(factored.count) == int(rate.count) == 7
     moment = factored.moments["encoder_blocks"]["layer_0"]["mlp"]["wi"]["kernel"]
     if smallest == 2:

@@ -13,8 +13,7 @@ import pytest
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.model.gates.deepseek import deepseek
-from m4.parallel.mesh import axis_rules_context
-from m4.settings import SettingError
+from m4.settings import InputError
 from m4.storage.checkpoints import Checkpoints
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import complete_steps, latest_step
@@ -24,14 +23,9 @@ from m4.train.loop import Evaluator, Interrupted
 from m4.train.multitask.groups import by_language
 from m4.train.multitask.surgery import GradientVaccine
 from m4.train.optimizer import adamw
-from m4.train.program import check_model
 from tests.shared import SMALL_MOE, model_for
-from tests.train.test_step import SHALLOW, mesh_of
+from tests.train.test_step import mesh_of
 from tests.train.trainers import timeless_rows, train
-
-PIPELINE = SHALLOW.clone(
-    moe=None, encoder_layers=2, decoder_layers=2, scan_layers=True, pipeline_microbatches=2
-)
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +34,9 @@ def run(corpus):
     stream = Stream(corpus, seed=1, batch_rows=4)
     model = model_for(corpus, dropout_rate=0.1)
     return functools.partial(
-        train,
-        model=model,
-        stream=stream,
-        optimizer=adamw,
-        mesh=mesh_of(1, 1),
-        note={"vocabulary": corpus.vocabulary.fingerprint},
-        log_period=2,
-        tensorboard=False,
-        groups={"low": stream.directions},
-    )
+        train, model=model, stream=stream, optimizer=adamw, mesh=mesh_of(1, 1), log_period=2,
+        note={"vocabulary": corpus.vocabulary.fingerprint}, groups={"low": stream.directions},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +74,9 @@ RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(
+    "name", [pytest.param("slow experts", marks=pytest.mark.thorough), *list(RESUMED)[1:]]
+)
 def test_resume_is_bit_equal(tmp_path, run, corpus, name):
     """The optimizer has no cooldown, which would know where a run ends.
 
@@ -96,20 +85,24 @@ def test_resume_is_bit_equal(tmp_path, run, corpus, name):
     changes, settings = RESUMED[name]
     model = model_for(corpus, dropout_rate=0.1, **changes)
     run = functools.partial(run, model=model, **settings)
-    whole = run(tmp_path / "whole", total_steps=6)
-    run(tmp_path / "parts", total_steps=3)
-    parts = run(tmp_path / "parts", total_steps=6)
-    read, step, _ = restore_params(model, tmp_path / "parts" / "checkpoints")
+    whole = run(tmp_path / "whole", total_steps=6, checkpoint_period=3)
+    # As if it had been killed after its first checkpoint.
+    parts = shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(parts / "checkpoints" / "6")
+    log = parts / "metrics.jsonl"
+    assert log.read_text().count('"step": 4') == 1
+    log.write_text(log.read_text().replace('"step": 4', '"step": 4, "loss_before": 1.0'))
+    resumed = run(parts, total_steps=6, checkpoint_period=3)
+    read, step, _ = restore_params(model, parts / "checkpoints")
     assert step == 6
-    for found in (parts.params, read):
+    for found in (resumed.params, read):
         jax.tree.map(np.testing.assert_array_equal, whole.params, found)
-    last = [timeless_rows(tmp_path / name)[-1] for name in ("whole", "parts")]
-    assert last[0] == last[1]
+    assert timeless_rows(parts) == timeless_rows(tmp_path / "whole")
 
 
-def test_groups_of_directions_may_begin_within_a_run(copied, run, four_steps):
-    grouped = run(copied, total_steps=4, **GROUPS)
-    assert not np.array_equal(leaves(grouped.params)[0], leaves(four_steps[1].params)[0])
+def test_groups_of_directions_are_those_of_the_whole_run(copied, run):
+    with pytest.raises(InputError, match="was trained with another gradient method"):
+        run(copied, total_steps=4, **GROUPS)
 
 
 def test_a_damaged_last_checkpoint_is_moved_aside_and_its_steps_taken_again(
@@ -153,15 +146,10 @@ def test_early_stopping_keeps_the_best(tmp_path, run):
         return {"dev/chrf": next(scores), "dev/nll": 2.0 * len(seen)}
 
     trained = run(
-        tmp_path,
-        total_steps=50,
-        evaluators=[Evaluator(1, evaluate)],
-        early_stopping=EarlyStopping("dev/chrf", patience=2),
-        checkpoint_period=1,
-        dev_period=1,
-        keep_checkpoints=1,
+        tmp_path, total_steps=50, evaluators=[Evaluator(1, evaluate)], checkpoint_period=1,
+        early_stopping=EarlyStopping("dev/chrf", patience=2), dev_period=1, keep_checkpoints=1,
         keep_best=1,
-    )
+    )  # fmt: skip
     # 3.0 at step 2 is not beaten at steps 3 and 4: stopped there.
     assert len(seen) == 4
     assert trained.note["best_step"] == 2
@@ -172,9 +160,8 @@ def test_early_stopping_keeps_the_best(tmp_path, run):
     # dev/nll was lowest at step 1. Where training stops early, at a checkpoint's step too, it says
     # that it has finished: who follows it waits for no more.
     assert complete_steps(tmp_path / "checkpoints") == [1, 4]
-    checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
-    assert [checkpoints.note(step).get("finished") for step in (1, 4)] == [None, True]
-    checkpoints.close()
+    with Checkpoints(tmp_path / "checkpoints", read_only=True) as store:
+        assert [store.note(step).get("finished") for step in (1, 4)] == [None, True]
 
 
 def test_early_stopping_survives_an_interruption(tmp_path, run):
@@ -224,43 +211,12 @@ def test_another_vocabulary_or_stream_is_refused(copied, run, corpus, what):
     assert latest_step(copied / "checkpoints") == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"grad_accum_steps": 3},  # of 4 rows
-            "^Training.batch_size = 4: must be a multiple of 3: Training.grad_accum_steps = 3 "
-            "parts on each of 1 devices with different rows; nearest valid sizes: 3 and 6$",
-        ),
-        ({"mesh": mesh_of(1, 1, stage=2)}, "^make_mesh.stage = 2: must be 1 for a model with exp"),
-        (
-            {"mesh": mesh_of(1, 1, stage=2), "model": PIPELINE, "grad_accum_steps": 4},
-            r"^Training.batch_size = 4: must be 4 \(Training.grad_accum_steps\) times a multiple",
-        ),
-    ],
-)
-def test_what_does_not_divide_is_refused_before_anything_is_written(tmp_path, run, change, message):
+def test_what_does_not_divide_is_refused_before_anything_is_written(tmp_path, run):
+    """Meshes: tests/cli/test_main.py; stages: tests/model/test_pipeline.py."""
+    message = (
+        "^Training.batch_size = 4: must be a multiple of 3: Training.grad_accum_steps = 3 "
+        "parts on each of 1 devices with different rows; nearest valid sizes: 3 and 6$"
+    )
     with pytest.raises(ValueError, match=message):
-        run(tmp_path / "none", total_steps=1, **change)
+        run(tmp_path / "none", total_steps=1, grad_accum_steps=3)
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(
-    ("model", "rules", "message", "array"),
-    [
-        # 130 over 4: 32 * 4 = 128 and 33 * 4 = 132.
-        ({"vocab_size": 130}, [], "CorpusSpec.vocabulary_size = 130: ", "embedding, rounded up"),
-        (
-            {"vocab_size": 128, "heads": 4, "head_width": 130},
-            [("kv", "model")],
-            "Transformer.head_width = 130: ",
-            "attention",
-        ),
-    ],
-)
-def test_sizes_of_the_model_that_do_not_divide_are_refused(model, rules, message, array):
-    mesh = mesh_of(1, 1, model=4)
-    with axis_rules_context(mesh, rules), pytest.raises(SettingError) as error:
-        check_model(mesh, SHALLOW.clone(**{"heads": 4, **model}))
-    said = "must be divisible by 4, the mesh axes model; nearest valid sizes: 128 and 132"
-    assert str(error.value) == f"{message}{said} ({array})"

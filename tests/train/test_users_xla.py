@@ -1,4 +1,7 @@
-"""All other tests compile at XLA's lowest optimization: one run compiles as users' runs do."""
+"""All other tests compile at XLA's lowest optimization: one run compiles as users' runs do.
+
+It has one device, as a laptop; theirs have eight.
+"""
 
 import os
 import subprocess
@@ -8,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from m4.storage.metrics_log import read_metrics
-from tests.command_line import TINY
+from tests.command_line import ALONE, TINY
 from tests.shared import tiny_run
 
 
+@pytest.mark.thorough
 def test_losses_at_the_users_level_are_those_of_the_tests(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -21,7 +25,7 @@ def test_losses_at_the_users_level_are_those_of_the_tests(
     assert "--xla_backend_optimization_level=0" in os.environ["XLA_FLAGS"]
     command = [sys.executable, "-m", "m4", "train", f"--gin_file={TINY}", f"--model_dir={tmp_path}"]
     command.append(f"--gin.experiment.Data.data_dir='{made}/data'")  # the same, not built again
-    without = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    without = {name: value for name, value in ALONE.items() if name != "XLA_FLAGS"}
     done = subprocess.run(command, env=without, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     users = read_metrics(tmp_path)

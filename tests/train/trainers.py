@@ -15,8 +15,7 @@ from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
 from m4.storage.metrics_log import read_metrics
 from m4.train import loop
-from m4.train.batches import BatchStream
-from m4.train.loop import Trained
+from m4.train.loop import BatchStream, Trained
 from m4.train.optimizer import adamw
 from m4.train.program import TrainProgram, train_program
 from m4.train.sampling import LearnedSampling
@@ -31,12 +30,9 @@ def training_of(
 
 
 def program_of(
-    model: Transformer,
-    mesh: Mesh,
-    optimizer: optax.GradientTransformation,
-    directions: int = 2,
+    model: Transformer, mesh: Mesh, optimizer: optax.GradientTransformation, directions: int = 2,
     **changes: Any,
-) -> TrainProgram:
+) -> TrainProgram:  # fmt: skip
     """The step of this optimizer."""
     training = training_of(lambda steps: optimizer, **changes)
     return train_program(training, model, [f"en-x{i}" for i in range(directions)], mesh)
@@ -56,12 +52,9 @@ def timeless_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def learned_sampling(
-    cache: Cache,
-    sampler: Learned,
-    total_steps: int,
-    make: Callable[..., Stream],
+    cache: Cache, sampler: Learned, total_steps: int, make: Callable[..., Stream],
     settings: Mapping[str, int],
-) -> tuple[Stream, LearnedSampling]:
+) -> tuple[Stream, LearnedSampling]:  # fmt: skip
     """Returns the stream that `make` gives of a cache at a sampler's rates, and what learns them.
 
     `settings` decide when it learns, by name.
@@ -78,13 +71,9 @@ _OF_RUN = ("evaluators", "sampling", "groups", "note", "flops", "progress")
 
 
 def train(
-    folder: Path,
-    model: Transformer,
-    stream: BatchStream,
-    mesh: Mesh,
-    optimizer: Callable[[int], optax.GradientTransformation] = adamw,
-    **options: Any,
-) -> Trained:
+    folder: Path, model: Transformer, stream: BatchStream, mesh: Mesh,
+    optimizer: Callable[[int], optax.GradientTransformation] = adamw, **options: Any,
+) -> Trained:  # fmt: skip
     """Trains; options: settings of `Training`, and arguments of `loop.train`."""
     run = {name: options.pop(name) for name in _OF_RUN if name in options}
     training = training_of(optimizer, **{"batch_size": stream.shape[0], **options})

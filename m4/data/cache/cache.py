@@ -4,11 +4,10 @@ A cache is a folder: manifest.json, vocabulary.model, text/<split>.<language>.tx
 a language once, a line each), and arrays in shards (`m4.data.cache.shards`): <split>.tokens and
 <split>.offsets (ids without tag and eos, of the languages' sentences, one language after another),
 <split>.pairs (the numbers of their sentences, pairs of languages one after another; a pair's place
-there is its row). Next to the text .origin (where pairs come from; see origins.py) and
+there is its row). Next to the text .origin (where pairs come from; see corpus_text.py) and
 .subsets.json, and token_counts.npy (how often a model takes in each id; see tokens.py). Where
 sources and targets have separate vocabularies: vocabulary.<role>.model, <split>.<role>.tokens and
-so on, and token_counts.<role>.npy, role being source or target. Where only their normal forms
-differ, the arrays alone are by role.
+so on, and token_counts.<role>.npy, role being source or target.
 """
 
 import hashlib
@@ -21,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from m4.data.cache.corpus_text import BLOCK, Lines, lines_of_pairs, pair_file
-from m4.data.cache.origins import Origin, read_origins
-from m4.data.cache.shards import PairShards, SentenceShards
-from m4.data.cache.tokens import bases, by_role, vocabulary_file, whole_factors
-from m4.data.cleaning.ledger import LEDGER, LEDGER_FILE, Ledger
+from m4.data.cache.corpus_text import BLOCK, Lines, Origin, pair_file, read_origins, texts_of_pairs
+from m4.data.cache.shards import Damaged, PairShards, SentenceShards
+from m4.data.cache.tokens import bases, vocabulary_file, whole_factors
+from m4.data.cleaning.ledger import Ledger
 from m4.data.directions import (
     ROLES,
     Mixture,
@@ -42,67 +40,12 @@ from m4.data.sources import SPLITS, Pair, Source
 from m4.data.vocabulary.tokenizing import array_name
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.settings import InputError, check_value, pasted
-from m4.storage import checksums, records
-from m4.storage.files import read_json, undamaged
+from m4.storage import checksums
+from m4.storage.files import read_json
 from m4.storage.local_copy import BoundedCopy
-from m4.storage.records import count, listed, named, optional, record, text
 
 # Raised whenever the same settings would give other files (test_format.py notices).
 FORMAT = 11
-
-
-def _pairs(value: Any, where: str) -> None:
-    """Kind of counts by pair: its codes are part of names of files, also of translations."""
-    named(records.anything)(value, where)
-    for pair in value:
-        split_direction(pair)
-    named(_COUNTS)(value, where)
-
-
-def _mixture(value: Any, where: str) -> None:
-    """Kind of a mixture's name, a list of directions, or None."""
-    (listed(text) if isinstance(value, list) else optional(text))(value, where)
-
-
-_COUNT = record(
-    {
-        "pairs": count,
-        "rows": records.entry(count, count),
-        "mean_pieces": named(records.number),
-        "longest": named(count),
-        "sha256": text,
-        "files?": listed(text),
-    }
-)
-_COUNTS = record(dict.fromkeys(SPLITS, _COUNT))
-_IDENTITY = {
-    **dict.fromkeys(("source_length", "target_length", "segmentations"), count),
-    "vocabulary_sentences": count,
-    "mixture": _mixture,
-    "target_vocabulary_size": optional(count),
-    "source": records.anything,
-    "pivoted?": listed(text),
-}
-_MANIFEST = record(
-    {
-        "identity": record(_IDENTITY),
-        "language_pairs": _pairs,
-        "vocabularies": named(named(records.anything)),
-        "files": checksums.FILES,
-        "fingerprint": text,
-        "sentences": record(dict.fromkeys(SPLITS, named(count))),
-        "shards": record(dict.fromkeys(SPLITS, named(listed(listed(count))))),
-        "rates?": named(records.number),
-    }
-)
-
-
-class Damaged(InputError):
-    """A file of a cache is not as it was built."""
-
-
-def _damaged(folder: Path, said: str) -> Damaged:
-    return Damaged(f"{folder}: damaged: {said}; remove that folder, and the corpus is built again")
 
 
 class Cache:
@@ -110,6 +53,16 @@ class Cache:
 
     Attributes:
         bounded: Fetches shards of training text from a bucket. Defaults to files that all are here.
+        fingerprint: Name of the corpus: everything that decides its ids (`fingerprint_of`).
+        source_length: No training source is longer, with tag and eos.
+        target_length: No training target is longer, with eos.
+        separate: True if sources and targets have separate vocabularies.
+        has_all_directions: True if the tokens of all mixtures are there, not only the corpus's own.
+        segmentations: Number of ways in which each training sentence is tokenized.
+        source_rates: Direction -> rate that the source asks for, or None if it asks for none.
+        marked: True if sources get a tag and all sentences an eos when they are laid out. Otherwise
+            the ids are the source's own (`m4.data.sources.IdSource`), eos included.
+        extra_ids: Number of ids that a source and a target have beyond those in the arrays.
     """
 
     bounded: BoundedCopy | None = None
@@ -130,25 +83,30 @@ class Cache:
             names = pasted("data", "list", self.folder)
             raise InputError(f"{self.folder}: has {len(within)} corpora; `{names}` names them")
         self.folder = within[0] if within else self.folder
-        path = self.folder / "manifest.json"
         try:
-            self.manifest = read_json(path)
+            self.manifest = read_json(self.folder / "manifest.json")
         except FileNotFoundError as error:
             raise InputError(f"{self.folder}: not a cache, it has no manifest.json") from error
         except InputError as error:
-            raise _damaged(self.folder, str(error).removeprefix(f"{self.folder}/")) from error
-        if self.manifest.get("format") != FORMAT:
-            raise InputError(
-                f"{self.folder}: cache format {self.manifest.get('format')}, this m4 needs {FORMAT}"
-            )
-        if self.manifest.get("sha256") != manifest_digest(self.manifest):
-            raise _damaged(self.folder, f"{path.name}: its content is not what was written")
-        with undamaged(path, f"remove {self.folder}, and the corpus is built again"):
-            _MANIFEST(self.manifest, "")
+            raise Damaged(self.folder, str(error).removeprefix(f"{self.folder}/")) from error
+        if (found := self.manifest.get("format")) != FORMAT:
+            raise InputError(f"{self.folder}: cache format {found}, this m4 needs {FORMAT}")
+        for pair in self.manifest["language_pairs"]:
+            split_direction(pair)  # codes are part of names of files
         # Arrays by split and role, and text by split and language, as far as they were read.
         self._sentences: dict[str, SentenceShards] = {}
         self._lines: dict[str, dict[str, Lines]] = {split: {} for split in SPLITS}
-        made_for = self.manifest["identity"]["mixture"]
+        identity = self.manifest["identity"]
+        self.fingerprint: str = self.manifest["fingerprint"]
+        self.source_length: int = identity["source_length"]
+        self.target_length: int = identity["target_length"]
+        self.segmentations: int = identity["segmentations"]
+        self.separate: bool = identity["target_vocabulary_size"] is not None
+        self.source_rates: dict[str, float] | None = self.manifest.get("rates")
+        self.marked = "own_vocabularies" not in identity
+        self.extra_ids = (TAG_IDS + EOS_IDS, EOS_IDS) if self.marked else (0, 0)
+        made_for = identity["mixture"]
+        self.has_all_directions = made_for in (None, "english_centric", "direct", "any_to_any")
         chosen: Mixture = mixture or made_for or "direct"
         self.mixture: Mixture = chosen if isinstance(chosen, str) else [*chosen]
         check_value("Cache.mixture", self.mixture, Mixture)
@@ -167,12 +125,7 @@ class Cache:
         files = {name: one for name, one in self.manifest["files"].items() if needs(name)}
         store = checksums.Disk(self.folder)
         if said := checksums.problem(store, files, once=True):
-            raise _damaged(self.folder, said)
-
-    @property
-    def fingerprint(self) -> str:
-        """The corpus's name: everything that decides its ids (`identity.fingerprint_of`)."""
-        return self.manifest["fingerprint"]
+            raise Damaged(self.folder, said)
 
     def language_pairs(self) -> list[str]:
         """Returns the names of the pairs of languages, in the order of the rows."""
@@ -191,27 +144,6 @@ class Cache:
     def directions(self) -> list[str]:
         """The directions of the cache's mixture: first those in the order of the pairs' names."""
         return directions_of(self.mixture, self.language_pairs())
-
-    @property
-    def source_length(self) -> int:
-        """No training source is longer, with tag and eos."""
-        return self.manifest["identity"]["source_length"]
-
-    @property
-    def target_length(self) -> int:
-        """No training target is longer, with eos."""
-        return self.manifest["identity"]["target_length"]
-
-    @property
-    def separate(self) -> bool:
-        """True if sources and targets have separate vocabularies."""
-        return self.manifest["identity"]["target_vocabulary_size"] is not None
-
-    @property
-    def has_all_directions(self) -> bool:
-        """True if the tokens of all mixtures are there, and not only those of the corpus's own."""
-        chosen = self.manifest["identity"]["mixture"]
-        return chosen is None or chosen in ("english_centric", "direct", "any_to_any")
 
     @cached_property
     def source_vocabulary(self) -> Vocabulary:
@@ -232,33 +164,10 @@ class Cache:
             return self.source_vocabulary
         return SourceAndTarget(self.source_vocabulary, self.target_vocabulary)
 
-    @property
-    def marked(self) -> bool:
-        """True if sources get a tag and all sentences an eos when they are laid out.
-
-        Otherwise the ids are the source's own (`m4.data.sources.IdSource`), eos included.
-        """
-        return "own_vocabularies" not in self.manifest["identity"]
-
-    @property
-    def extra_ids(self) -> tuple[int, int]:
-        """Number of ids that a source and a target have in addition to those in the arrays."""
-        return (TAG_IDS + EOS_IDS, EOS_IDS) if self.marked else (0, 0)
-
-    @property
-    def source_rates(self) -> dict[str, float] | None:
-        """Direction -> rate that the source asks for, or None if it asks for none."""
-        return self.manifest.get("rates")
-
     @cached_property
     def length_factors(self) -> dict[str, int]:
         """Target language -> tokens of a translation a token of its source, where more than 2."""
         return whole_factors(self.manifest["length_factors"], self.directions)
-
-    @property
-    def segmentations(self) -> int:
-        """Number of ways in which each training sentence is tokenized."""
-        return self.manifest["identity"]["segmentations"]
 
     def sizes(self) -> dict[str, int]:
         """Returns direction of the mixture -> number of training pairs, for samplers."""
@@ -290,7 +199,7 @@ class Cache:
 
     def pair_numbers(self, split: str) -> PairShards:
         """Returns, for each row, the numbers of its sentences within their languages."""
-        return PairShards(self, split, self.manifest["shards"][split]["pairs"])
+        return PairShards(self.folder, split, self.manifest["shards"][split]["pairs"], self.path)
 
     def sentences(self, split: str, role: str = "source") -> SentenceShards:
         """Returns the ids of the split's sentences, a language's from `first_sentences` on.
@@ -301,7 +210,7 @@ class Cache:
         name = array_name(split, store := self._store(role))
         if name not in self._sentences:
             firsts = self.manifest["shards"][split][store]
-            self._sentences[name] = SentenceShards(self, name, firsts)
+            self._sentences[name] = SentenceShards(self.folder, name, firsts, self.path)
         return self._sentences[name]
 
     def first_sentences(self, split: str) -> dict[str, int]:
@@ -310,7 +219,7 @@ class Cache:
 
     def path(self, name: str, on_remove: Callable[[], object]) -> Path:
         """Returns the path of a shard, which is there until `on_remove` is called."""
-        if self.bounded is not None and name in self.bounded:
+        if self.bounded is not None and name in self.bounded.files:
             return self.bounded.path(name, on_remove)
         return self.folder / name
 
@@ -320,8 +229,8 @@ class Cache:
         numbers = self.pair_numbers(split)
         for start in range(rows.start, rows.stop, BLOCK):
             block = numbers.take(np.arange(start, min(start + BLOCK, rows.stop)))
-            for texts in lines_of_pairs(self.folder, split, pair, block, self._lines[split]):
-                yield from map(Pair, *texts)
+            texts = texts_of_pairs(self.folder, split, pair, block, self._lines[split])
+            yield from map(Pair, *texts)
 
     def origins(self, pair: str, split: str) -> list[Origin] | None:
         """Returns file and line of each pair, in the order of the rows, or None without files."""
@@ -332,11 +241,11 @@ class Cache:
         """Returns the named parts of a dev or test split, parallel to `pairs`."""
         self._count(pair, split)
         path = pair_file(self.folder, split, pair_of(pair), "subsets.json")
-        return read_json(path, named(listed(records.flag))) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
     def ledger(self) -> Ledger:
-        """Returns the ledger of what was read, kept and dropped, with examples."""
-        return read_json(self.folder / LEDGER_FILE, LEDGER, Ledger.from_json)
+        """Returns the ledger of what was read, kept and dropped."""
+        return Ledger.from_json(self.manifest["ledger"])
 
     def identity(self) -> dict[str, Any]:
         """Returns the SHA-256 of the text by pair and split."""
@@ -351,7 +260,7 @@ class Cache:
     def _store(self, role: str) -> str:
         """Returns the role where roles have ids of their own, else ''."""
         assert role in ROLES, role
-        return role if by_role(self.manifest["identity"]) else ""
+        return role if self.separate else ""
 
     def _count(self, pair: str, split: str) -> dict[str, Any]:
         """Returns the counts of a pair; "gl" means "en-gl", as in `CorpusSpec.languages`."""
@@ -359,12 +268,6 @@ class Cache:
             there = ", ".join(self.language_pairs())
             raise InputError(f"{self.folder}: no pair {pair}; it has {there}")
         return self.manifest["language_pairs"][pair][split]
-
-
-def manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a manifest, which holds its own as "sha256"."""
-    rest = {name: value for name, value in manifest.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:

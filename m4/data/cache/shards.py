@@ -8,21 +8,21 @@ were cut into equal parts. `<split>.pairs.<shard>.npy` has the pairs, [pairs, 2]
 the first language and which one of the second.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from m4.data.arrays import Array, Ints
 from m4.data.compiled import compiled
-from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary import Ragged
 from m4.settings import InputError
 
-Array = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
 # Of a shard's ids, and of a shard's pairs.
 SHARD_BYTES = 1 << 28
 _HEADER_BYTES = 128  # of a .npy file of one axis
@@ -35,47 +35,59 @@ def file_name(stem: str, shard: int) -> str:
     return f"{stem}.{shard:05}.npy"
 
 
-class Files(Protocol):
-    """The files of a cache, some of which may be fetched when they are read."""
+class Damaged(InputError):
+    """A file of a cache is not as it was built."""
 
-    @property
-    def folder(self) -> Path: ...
-
-    def path(self, name: str, on_remove: Callable[[], object]) -> Path:
-        """Returns the path of a file, which is there until `on_remove` is called."""
-        ...
+    def __init__(self, folder: Path, said: str) -> None:
+        remedy = "remove that folder, and the corpus is built again"
+        super().__init__(f"{folder}: damaged: {said}; {remedy}")
 
 
-class Folder(NamedTuple):
-    """A folder that has all files."""
+# Name of a file, and what to call when it is removed -> its path.
+PathOf = Callable[[str, Callable[[], object]], Path]
+
+
+@dataclasses.dataclass
+class _Growing:
+    """An array in shards, .npy files of rows that are written as they come: none stays in memory.
+
+    Each shard begins with some `zeros`, which are no entries. `firsts` has the first entry of each
+    shard that is closed, and the number of all.
+    """
 
     folder: Path
+    stem: str
+    kind: npt.DTypeLike
+    columns: tuple[int, ...] = ()
+    zeros: int = 0
 
-    def path(self, name: str, on_remove: Callable[[], object]) -> Path:
-        return self.folder / name
+    def __post_init__(self) -> None:
+        self.firsts = [0]
+        self._open()
 
-
-class _Growing:
-    """A .npy file of rows, which are written as they come: none of them stays in memory."""
-
-    def __init__(self, path: Path, kind: npt.DTypeLike, columns: tuple[int, ...] = ()) -> None:
-        self._kind, self._columns, self.rows = np.dtype(kind), columns, 0
-        self._file = path.open("wb")
+    def _open(self) -> None:
+        self._file = (self.folder / file_name(self.stem, len(self.firsts) - 1)).open("wb")
         self._file.seek(_HEADER_BYTES)
+        self.rows = 0
+        self.append(np.zeros(self.zeros))
 
     def append(self, rows: Array) -> None:
-        rows.astype(self._kind).tofile(self._file)
+        rows.astype(self.kind).tofile(self._file)
         self.rows += len(rows)
+
+    def next_shard(self) -> None:
+        self.close()
+        self._open()
 
     def close(self) -> None:
         """Writes the header, whose length is the same for any number of rows."""
-        about = {"descr": self._kind.str, "fortran_order": False}
+        about: dict[str, Any] = {"descr": np.dtype(self.kind).str, "fortran_order": False}
+        about["shape"] = (self.rows, *self.columns)
         self._file.seek(0)
-        np.lib.format.write_array_header_1_0(
-            self._file, about | {"shape": (self.rows, *self._columns)}
-        )
+        np.lib.format.write_array_header_1_0(self._file, about)
         assert self._file.tell() == _HEADER_BYTES
         self._file.close()
+        self.firsts.append(self.firsts[-1] + self.rows - self.zeros)
 
 
 def write_sentences(
@@ -91,73 +103,55 @@ def write_sentences(
     Returns:
         The first sentence of each shard, and the number of all; the same of ids.
     """
-    ids_of_shard = SHARD_BYTES // np.dtype(kind).itemsize
-    firsts, first_ids, ids, count = [0], [0], 0, 0
-
-    def shard() -> tuple[_Growing, _Growing]:
-        names = (file_name(f"{stem}.{what}", len(firsts) - 1) for what in ("tokens", "offsets"))
-        tokens, offsets = (folder / name for name in names)
-        opened = _Growing(tokens, kind), _Growing(offsets, np.uint32)
-        opened[1].append(np.zeros(1))
-        return opened
-
-    tokens, offsets = shard()
+    tokens = _Growing(folder, f"{stem}.tokens", kind)
+    offsets = _Growing(folder, f"{stem}.offsets", np.uint32, zeros=1)
+    ids_of_shard, ids = SHARD_BYTES // np.dtype(kind).itemsize, 0
     for block in blocks:
-        ends = np.cumsum(block.lengths)
-        done = 0
+        ends, done = np.cumsum(block.lengths), 0
+        starts = ids + ends - block.lengths
         while True:
-            stop = int(np.searchsorted(ids + ends - block.lengths, len(firsts) * ids_of_shard))
+            stop = int(np.searchsorted(starts, len(tokens.firsts) * ids_of_shard))
             begin, end = (int(ends[n - 1]) if n else 0 for n in (done, stop))
             offsets.append(tokens.rows + ends[done:stop] - begin)
             tokens.append(block.ids[begin:end])
             if stop == len(ends):
                 break
-            tokens.close()
-            offsets.close()
-            firsts.append(count + stop)
-            first_ids.append(ids + end)
-            tokens, offsets = shard()
+            tokens.next_shard()
+            offsets.next_shard()
             done = stop
-        count += len(ends)
         ids += len(block.ids)
     tokens.close()
     offsets.close()
-    return [[*firsts, count], [*first_ids, ids]]
+    return [offsets.firsts, tokens.firsts]
 
 
 def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[list[int]]:
     """Writes the pairs of a split, [n, 2] numbers of sentences in blocks; returns as above."""
-    most, firsts = SHARD_BYTES // 8, [0]
-
-    def shard() -> _Growing:
-        return _Growing(folder / file_name(f"{split}.pairs", len(firsts) - 1), np.uint32, (2,))
-
-    pairs = shard()
+    most, pairs = SHARD_BYTES // 8, _Growing(folder, f"{split}.pairs", np.uint32, (2,))
     for block in blocks:
         while len(block):
             if pairs.rows == most:
-                pairs.close()
-                firsts.append(firsts[-1] + most)
-                pairs = shard()
+                pairs.next_shard()
             room = most - pairs.rows
             pairs.append(block[:room])
             block = block[room:]
     pairs.close()
-    return [[*firsts, firsts[-1] + pairs.rows]]
+    return [pairs.firsts]
 
 
 class _Shards:
     """Files of one array, mapped into memory when they are first read."""
 
-    def __init__(self, files: Files, stem: str, firsts: Any, what: str, more: int = 0) -> None:
+    def __init__(
+        self, folder: Path, stem: str, firsts: Any, what: str, path: PathOf | None, more: int = 0
+    ) -> None:
         """Reads nothing yet.
 
-        Args:
-            firsts: First entry of each shard, and the number of all.
-            what: Name of the entries.
-            more: Length of a shard's array beyond its entries.
+        `firsts` are the first entry of each shard and the number of all, `what` is the entries'
+        name, `path` gives files that are not in the folder, and a shard's array has `more` entries.
         """
-        self._files, self._stem, self._what, self._more = files, stem, what, more
+        self._folder, self._stem, self._what, self._more = folder, stem, what, more
+        self._path = path or (lambda name, _: folder / name)
         self._firsts = np.array(firsts, np.int64)
         self._open: dict[int, Array] = {}
 
@@ -179,9 +173,9 @@ class _Shards:
     def parts(self, entries: Ints) -> Iterator[tuple[int, Ints]]:
         """Yields the shards that have some of the entries, and which ones."""
         if len(entries) and entries.max() >= len(self):
-            raise self._damaged(
-                f"{len(self)} entries of {self._stem} where there should be {entries.max() + 1}"
-            )
+            wanted = int(entries.max()) + 1
+            said = f"{len(self)} entries of {self._stem} where {wanted} are expected"
+            raise Damaged(self._folder, said)
         if len(self._firsts) == 2:
             yield 0, np.arange(len(entries))
             return
@@ -195,23 +189,22 @@ class _Shards:
         if number not in self._open:
             name = file_name(self._stem, number)
             closed = functools.partial(self._open.pop, number, None)
-            array = _mapped(self._files.path(name, closed))
+            path = self._path(name, closed)
+            empty = path.stat().st_size <= _HEADER_BYTES  # is read, as it cannot be mapped
+            array = _read_only(np.load(path, mmap_mode=None if empty else "r"))
             wanted = int(self._firsts[number + 1] - self._firsts[number])
             if (found := len(array) - self._more) != wanted:
-                raise self._damaged(f"{found} {self._what} where {wanted} are expected: {name}")
+                said = f"{found} {self._what} where {wanted} are expected: {name}"
+                raise Damaged(self._folder, said)
             self._open[number] = array
         return self._open[number]
-
-    def _damaged(self, said: str) -> InputError:
-        folder = self._files.folder
-        return InputError(f"{folder}: damaged, {said} (delete the folder, it is rebuilt)")
 
 
 class PairShards(_Shards):
     """The pairs of a split."""
 
-    def __init__(self, files: Files, split: str, firsts: Any) -> None:
-        super().__init__(files, f"{split}.pairs", firsts[0], "pairs")
+    def __init__(self, folder: Path, split: str, firsts: Any, path: PathOf | None = None) -> None:
+        super().__init__(folder, f"{split}.pairs", firsts[0], "pairs", path)
 
     def take(self, rows: Ints) -> Array:
         """Returns [n, 2] numbers of the sentences of rows."""
@@ -224,17 +217,16 @@ class PairShards(_Shards):
 class SentenceShards(_Shards):
     """The token ids of a split's sentences, by their numbers."""
 
-    def __init__(self, files: Files, stem: str, firsts: Any) -> None:
-        super().__init__(files, f"{stem}.offsets", firsts[0], "sentences", more=1)
+    def __init__(self, folder: Path, stem: str, firsts: Any, path: PathOf | None = None) -> None:
+        super().__init__(folder, f"{stem}.offsets", firsts[0], "sentences", path, more=1)
         # Not all processes that need the ids' lengths need the ids.
-        self._ids = _Shards(files, f"{stem}.tokens", firsts[1], "ids")
-        self._first_ids = np.array(firsts[1], np.int64)
+        self._ids = _Shards(folder, f"{stem}.tokens", firsts[1], "ids", path)
 
     def places(self, entries: Ints, more: int = 0) -> tuple[Ints, Ints]:
         """Returns [n] starts of sentences among all ids, and [n] numbers of ids, plus `more`."""
         starts, lengths = np.empty(len(entries), np.int64), np.empty(len(entries), np.int64)
         for number, index in self.parts(entries):
-            first, first_id = self._firsts[number], self._first_ids[number]
+            first, first_id = self._firsts[number], self._ids._firsts[number]
             _places(entries, first, first_id, index, self.shard(number), more, starts, lengths)
         return starts, lengths
 
@@ -254,9 +246,9 @@ class SentenceShards(_Shards):
             ids, part = self._ids.shard(number), some[part]
             if not len(flat):
                 flat = np.empty(int(wanted.sum()), ids.dtype)
-            at = begins[part] - self._first_ids[number]
+            at = begins[part] - self._ids._firsts[number]
             if not _gather(ids, at, wanted[part], found[chosen[part]], flat):
-                raise self._damaged("a sentence is longer than its shard")
+                raise Damaged(self._folder, "a sentence is longer than its shard")
         return _read_only(flat), found
 
     def names(self, entries: Ints) -> list[str]:
@@ -268,9 +260,7 @@ class SentenceShards(_Shards):
         """Returns the ids of sentences."""
         starts, lengths = self.places(entries)
         flat, starts = self.flat(starts, lengths, 0, np.arange(len(entries)))
-        ends = np.cumsum(lengths)
-        places = np.arange(lengths.sum()) + np.repeat(starts - ends + lengths, lengths)
-        return Ragged(flat[places], lengths)
+        return Ragged.within(flat, starts, lengths)
 
     def release(self) -> None:
         super().release()
@@ -305,12 +295,6 @@ def _gather(ids, begins, lengths, starts, flat):
         for j in range(np.uint64(lengths[k])):
             flat[start + j] = ids[begin + j]
     return True
-
-
-def _mapped(path: Path) -> Array:
-    """Maps an array into memory; an empty one is read, as it cannot be mapped."""
-    whole = path.stat().st_size > _HEADER_BYTES
-    return _read_only(np.load(path, mmap_mode="r" if whole else None))
 
 
 def _read_only(array: Array) -> Array:

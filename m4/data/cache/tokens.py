@@ -1,29 +1,37 @@
-"""The token arrays of a cache: every sentence of a language tokenized once, in shards."""
+"""Vocabularies of a cache, and its arrays: each sentence tokenized once, in shards."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from m4.data import permutation
+from m4.data.arrays import U32, Int32, Ints, Mask
 from m4.data.beam import Engine
 from m4.data.cache.corpus_text import (
     BLOCK,
+    Counts,
     Progress,
-    lines_of_pairs,
+    TextWriter,
+    compress_origins,
+    numbers_file,
+    on_disk,
     pair_file,
-    remove_numbers,
     take_numbers,
     text_file,
+    texts_of_pairs,
 )
-from m4.data.cache.origins import compress_origins
-from m4.data.cache.shards import Folder, PairShards, SentenceShards, write_pairs, write_sentences
+from m4.data.cache.shards import PairShards, SentenceShards, write_pairs, write_sentences
+from m4.data.cleaning.chunk import Chunk
+from m4.data.cleaning.ledger import Ledger
 from m4.data.directions import (
     ROLES,
     SIDES,
@@ -36,15 +44,20 @@ from m4.data.directions import (
     sides_with,
     split_direction,
 )
-from m4.data.preprocess import EOS_IDS, TAG_IDS
-from m4.data.sources import SPLITS
-from m4.data.vocabulary.ragged import Ragged
+from m4.data.preprocess import EOS_IDS, TAG_IDS, normalised
+from m4.data.samplers.temperature import temperature
+from m4.data.sources import SPLITS, IdSource
+from m4.data.sources.reading.lines import plain
+from m4.data.stream import numba_loops
+from m4.data.vocabulary import Ragged, vocabulary
+from m4.data.vocabulary.pieces import grow
 from m4.data.vocabulary.tokenizing import (
+    TextRange,
     TokenArray,
     Tokenized,
     array_name,
     id_type,
-    ranges_of,
+    in_parts,
     tokenized,
 )
 from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
@@ -56,9 +69,6 @@ _WORKER_SENTENCES, _SENTENCE_BYTES = 200_000, 50
 # Tokens of a translation, whatever its source; and its tokens a token of the source, at least.
 SPARE_TOKENS, LEAST_FACTOR = 16, 2
 _MOST_PAIRS = 1_000_000  # that decide a direction's length factor
-Ints, Numbers = npt.NDArray[np.int64], npt.NDArray[np.uint32]
-Mask = npt.NDArray[np.bool_]
-Counts = dict[str, dict[str, dict[str, Any]]]
 
 
 def vocabulary_file(folder: Path, role: str | None) -> Path:
@@ -83,25 +93,120 @@ def pretrained_vocabulary(folder: Path) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def by_role(settings: Mapping[str, Any]) -> bool:
-    """Returns whether a side has other ids as a source than as a target."""
-    return settings["target_vocabulary_size"] is not None or settings["normalization"] != "nfc"
+def train_vocabularies(
+    folder: Path,
+    sizes: dict[str, int],
+    settings: Mapping[str, Any],
+    progress: Progress,
+    grown_from: Path | None,
+) -> dict[str, dict[str, Any]]:
+    """Trains the shared vocabulary, or one for sources, which has the tags, and one for targets.
+
+    Args:
+        sizes: Pair of languages -> number of training pairs.
+        settings: `CorpusSpec.settings`.
+        grown_from: The folder of the vocabularies that these grow from, if there is one.
+
+    Returns:
+        Role ("shared", or "source" and "target") -> what the manifest says of the vocabulary.
+    """
+    size, target_size = settings["vocabulary_size"], settings["target_vocabulary_size"]
+    tags, text = languages_of(sizes), settings.get("vocabulary_text", sizes)
+    wanted: list[tuple[str | None, int, Mapping[str, Sequence[str]], list[str]]]
+    wanted = [(None, size, dict.fromkeys(sizes, SIDES), tags)]
+    if target_size is not None:
+        directions = {pair: directions_of(settings["mixture"], [pair]) for pair in sizes}
+        source, target = (
+            {pair: sides_with(role, own) for pair, own in directions.items()} for role in ROLES
+        )
+        wanted = [("source", size, source, tags), ("target", target_size, target, [])]
+    made, lines = {}, {}
+    for done, (role, pieces, sides, tags) in enumerate(wanted):
+        progress("vocabulary", done, len(wanted))
+        path = vocabulary_file(folder, role)
+        texts = sample(
+            lambda pair, rows: texts_of_pairs(
+                folder, "train", pair, take_numbers(folder, "train", pair)[rows], lines
+            ),
+            {pair: size for pair, size in sizes.items() if pair in text},
+            sides,
+            settings["vocabulary_sentences"],
+            settings["vocabulary_temperature"],
+        )
+        given = map(normalised, texts), pieces, tags
+        if grown_from is None:
+            about = vocabulary.train(path, *given)
+        else:
+            about = grow(path, Vocabulary(vocabulary_file(grown_from, role)), *given)
+        made[role or "shared"] = {**about, "fingerprint": Vocabulary(path).fingerprint}
+    progress("vocabulary", len(wanted), len(wanted))
+    return made
+
+
+def sample(
+    text: Callable[[str, Ints], tuple[list[str], list[str]]],
+    sizes: Mapping[str, int],
+    sides: Mapping[str, Sequence[str]],
+    sentences: int,
+    temperature_: float,
+) -> Iterator[str]:
+    """Yields training sentences for a vocabulary, of every language by temperature.
+
+    A language's sentences are those of all its pairs, one after another. Its share is taken from a
+    keyed permutation of them, as many times over as it needs. No other text is read.
+
+    Args:
+        text: Pair of languages and some of its rows -> both sides of these.
+        sizes: Pair -> number of training pairs.
+        sides: Pair -> the sides that are taken.
+        sentences: Number of sentences in all.
+    """
+    totals: dict[str, int] = {}
+    # Pair -> side, language, and its first sentence among those of the language, of each side.
+    parts: dict[str, list[tuple[int, str, int]]] = {pair: [] for pair in sizes}
+    for pair, size in sizes.items():
+        for side, code in enumerate(split_direction(pair)):
+            if SIDES[side] in sides[pair]:
+                parts[pair].insert(0, (side, code, totals.get(code, 0)))
+                totals[code] = totals.get(code, 0) + size
+    there = {code: size for code, size in totals.items() if size}
+    rates = dict.fromkeys(totals, 0.0) | temperature(there, temperature_)
+    budget = min(sentences, sum(totals.values()))
+    for pair, size in sizes.items():
+        for start in range(0, size, BLOCK):
+            stop = min(start + BLOCK, size)
+            times = [
+                _times(totals[code], first + start, first + stop, code, round(budget * rates[code]))
+                for _, code, first in parts[pair]
+            ]
+            needed = np.flatnonzero(np.any([*times, np.zeros(stop - start, bool)], axis=0))
+            texts = text(pair, start + needed) if len(needed) else ()
+            for place, row in enumerate(needed.tolist()):
+                for (side, *_), of_row in zip(parts[pair], times, strict=True):
+                    yield from [texts[side][place]] * int(of_row[row])
+
+
+def _times(size: int, start: int, stop: int, name: str, wanted: int) -> Ints:
+    """Returns how often each row from start to stop - 1 of `size` is in a sample of `wanted`."""
+    rows = np.arange(start, stop, dtype=np.uint64)
+    key = np.uint64(permutation.key("vocabulary", name))
+    place = numba_loops.permute_each(rows, np.uint64(size), key).astype(np.int64)
+    return wanted // size + (place < wanted % size)
+
+
+# The arrays.
 
 
 def arrays_of(folder: Path, settings: Mapping[str, Any]) -> list[TokenArray]:
     """Returns the arrays that the directions of a corpus need."""
     longest = {"source": settings["source_length"] - 2, "target": settings["target_length"] - 1}
-    shared = settings["target_vocabulary_size"] is None
-    if not by_role(settings):
-        # Every side is source in one direction, with tag and eos, and target in the other, with
-        # eos.
+    if settings["target_vocabulary_size"] is None:
+        # Every side is source in one direction, with tag and eos, and target in the other.
         path = vocabulary_file(folder, None)
         return [TokenArray(s, path, min(longest.values())) for s in SIDES]
     directions = directions_of(settings["mixture"], settings["language_pairs"])
     return [
-        TokenArray(
-            side, vocabulary_file(folder, None if shared else role), longest[role], role, role
-        )
+        TokenArray(side, vocabulary_file(folder, role), longest[role], role, role)
         for role in ROLES
         for side in sides_with(role, directions)
     ]
@@ -119,18 +224,15 @@ def tokenize(
     """Tokenizes the text and writes the arrays; returns what the manifest says of these.
 
     Args:
-        workers: Number of processes, which changes nothing. Defaults to as many as there are cores
-            and enough text.
+        workers: Number of processes, which changes nothing. Defaults to as many as are of use.
         engine: Tokenizes. Defaults to these processes.
     """
     arrays, ways = arrays_of(folder, settings), settings["segmentations"]
-    spans = {
-        (split, code): list(
-            ranges_of(text_file(folder, split, code), split == "train", of, is_synthetic(code))
-        )
-        for split in SPLITS
-        for code, of in _stores(arrays, pairs).items()
-    }
+    spans = {}
+    for split, (code, stores) in product(SPLITS, _stores(arrays, pairs).items()):
+        path, mark = text_file(folder, split, code), is_synthetic(code)
+        text = TextRange(path, 0, path.stat().st_size, split == "train", stores, mark)
+        spans[split, code] = [*in_parts(text)]
     every = [span for of_file in spans.values() for span in of_file]
     total = sum(span.stop - span.start for span in every)
     if workers is None:
@@ -151,9 +253,8 @@ def tokenize(
 def _stores(arrays: Sequence[TokenArray], pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Returns language -> the stores that have its sentences."""
     found: dict[str, dict[str, None]] = {code: {} for code in languages_of(pairs)}
-    for pair in pairs:
-        for side, code in zip(SIDES, split_direction(pair), strict=True):
-            found[code] |= {a.store: None for a in arrays if a.side == side}
+    for pair, array in product(pairs, arrays):
+        found[split_direction(pair)[SIDES.index(array.side)]][array.store] = None
     return {code: tuple(of) for code, of in found.items()}
 
 
@@ -173,24 +274,25 @@ class Unfinished:
                 with self._path(store, way, "lengths").open("ab") as file:
                     part.lengths.astype(np.int32).tofile(file)
 
-    def lengths(self, store: str, way: int = 0) -> npt.NDArray[np.int32]:
+    def lengths(self, store: str, way: int = 0) -> Int32:
         """Returns [n] lengths, none where the language has no sentences in a store."""
         path = self._path(store, way, "lengths")
         there = path.is_file() and path.stat().st_size
         return np.memmap(path, np.int32, "r") if there else np.zeros(0, np.int32)
 
-    def used(self, store: str, way: int, used: Mask) -> Iterator[Ragged]:
-        """Yields the sentences that are used, and removes them here."""
+    def blocks(self, store: str, way: int, used: Mask) -> Iterator[tuple[int, Ragged, Ints]]:
+        """Yields sentences, and removes them here: the first one's number, all, and those used."""
         lengths = self.lengths(store, way)
         if not len(lengths):  # the language has none in this role, but its numbers stay
-            yield Ragged(np.zeros(0, self._types[store]), np.zeros(int(used.sum()), np.int64))
+            count = int(used.sum())
+            yield 0, Ragged(np.zeros(0, self._types[store]), np.zeros(count, int)), np.arange(count)
         else:
             with self._path(store, way, "ids").open("rb") as file:
                 for start in range(0, len(lengths), BLOCK):
                     of_block = lengths[start : start + BLOCK].astype(np.int64)
                     ids = np.fromfile(file, self._types[store], int(of_block.sum()))
                     rows = np.flatnonzero(used[start : start + BLOCK])
-                    yield Ragged(ids, of_block).take(rows)
+                    yield start, Ragged(ids, of_block), rows
         for what in ("ids", "lengths"):
             self._path(store, way, what).unlink(missing_ok=True)
 
@@ -198,10 +300,11 @@ class Unfinished:
         return self._stem.with_name(f"{self._stem.name}.{store}.{way}.{what}")
 
 
+@dataclass
 class ArrayWriter:
     """Writes the token arrays of a corpus, from its text and the unfinished ids.
 
-    Args:
+    Attributes:
         pairs: Pairs of languages.
         arrays: What their directions need.
         counts: Gets what the manifest says of each pair of languages and split.
@@ -209,23 +312,21 @@ class ArrayWriter:
         marked: Whether the arrays lack tag and eos (`Cache.marked`).
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        pairs: Sequence[str],
-        arrays: Sequence[TokenArray],
-        counts: Counts,
-        ways: int = 1,
-        marked: bool = True,
-    ) -> None:
-        self._folder, self._pairs, self._arrays, self._counts = folder, pairs, arrays, counts
-        self._ways, self._marked = ways, marked
+    folder: Path
+    pairs: Sequence[str]
+    arrays: Sequence[TokenArray]
+    counts: Counts
+    ways: int = 1
+    marked: bool = True
+
+    def __post_init__(self) -> None:
         self._made: dict[str, Any] = {"sentences": {}, "shards": {}}
+        # How often a model takes in each id.
+        files = {a.vocabulary for a in self.arrays}
+        self._tokens = {path: np.zeros(Vocabulary(path).size, np.int64) for path in files}
 
     def write(self, mixture: Mixture | None) -> dict[str, Any]:
-        """Writes all arrays, without training pairs that are too long.
-
-        Sentences that no pair has any more leave the text, too.
+        """Writes all arrays, without training pairs that are too long and sentences of them alone.
 
         Returns:
             "sentences", their number by split and language; "shards", by split the first entry of
@@ -240,148 +341,161 @@ class ArrayWriter:
         return {**self._made, "length_factors": self._length_factors(mixture or "direct")}
 
     def _write_split(self, split: str) -> None:
-        folder, arrays = self._folder, self._arrays
-        unfinished = {c: Unfinished(folder, split, c, arrays) for c in languages_of(self._pairs)}
-        used = {
-            code: np.zeros(max(len(of.lengths(a.store)) for a in arrays), bool)
-            for code, of in unfinished.items()
+        folder, arrays = self.folder, self.arrays
+        unfinished = {c: Unfinished(folder, split, c, arrays) for c in languages_of(self.pairs)}
+        sizes = {c: max(len(of.lengths(a.store)) for a in arrays) for c, of in unfinished.items()}
+        used = {code: on_disk(folder, size, np.bool_) for code, size in sizes.items()}
+        # How often a model takes in each sentence.
+        uses = {
+            (a.store, a.role): {c: on_disk(folder, size, np.int32) for c, size in sizes.items()}
+            for a in arrays
         }
-        kept = {}
-        for pair in self._pairs:
-            numbers = take_numbers(folder, split, pair)
-            kept[pair] = self._kept(pair, split, numbers, unfinished)
-            for side, code in enumerate(split_direction(pair)):
-                used[code][numbers[kept[pair], side]] = True
+        kept, row = {}, 0
+        for pair in self.pairs:
+            numbers, codes = take_numbers(folder, split, pair), split_direction(pair)
+            kept[pair] = self._kept(pair, split, row, unfinished)
+            row += self.counts[pair][split]["pairs"]
+            for start in range(0, len(numbers), BLOCK):
+                stop = start + BLOCK
+                sides = numbers[start:stop][kept[pair][start:stop]].T
+                for code, side in zip(codes, sides, strict=True):
+                    used[code][side] = True
+                for a in arrays:
+                    side = SIDES.index(a.side)
+                    np.add.at(uses[a.store, a.role][codes[side]], sides[side], 1 if a.role else 2)
         shards = self._made["shards"][split] = {}
         for array in {a.store: a for a in arrays}.values():
-            sentences = (
-                block
-                for way in self._ways_of(split)
-                for code, of in unfinished.items()
-                for block in of.used(array.store, way, used[code])
-            )
+            sentences = self._sentences(split, array, unfinished, used, uses)
             name, kind = array_name(split, array.store), id_type(array.vocabulary)
             shards[array.store] = write_sentences(folder, name, sentences, kind)
         numbers_now = {code: _leave_out(folder, split, code, of) for code, of in used.items()}
         self._made["sentences"][split] = {code: int(of.sum()) for code, of in used.items()}
         shards["pairs"] = write_pairs(folder, split, self._finish_pairs(split, kept, numbers_now))
 
-    def _ways_of(self, split: str) -> range:
-        return range(self._ways if split == "train" else 1)
-
-    def _kept(
+    def _sentences(
         self,
-        pair: str,
         split: str,
-        numbers: Numbers,
+        array: TokenArray,
         unfinished: Mapping[str, Unfinished],
-    ) -> Mask:
-        """Returns which rows of a pair of languages stay, and counts those that are too long."""
-        long = np.zeros(len(numbers), bool)
-        for array in self._arrays:
-            side = SIDES.index(array.side)
-            lengths = unfinished[split_direction(pair)[side]].lengths(array.store)
-            long |= lengths[numbers[:, side]] > array.longest
-        self._counts[pair][split]["too_long"] = int(long.sum())
-        if split != "train":
-            return np.ones(len(numbers), bool)
-        if len(numbers) and long.all():
+        used: Mapping[str, Mask],
+        uses: Mapping[tuple[str, str | None], Mapping[str, Int32]],
+    ) -> Iterator[Ragged]:
+        """Yields the sentences of an array, and counts their ids as often as they are used."""
+        of = self._tokens[array.vocabulary]
+        for way, code in product(self._ways_of(split), unfinished):
+            for start, block, rows in unfinished[code].blocks(array.store, way, used[code]):
+                yield block if len(rows) == len(block.lengths) else block.take(rows)
+                for (store, role), times in uses.items():
+                    if split != "train" or store != array.store or not len(block.ids):
+                        continue
+                    n = times[code][start : start + len(block.lengths)]
+                    of += np.bincount(block.ids, np.repeat(n, block.lengths), len(of)).astype(int)
+                    if not self.marked and role == "target":
+                        ends = block.ids[np.cumsum(block.lengths) - 1]
+                        of -= np.bincount(ends, n, len(of)).astype(int)
+
+    def _ways_of(self, split: str) -> range:
+        return range(self.ways if split == "train" else 1)
+
+    def _kept(self, pair: str, split: str, row: int, unfinished: Mapping[str, Unfinished]) -> Mask:
+        """Returns which pairs of two languages stay, and counts them; `row` is the first one's."""
+        numbers, codes = take_numbers(self.folder, split, pair), split_direction(pair)
+        kept, ways = on_disk(self.folder, len(numbers), np.bool_), self._ways_of(split)
+        count, too_long = self.counts[pair][split], 0
+        sides = [(a, SIDES.index(a.side)) for a in self.arrays]
+        lengths = {
+            a.name: [unfinished[codes[side]].lengths(a.store, way) for way in ways]
+            for a, side in sides
+        }
+        pieces, most = dict.fromkeys(lengths, 0), dict.fromkeys(lengths, 0)
+        for start in range(0, len(numbers), BLOCK):
+            block = slice(start, start + BLOCK)
+            found = {
+                a.name: np.stack([of_way[numbers[block, side]] for of_way in lengths[a.name]])
+                for a, side in sides
+            }
+            long = np.any([found[a.name][0] > a.longest for a in self.arrays], axis=0)
+            too_long += int(long.sum())
+            kept[block] = ~long if split == "train" else True
+            for name, of_ways in found.items():
+                pieces[name] += int(of_ways[:, kept[block]].sum())
+                most[name] = max(most[name], int(of_ways[:, kept[block]].max(initial=0)))
+        size = int(kept.sum())
+        if split == "train" and len(numbers) and not size:
             raise InputError(
                 f"{pair} has no training pairs: all {len(numbers)} are longer "
-                f"than {min(a.longest for a in self._arrays)} pieces (CorpusSpec.lengths)"
+                f"than {min(a.longest for a in self.arrays)} pieces (CorpusSpec.lengths)"
             )
-        return ~long
-
-    def _store(self, split: str, store: str) -> SentenceShards:
-        shards = self._made["shards"][split][store]
-        return SentenceShards(Folder(self._folder), array_name(split, store), shards)
+        several = max(size * len(ways), 1)
+        count |= {
+            "too_long": too_long,
+            "pairs": size,
+            "rows": [row, row + size],
+            "mean_pieces": {name: round(of / several, 3) for name, of in pieces.items()},
+            "longest": most,
+        }
+        return kept
 
     def _finish_pairs(
-        self, split: str, kept: Mapping[str, Mask], numbers_now: Mapping[str, Numbers]
+        self, split: str, kept: Mapping[str, Mask], numbers_now: Mapping[str, U32]
     ) -> Iterator[Ints]:
-        """Yields the numbers of each pair's sentences, and counts for the manifest."""
-        folder, sizes, row, lines = self._folder, self._made["sentences"][split], 0, {}
-        first, total, ways = bases(sizes), sum(sizes.values()), self._ways_of(split)
-        stores = {a.store: self._store(split, a.store) for a in self._arrays}
-        for pair in self._pairs:
+        """Yields the numbers of each pair's sentences, and hashes their text for the manifest."""
+        folder, lines = self.folder, {}
+        for pair in self.pairs:
             old, codes = take_numbers(folder, split, pair), split_direction(pair)
             lines = {code: lines[code] for code in codes if code in lines}
             compress_origins(pair_file(folder, split, pair, "origin"), kept[pair])
-            remove_numbers(folder, split, pair)
-            columns = [numbers_now[code][old[kept[pair], side]] for side, code in enumerate(codes)]
-            numbers, digest = np.stack(columns, axis=1).astype(np.int64), hashlib.sha256()
-            for texts in lines_of_pairs(folder, split, pair, numbers, lines):
-                block = "".join([f"{a}\t{b}\n" for a, b in zip(*texts, strict=True)])
-                digest.update(block.encode())
-            means, most = {}, {}
-            for array in self._arrays:
-                side = SIDES.index(array.side)
-                entries = numbers[:, side] + first[codes[side]]
-                lengths = [stores[array.store].places(entries + way * total)[1] for way in ways]
-                mean = sum(int(of.sum()) for of in lengths) / max(len(numbers) * len(ways), 1)
-                means[array.name] = round(mean, 3)
-                most[array.name] = max(int(of.max(initial=0)) for of in lengths)
-            self._counts[pair][split] |= {
-                "pairs": len(numbers),
-                "rows": [row, row + len(numbers)],
-                "mean_pieces": means,
-                "longest": most,
-                "sha256": digest.hexdigest(),
-            }
-            row += len(numbers)
-            yield numbers
+            numbers_file(folder, split, pair).unlink()
+            digest = hashlib.sha256()
+            for start in range(0, len(old), BLOCK):
+                block = old[start : start + BLOCK][kept[pair][start : start + BLOCK]].T
+                now = [numbers_now[code][of] for code, of in zip(codes, block, strict=True)]
+                numbers = np.stack(now, axis=1).astype(np.int64)
+                texts = texts_of_pairs(folder, split, pair, numbers, lines)
+                text = "".join([f"{a}\t{b}\n" for a, b in zip(*texts, strict=True)])
+                digest.update(text.encode())
+                yield numbers
+            self.counts[pair][split]["sha256"] = digest.hexdigest()
 
     def _write_token_counts(self) -> None:
         """Writes token_counts.npy, [V]: how often a model takes in each id.
 
         Every training pair comes once each way in all its segmentations. Each side is a source,
-        with tag and eos, and a target, whose eos is predicted and not taken in; the decoder's first
-        input is pad. With separate vocabularies there are token_counts.source.npy, of what the
-        encoder takes in, and token_counts.target.npy, of the decoder.
+        with tag and eos, and a target, whose eos is not taken in; the decoder's first input is pad.
+        With separate vocabularies token_counts.source.npy is of the encoder, and
+        token_counts.target.npy of the decoder.
         """
-        sizes = self._made["sentences"]["train"]
-        rows, first, total = self._training_pairs(), bases(sizes), sum(sizes.values())
-        totals: dict[Path, Ints] = {}
-        for array in self._arrays:
+        for array in self.arrays:
             vocabulary, side = Vocabulary(array.vocabulary), SIDES.index(array.side)
-            of = totals.setdefault(array.vocabulary, np.zeros(vocabulary.size, np.int64))
-            store = self._store("train", array.store)
-            for pair in self._pairs:
-                codes, (start, stop) = split_direction(pair), self._counts[pair]["train"]["rows"]
-                number = self._ways * (stop - start)
-                for begin in range(start, stop, BLOCK):
-                    numbers = rows.take(np.arange(begin, min(begin + BLOCK, stop)))[:, side]
-                    for way in range(self._ways):
-                        found = store.take(numbers + (first[codes[side]] + way * total))
-                        ids = np.bincount(found.ids, minlength=vocabulary.size)
-                        of += (1 if array.role else 2) * ids
-                        if not self._marked and array.role == "target":
-                            ends = found.ids[np.cumsum(found.lengths) - 1]
-                            of -= np.bincount(ends, minlength=vocabulary.size)
-                if self._marked and array.role != "target":
+            of = self._tokens[array.vocabulary]
+            for pair in self.pairs:
+                start, stop = self.counts[pair]["train"]["rows"]
+                number = self.ways * (stop - start)
+                if self.marked and array.role != "target":
                     # The tag in front of a side asks for the other one's language.
-                    of[vocabulary.tag_id(codes[1 - side])] += number
+                    of[vocabulary.tag_id(split_direction(pair)[1 - side])] += number
                     of[EOS_ID] += number
                 if array.role != "source":
                     of[PAD_ID] += number
-        for path, of in totals.items():
+        for path, of in self._tokens.items():
             name = path.name.replace("vocabulary", "token_counts").replace(".model", ".npy")
-            np.save(self._folder / name, of)
+            np.save(self.folder / name, of)
 
     def _length_factors(self, mixture: Mixture) -> dict[str, float]:
         """Returns direction -> a, so that targets of 99.9% of the pairs fit a L + 16 tokens.
 
         L is the number of a source's tokens with tag and EOS, and a target has an EOS, too.
         """
-        more = (TAG_IDS + EOS_IDS, EOS_IDS) if self._marked else (0, 0)
-        pairs, first = self._training_pairs(), bases(self._made["sentences"]["train"])
+        more = (TAG_IDS + EOS_IDS, EOS_IDS) if self.marked else (0, 0)
+        shards, first = self._made["shards"]["train"], bases(self._made["sentences"]["train"])
+        pairs = PairShards(self.folder, "train", shards["pairs"])
+        names = [next(a.store for a in self.arrays if a.role in (role, None)) for role in ROLES]
         stores = [
-            self._store("train", next(a.store for a in self._arrays if a.role in (role, None)))
-            for role in ROLES
+            SentenceShards(self.folder, array_name("train", name), shards[name]) for name in names
         ]
         factors = {}
-        for direction in directions_of(mixture, self._pairs):
-            begin, end = self._counts[pair_of(direction)]["train"]["rows"]
+        for direction in directions_of(mixture, self.pairs):
+            begin, end = self.counts[pair_of(direction)]["train"]["rows"]
             if begin == end:
                 continue
             numbers = pairs.take(np.arange(begin, end, max(1, (end - begin) // _MOST_PAIRS)))
@@ -394,9 +508,6 @@ class ArrayWriter:
             factors[direction] = round(float(np.quantile(needed, 0.999, method="higher")), 3)
         return factors
 
-    def _training_pairs(self) -> PairShards:
-        return PairShards(Folder(self._folder), "train", self._made["shards"]["train"]["pairs"])
-
 
 def bases(sizes: Mapping[str, int]) -> dict[str, int]:
     """Returns language -> the number of its first sentence among all."""
@@ -404,15 +515,18 @@ def bases(sizes: Mapping[str, int]) -> dict[str, int]:
     return {code: end - size for (code, size), end in zip(sizes.items(), ends, strict=True)}
 
 
-def _leave_out(folder: Path, split: str, code: str, used: Mask) -> Numbers:
+def _leave_out(folder: Path, split: str, code: str, used: Mask) -> U32:
     """Leaves sentences that are not used out of a text; returns [n] the numbers of all."""
     if not used.all():
         path = text_file(folder, split, code)
         part = path.with_suffix(".used")
         with path.open("rb") as file, part.open("wb") as left:
-            left.writelines(compress(file, used.tobytes()))
+            left.writelines(compress(file, used.data))
         part.replace(path)
-    return np.cumsum(used, dtype=np.uint32) - np.uint32(1)
+    numbers = on_disk(folder, len(used), np.uint32)
+    np.cumsum(used, out=numbers)
+    numbers -= 1
+    return numbers
 
 
 def whole_factors(factors: Mapping[str, float], directions: Sequence[str]) -> dict[str, int]:
@@ -423,3 +537,95 @@ def whole_factors(factors: Mapping[str, float], directions: Sequence[str]) -> di
         if factor > whole.get(to, LEAST_FACTOR):
             whole[to] = factor
     return whole
+
+
+# A source that gives ids.
+
+
+def write_given(
+    folder: Path, source: IdSource, settings: dict[str, Any], progress: Progress
+) -> tuple[Counts, Ledger, dict[str, Any]]:
+    """Writes text, arrays and vocabularies of a source that gives ids in its own vocabulary.
+
+    Nothing is tokenized or cleaned: the arrays hold the ids as they are, eos included. The text is
+    what decoding reads and metrics compare with: the source's own where its vocabulary makes the
+    same ids of it, else the ids decoded.
+
+    Returns:
+        The manifest's counts, the ledger, and what it says of vocabularies and arrays.
+    """
+    pairs, ledger = settings["language_pairs"], Ledger()
+    made = _write_vocabularies(folder, source)
+    roles = [None, None] if "shared" in made else list(ROLES)
+    longest = settings["source_length"], settings["target_length"]
+    arrays = [
+        TokenArray(side, vocabulary_file(folder, own), most, role, own or "")
+        for side, own, most, role in zip(SIDES, roles, longest, ROLES, strict=True)
+    ]
+    vocabularies = [Vocabulary(array.vocabulary) for array in arrays]
+    counts: Counts = {pair: {split: {} for split in SPLITS} for pair in pairs}
+    for done, split in enumerate(SPLITS):
+        writer = TextWriter(folder, split, pairs, once=False)
+        for number, pair in enumerate(pairs):
+            progress("tokens", done * len(pairs) + number, len(SPLITS) * len(pairs))
+            unfinished = [Unfinished(folder, split, c, arrays) for c in split_direction(pair)]
+            count = ledger.count(pair, split)
+            for block in source.blocks(pair, split):
+                sides, columns = (block.inputs, block.targets), []
+                texts = zip(*block.texts, strict=True)
+                names = ("inputs", "targets")
+                for name, side, of, given in zip(names, sides, vocabularies, texts, strict=True):
+                    _check(side, of, f"{pair}, {split}", name, count.read)
+                    flagged = count.flagged if split != "train" else Counter()
+                    columns.append(_texts(side, of, given, flagged))
+                numbers = np.arange(count.read + 1, count.read + 1 + len(block.texts))
+                count.read = count.kept = count.read + len(numbers)
+                writer.add(pair, Chunk(numbers, *columns))
+                for array, side, ids in zip(arrays, sides, unfinished, strict=True):
+                    ids.append({array.store: [side]})
+            if split == "train" and not count.read:
+                raise InputError(f"{pair} has no training pairs: the source has none")
+            writer.end(pair)
+    arrays_made = ArrayWriter(folder, pairs, arrays, counts, marked=False).write("from_english")
+    return counts, ledger, {"vocabularies": made, **arrays_made}
+
+
+def _write_vocabularies(folder: Path, source: IdSource) -> dict[str, dict[str, Any]]:
+    models = source.vocabularies()
+    if models["source"] == models["target"]:
+        models = {None: models["source"]}
+    made = {}
+    for role, model in models.items():
+        path = vocabulary_file(folder, role)
+        path.write_bytes(model)
+        vocabulary = Vocabulary(path)
+        vocabulary.check_special()
+        made[role or "shared"] = {"size": vocabulary.size, "fingerprint": vocabulary.fingerprint}
+    return made
+
+
+def _check(side: Ragged, vocabulary: Vocabulary, where: str, name: str, before: int) -> None:
+    """Raises InputError for an example without ids, or ids that the vocabulary does not have."""
+    if (empty := np.flatnonzero(side.lengths == 0)).size:
+        raise InputError(
+            f"{where}: example {before + int(empty[0])} has no {name}: the task's preprocessors "
+            "must give at least an eos"
+        )
+    low, high = int(side.ids.min(initial=1)), int(side.ids.max(initial=1))
+    if low <= PAD_ID or high >= vocabulary.size:
+        allowed = f"the vocabulary has 1 to {vocabulary.size - 1}"
+        raise InputError(f"{where}: {name} have ids from {low} to {high}, and {allowed}")
+
+
+def _texts(
+    side: Ragged, vocabulary: Vocabulary, given: tuple[str, ...], flagged: Counter[str]
+) -> list[str]:
+    """Returns the texts of a side: those that give the ids, where there are any."""
+    bare = [row[:-1] if row[-1:] == [EOS_ID] else row for row in side.rows()]
+    texts = [plain(text) for text in given]
+    both = zip(texts, vocabulary.encode(texts), bare, vocabulary.decode(bare), strict=True)
+    found = [text if text and same == row else plain(other) for text, same, row, other in both]
+    again = vocabulary.encode(found)
+    if differ := sum(a != b for a, b in zip(again, bare, strict=True)):
+        flagged["ids: their text gives others"] += differ
+    return found

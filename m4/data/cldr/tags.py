@@ -65,11 +65,6 @@ def names(kind: str) -> dict[str, str]:
     return own_data("en")[kind]
 
 
-def english_name(tag: Tag) -> str:
-    """Returns 'Guarani' for 'gn'; the code of a language without a name in CLDR."""
-    return names("languages").get(tag.language, tag.language)
-
-
 @lru_cache(maxsize=4096)
 def own_name(tag: Tag) -> str:
     """Returns a language's own name: 'العربية' for 'ar'; '' where CLDR has no locale of it."""
@@ -88,14 +83,9 @@ def additions(tag: Tag) -> str:
     return ", ".join(filter(None, (script, territory, *variants)))
 
 
-@lru_cache(maxsize=1)
-def _scripts_by_name() -> dict[str, str]:
-    return {name.lower(): script for script, name in names("scripts").items()}
-
-
+@lru_cache(maxsize=1024)
 def _script(part: str) -> str:
     """Returns the code of a script: 'hant' -> 'Hant', 'latin' -> 'Latn', else ''."""
-    code = part.title()
-    return code if len(part) == 4 and code in names("scripts") else _scripts_by_name().get(
-        part.lower(), ""
-    )  # fmt: skip
+    named = {name.lower(): script for script, name in names("scripts").items()}
+    code = part.title() if len(part) == 4 else ""
+    return code if code in names("scripts") else named.get(part.lower(), "")

@@ -8,15 +8,12 @@ chunks is one of the protocols below, so that chunks may be on different machine
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
-from m4.data.cleaning.chunk import U64, Chunk
+from m4.data.arrays import U64, Mask
+from m4.data.cleaning.chunk import Chunk
 from m4.settings import Between
 
-Mask = npt.NDArray[np.bool_]
 Share = Annotated[float, Between(0, 1)]
 
 
@@ -32,12 +29,6 @@ class Findings:
     chunk: Chunk | None = None  # the pairs with their changed text, where there is any
     # Why -> mask [n] of the pairs that the stage cannot judge.
     not_checked: Mapping[str, Mask] = field(default_factory=dict)
-
-
-class NotChecked(NamedTuple):
-    """Says that a stage cannot judge two languages, and why: this is counted, never silent."""
-
-    why: str
 
 
 Check = Callable[[Chunk], Findings]
@@ -94,9 +85,10 @@ class HeldOut(Protocol):
         ...
 
 
-# (pair of languages, split) -> the check of that part of the corpus. A run opens a stage once and
-# asks for all of test, then dev, then train.
-Opened = Callable[[str, str], "AnyCheck | NotChecked"]
+# (pair of languages, split) -> the check of that part of the corpus, or why the stage cannot judge
+# it: this is counted, never silent. A run opens a stage once and asks for all of test, then dev,
+# then train.
+Opened = Callable[[str, str], "AnyCheck | str"]
 
 
 class CleaningStage:

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, islice
 
 import numpy as np
-import numpy.typing as npt
 
+from m4.data.arrays import U32, U64, Ints, Mask
 from m4.data.permutation import GOLDEN, mix
 from m4.data.sources import Pair
 from m4.data.splits import normal
 from m4.settings import InputError, shown
-
-U64 = npt.NDArray[np.uint64]
 
 
 def digests(texts: Sequence[str]) -> U64:
@@ -34,7 +32,7 @@ def digests(texts: Sequence[str]) -> U64:
     return mix(sums[ends] - sums[starts])
 
 
-def code_points(text: str) -> npt.NDArray[np.uint32]:
+def code_points(text: str) -> U32:
     """Returns the [characters] of a text, halves of surrogate pairs too."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
@@ -63,7 +61,7 @@ class Digests:
             self._runs = [np.sort(np.concatenate(self._runs))]
         return self._runs[0] if self._runs else np.zeros(0, np.uint64)
 
-    def contains(self, numbers: U64) -> npt.NDArray[np.bool_]:
+    def contains(self, numbers: U64) -> Mask:
         """Returns [n]: whether each number was added before."""
         found = np.zeros(len(numbers), bool)
         for run in self._runs:
@@ -71,7 +69,7 @@ class Digests:
             found |= run[np.minimum(place, len(run) - 1)] == numbers
         return found
 
-    def add(self, numbers: U64) -> npt.NDArray[np.bool_]:
+    def add(self, numbers: U64) -> Mask:
         """Adds numbers; returns [n]: whether each was new, only the first of equal ones."""
         unique, first = np.unique(numbers, return_index=True)
         fresh = ~self.contains(unique)
@@ -90,10 +88,10 @@ class Numbers:
     """Numbers texts in the order in which they first come, 12 bytes each: as `Digests`."""
 
     def __init__(self) -> None:
-        self._runs: list[tuple[U64, npt.NDArray[np.uint32]]] = []
+        self._runs: list[tuple[U64, U32]] = []
         self.count = 0
 
-    def __call__(self, digests: U64) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def __call__(self, digests: U64) -> tuple[Ints, Ints]:
         """Returns [n] the number of each text, and the places of those that are new."""
         unique, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
         found = np.full(len(unique), -1)
@@ -122,10 +120,10 @@ PAIRS = 1024
 class Chunk:
     """Columns of n pairs, and their [n] numbers in the source, from 1. Never changed in place."""
 
-    def __init__(self, numbers: npt.NDArray[np.int64], first: list[str], second: list[str]) -> None:
+    def __init__(self, numbers: Ints, first: list[str], second: list[str]) -> None:
         assert len(numbers) == len(first) == len(second)
         self.numbers, self.first, self.second = numbers, first, second
-        self._normal: dict[str, npt.NDArray[np.uint64]] = {}
+        self._normal: dict[str, U64] = {}
 
     def __len__(self) -> int:
         return len(self.first)
@@ -134,34 +132,31 @@ class Chunk:
         """Returns [n] sides, "first" or "second"."""
         return self.first if name == "first" else self.second
 
-    def lengths(self, side: str) -> npt.NDArray[np.int64]:
+    def lengths(self, side: str) -> Ints:
         """Returns [n] numbers of characters."""
         return np.fromiter(map(len, self.side(side)), np.int64, len(self))
 
-    def code_points(self, side: str) -> npt.NDArray[np.uint32]:
+    def code_points(self, side: str) -> U32:
         """Returns all characters of a side, one sentence after another."""
         return code_points("".join(self.side(side)))
 
-    def digests(self, side: str) -> npt.NDArray[np.uint64]:
+    def digests(self, side: str) -> U64:
         """Returns [n] 64 bits of each sentence as it is."""
         return digests(self.side(side))
 
-    def normal_digests(self, side: str) -> npt.NDArray[np.uint64]:
+    def normal_digests(self, side: str) -> U64:
         """Returns [n] 64 bits of each sentence without case, width and spacing (`normal`)."""
         if side not in self._normal:
             self._normal[side] = digests([*map(normal, self.side(side))])
         return self._normal[side]
 
-    def take(self, mask: npt.NDArray[np.bool_]) -> Chunk:
+    def take(self, mask: Mask) -> Chunk:
         """Returns the pairs that a mask [n] marks, in their order."""
         if mask.all():
             return self
         wanted = mask.tolist()
-        made = Chunk(
-            self.numbers[mask],
-            list(compress(self.first, wanted)),
-            list(compress(self.second, wanted)),
-        )
+        sides = (list(compress(side, wanted)) for side in (self.first, self.second))
+        made = Chunk(self.numbers[mask], *sides)
         made._normal = {side: values[mask] for side, values in self._normal.items()}
         return made
 

@@ -8,28 +8,20 @@ other.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from m4.data.cleaning import (
-    AnyCheck,
-    Check,
-    CleaningStage,
-    Findings,
-    FirstCheck,
-    FittedCheck,
-    Mask,
-    NotChecked,
-)
-from m4.data.cleaning.chunk import PAIRS, Chunk, Digests, chunks
+from m4.data.arrays import Mask
+from m4.data.cleaning import AnyCheck, Check, CleaningStage, Findings, FirstCheck, FittedCheck
+from m4.data.cleaning.chunk import Chunk, Digests, chunks
 from m4.data.cleaning.language_id import LanguageId
-from m4.data.cleaning.ledger import ANY, Count, Example, Ledger
+from m4.data.cleaning.ledger import ANY, Count, Ledger
 from m4.data.cleaning.normalise import Normalise
 from m4.data.cleaning.overlap import Overlap
 from m4.data.cleaning.script import Script
@@ -44,7 +36,7 @@ from m4.settings import InputError, SettingError, checked, configurable
 OnDrop = Callable[[str, str, str, int, Pair], None]
 # (pair of languages, split, sentence pairs), for all that is read.
 OnRead = Callable[[str, str, Chunk], None]
-_EXAMPLES = 5  # kept for each reason
+Checks = Mapping[str, AnyCheck]  # by the name of their stage, in its order
 
 
 @checked
@@ -72,7 +64,7 @@ class Cleaning:
         text = plain(text)
         for stage in self.stages:
             if isinstance(stage, Normalise):
-                text = stage.fix(text).text
+                text, _ = stage.fix(text)
         return normalised(text)
 
     def normalise_all(self, chunk: Chunk) -> Chunk:
@@ -137,8 +129,8 @@ class Cleaner:
         on_drop: OnDrop | None = None,
         on_read: OnRead = lambda *_: None,
     ) -> None:
-        self._source, self._spool, self._on_read = source, spool, on_read
-        self._on_drop = on_drop
+        self.cleaning, self._source, self._spool = cleaning, source, spool
+        self._on_drop, self._on_read = on_drop, on_read
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
         self.opened = {stage.name: stage.open(language_pairs) for stage in cleaning.stages}
         # Counts of the source's files that were read last; not every source has files.
@@ -146,12 +138,12 @@ class Cleaner:
         # File -> its counts, and the (pair of languages, split) that it was read for.
         self._files: dict[str, tuple[Tally, set[tuple[str, str]]]] = {}
 
-    def checks(self, pair: str, split: str) -> tuple[dict[str, AnyCheck], dict[str, str]]:
+    def checks(self, pair: str, split: str) -> tuple[Checks, dict[str, str]]:
         """Returns the checks of two languages and a split by stage, and why others cannot judge."""
         found = {name: opened(pair, split) for name, opened in self.opened.items()}
         return (
-            {name: one for name, one in found.items() if not isinstance(one, NotChecked)},
-            {name: one.why for name, one in found.items() if isinstance(one, NotChecked)},
+            {name: one for name, one in found.items() if not isinstance(one, str)},
+            {name: one for name, one in found.items() if isinstance(one, str)},
         )
 
     def pairs(self, pair: str, split: str) -> Iterator[Chunk]:
@@ -166,7 +158,7 @@ class Cleaner:
 
     def add(self, pair: str, split: str, count: Count, tallies: Mapping[str, Tally]) -> None:
         """Adds a later part of a split, which was cleaned elsewhere."""
-        self.ledger.count(pair, split).add(count, _EXAMPLES)
+        self.ledger.count(pair, split).add(count)
         self._keep_tallies(pair, split, tallies)
 
     def _keep_tallies(self, pair: str, split: str, tallies: Mapping[str, Tally]) -> None:
@@ -193,34 +185,28 @@ class Cleaner:
         self.ledger.check()
         return self.ledger
 
-    def _flag(
-        self, part: Part, checks: Mapping[str, AnyCheck], read: Iterator[Chunk]
-    ) -> Iterator[Chunk]:
+    def _flag(self, part: Part, checks: Checks, read: Iterator[Chunk]) -> Iterator[Chunk]:
         """Yields dev or test as it came, after flagging it. It is held in memory."""
-        original = list(read)
-        seen = original
+        seen = original = list(read)
         for name, check in checks.items():
             look = alone(check, lambda seen=seen: iter(seen))
             changed = []
-            for chunk, before in zip(seen, original, strict=True):
+            for chunk in seen:
                 found = look(chunk)
-                for reason, mask in {**found.change, **found.drop}.items():
-                    part.flag(f"{name}: {reason}", before, mask)
-                part.leave_unchecked(name, found.not_checked)
+                part.note("flagged", name, {**found.change, **found.drop})
+                part.note("not_checked", name, found.not_checked)
                 changed.append(found.chunk or chunk)
             seen = changed
         yield from original
 
-    def _drop(
-        self, part: Part, checks: Mapping[str, AnyCheck], stream: Iterator[Chunk]
-    ) -> Iterator[Chunk]:
+    def _drop(self, part: Part, checks: Checks, stream: Iterator[Chunk]) -> Iterator[Chunk]:
         """Yields training pairs; a check that must see all first reads them from the spool."""
         for number, (name, check) in enumerate(checks.items()):
-            spool = self._spool / f"{part.split}.{part.pair}.{number}.tsv"
+            spool = self._spool / f"{part.split}.{part.pair}.{number}.jsonl"
             if isinstance(check, FittedCheck):
-                write_spool(spool, part, stream)
-                stream = read_spool(spool, remove=True)
-            look = alone(check, lambda spool=spool: read_spool(spool))
+                _write_spool(spool, stream)
+                stream = _read_spool(spool, remove=True)
+            look = alone(check, lambda spool=spool: _read_spool(spool))
             stream = part.checked(name, look, stream)
         return stream
 
@@ -267,38 +253,24 @@ class Part:
         """Yields the stream without what a check drops, and with what it changes."""
         for chunk in stream:
             found = check(chunk)
-            self.leave_unchecked(name, found.not_checked)
-            for reason, mask in found.change.items():
-                if mask.any():
-                    self.count.changed[f"{name}: {reason}"] += int(mask.sum())
-                    self._show(f"{name}: {reason}", chunk, mask)
+            self.note("not_checked", name, found.not_checked)
+            self.note("changed", name, found.change)
             chunk = found.chunk or chunk
             gone = np.zeros(len(chunk), bool)
             for reason, mask in found.drop.items():
                 mask = mask & ~gone
-                if mask.any():
-                    gone |= mask
-                    self.count.drop(f"{name}: {reason}", int(mask.sum()))
-                    self._show(f"{name}: {reason}", chunk, mask)
-                    self._tell(f"{name}: {reason}", chunk, mask)
+                gone |= mask
+                self.count.drop(f"{name}: {reason}", int(mask.sum()))
+                self._tell(f"{name}: {reason}", chunk, mask)
             chunk = chunk.take(~gone)
             if len(chunk):
                 yield chunk
 
-    def flag(self, reason: str, chunk: Chunk, mask: Mask) -> None:
-        if mask.any():
-            self.count.flagged[reason] += int(mask.sum())
-            self._show(reason, chunk, mask)
-
-    def leave_unchecked(self, name: str, why: Any) -> None:
-        for reason, mask in why.items():
-            if mask.any():
-                self.count.not_checked[f"{name}: {reason}"] += int(mask.sum())
-
-    def _show(self, reason: str, chunk: Chunk, mask: Mask) -> None:
-        rows = np.flatnonzero(mask)[:_EXAMPLES].tolist()
-        shown = (Example(int(chunk.numbers[r]), chunk.first[r], chunk.second[r]) for r in rows)
-        self.count.show(reason, shown, _EXAMPLES)
+    def note(self, what: str, name: str, masks: Mapping[str, Mask]) -> None:
+        """Counts pairs that a stage changed, flagged or could not judge."""
+        for reason, mask in masks.items():
+            if pairs := int(mask.sum()):
+                getattr(self.count, what)[f"{name}: {reason}"] += pairs
 
     def _tell(self, reason: str, chunk: Chunk, mask: Mask) -> None:
         if self._on_drop is not None:
@@ -307,30 +279,29 @@ class Part:
                 self._on_drop(reason, self.pair, self.split, int(chunk.numbers[row]), texts)
 
 
-def lines_of(chunk: Chunk, pair: str, split: str) -> str:
-    """Returns a chunk as lines first<TAB>second; InputError for a tab or line end inside."""
-    pairs = list(zip(chunk.first, chunk.second, strict=True))
-    text = "".join([f"{first}\t{second}\n" for first, second in pairs])
-    if text.count("\n") != len(chunk) or text.count("\t") != len(chunk) or "\r" in text:
-        bad = next(Pair(*p) for p in pairs if any(c in side for side in p for c in "\t\n\r"))
+def sentence_lines(texts: Sequence[str], chunk: Chunk, pair: str, split: str) -> bytes:
+    """Returns sentences of a chunk, a line each; InputError for a tab or line end inside."""
+    lines = "".join([f"{text}\n" for text in texts])
+    if lines.count("\n") != len(texts) or "\t" in lines or "\r" in lines:
+        pairs = map(Pair, chunk.first, chunk.second)
+        bad = next(texts for texts in pairs if re.search("[\t\n\r]", "".join(texts)))
         raise InputError(f"{pair} {split}: a tab or line end inside a sentence: {bad!r}")
-    return text
+    return lines.encode()
 
 
-def write_spool(path: Path, part: Part, stream: Iterator[Chunk]) -> None:
-    """Writes chunks as lines number<TAB>first<TAB>second, for `read_spool`."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+def _write_spool(path: Path, stream: Iterator[Chunk]) -> None:
+    """Writes chunks as JSON, a line each."""
+    with path.open("w", encoding="utf-8", errors="surrogatepass") as file:
         for chunk in stream:
-            lines = lines_of(chunk, part.pair, part.split).split("\n")
-            numbered = zip(chunk.numbers.tolist(), lines, strict=False)
-            file.write("".join(f"{number}\t{line}\n" for number, line in numbered))
+            columns = chunk.numbers.tolist(), chunk.first, chunk.second
+            file.write(json.dumps(columns, ensure_ascii=False) + "\n")
 
 
-def read_spool(path: Path, remove: bool = False) -> Iterator[Chunk]:
-    """Yields the chunks of a file of `write_spool`, and then may remove it."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        while rows := [line.removesuffix("\n").split("\t") for line in islice(file, PAIRS)]:
-            numbers, first, second = zip(*rows, strict=True)
-            yield Chunk(np.array(numbers, np.int64), list(first), list(second))
+def _read_spool(path: Path, remove: bool = False) -> Iterator[Chunk]:
+    """Yields the chunks of a file of `_write_spool`, and then may remove it."""
+    with path.open(encoding="utf-8", errors="surrogatepass") as file:
+        for line in file:
+            numbers, first, second = json.loads(line)
+            yield Chunk(np.array(numbers, np.int64), first, second)
     if remove:
         path.unlink()

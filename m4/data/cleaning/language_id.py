@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from m4.data.cleaning import Check, CleaningStage, Findings, NotChecked, Opened, Share
+from m4.data.arrays import Mask
+from m4.data.cleaning import Check, CleaningStage, Findings, Opened, Share
 from m4.data.directions import SIDES, split_direction
 from m4.data.languages import describe
 from m4.settings import Between, checked
@@ -67,53 +67,39 @@ class LanguageId(CleaningStage):
     identifier: Callable[[], Identifier] | None = None
 
     def identity(self) -> dict[str, Any]:
-        if self.identifier is not None:
-            by: dict[str, Any] | None = self.identifier().identity()
-        else:
-            by = _package() if installed() else None  # where it is installed, other text is left
+        own = _package() if installed() else None  # where it is installed, other text is left
+        by = own if self.identifier is None else self.identifier().identity()
         settings = {"least_sure": self.least_sure, "least_letters": self.least_letters}
         return {**settings, "identifier": by}
 
     def open(self, language_pairs: Sequence[str]) -> Opened:
         if self.identifier is None and not installed():
-            missing = NotChecked(NOT_INSTALLED)
-            return lambda pair, split: missing
+            return lambda pair, split: NOT_INSTALLED
         identifier = Py3langid() if self.identifier is None else self.identifier()
         known = identifier.languages()
 
-        def check(pair: str, split: str) -> Check | NotChecked:
-            languages = split_direction(pair)
-            codes = {
-                side: identifiers_code(language, known)
-                for side, language in zip(SIDES, languages, strict=True)
-            }
+        def check(pair: str, split: str) -> Check | str:
+            languages = dict(zip(SIDES, split_direction(pair), strict=True))
+            codes = {side: identifiers_code(code, known) for side, code in languages.items()}
             checked = [side for side in SIDES if codes[side] in known]
             # Of English alone little can be said: nearly every text is rightly English.
-            if not checked or [languages[SIDES.index(side)] for side in checked] == ["en"]:
-                return NotChecked("the identifier does not know the language")
-
+            if not {languages[side] for side in checked} - {"en"}:
+                return "the identifier does not know the language"
             return lambda chunk: Findings(
-                {
-                    f"{side} side": self._wrong(chunk.side(side), codes[side], identifier)
-                    for side in checked
-                }
+                {f"{s} side": self._wrong(chunk.side(s), codes[s], identifier) for s in checked}
             )
 
         return check
 
-    def _wrong(
-        self, texts: Sequence[str], wanted: str, identifier: Identifier
-    ) -> npt.NDArray[np.bool_]:
-        branch = describe(wanted).branch
+    def _wrong(self, texts: Sequence[str], wanted: str, identifier: Identifier) -> Mask:
+        branch, same = describe(wanted).branch, {_PARTS.get(wanted, wanted), *_NO_LANGUAGE}
         wrong = np.zeros(len(texts), bool)
         for row, text in enumerate(texts):
-            if sum(map(str.isalpha, text)) < self.least_letters:
-                continue
-            found, sure = identifier.identify(text)
-            found = _PARTS.get(found, found)
-            related = branch and describe(found).branch == branch
-            other = found not in (_PARTS.get(wanted, wanted), *_NO_LANGUAGE) and not related
-            wrong[row] = other and sure >= self.least_sure
+            if sum(map(str.isalpha, text)) >= self.least_letters:
+                found, sure = identifier.identify(text)
+                found = _PARTS.get(found, found)
+                related = branch and describe(found).branch == branch
+                wrong[row] = sure >= self.least_sure and found not in same and not related
         return wrong
 
 
@@ -125,8 +111,7 @@ class Py3langid:
 
     def __init__(self) -> None:
         langid = importlib.import_module(f"{PACKAGE}.langid")  # optional: `make langid`
-        model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
-        self._model, self._about = model, _package()
+        self._model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
     def languages(self) -> set[str]:
         return set(self._model.labels)
@@ -139,7 +124,7 @@ class Py3langid:
         return self._model.classify(text)
 
     def identity(self) -> dict[str, Any]:
-        return self._about
+        return _package()
 
 
 def _package() -> dict[str, Any]:

@@ -7,41 +7,13 @@ path to it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from m4.storage import records
-
-# The whole ledger with examples, in a cache's folder.
-LEDGER_FILE = "ledger.json"
 # Stands for the languages or split of lines in a file that several of them are read from.
 ANY = "*"
 _COUNTERS = ("dropped", "changed", "flagged", "not_checked")
-_EXAMPLE_CHARACTERS = 300
-
-
-class Example(NamedTuple):
-    """A pair with a reason; `number` is its place in the order of the source, from 1."""
-
-    number: int
-    first: str
-    second: str
-
-
-_COUNT = records.record(
-    {
-        "read": records.count,
-        "kept": records.count,
-        **{f"{name}?": records.named(records.count) for name in _COUNTERS},
-        "examples?": records.named(
-            records.listed(records.entry(records.count, records.text, records.text))
-        ),
-    }
-)
-_COUNTS = records.named(records.named(_COUNT))
-# Of `Ledger.as_json`.
-LEDGER = records.record({"stages": records.named(records.anything), "pairs": _COUNTS})
 
 
 @dataclass
@@ -58,7 +30,6 @@ class Count:
     flagged: Counter[str] = field(default_factory=Counter)
     # Reason -> pairs that a stage could not judge.
     not_checked: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[Example]] = field(default_factory=dict)  # reason -> its first pairs
 
     def drop(self, reason: str, pairs: int) -> None:
         """Drops `pairs` of those that were kept so far."""
@@ -73,33 +44,19 @@ class Count:
         elif pairs:
             self.flagged[reason] += pairs
 
-    def show(self, reason: str, examples: Iterable[Example], most: int) -> None:
-        """Keeps the first `most` examples of a reason, shortened."""
-        shown = self.examples.setdefault(reason, [])
-        for example in examples:
-            if len(shown) >= most:
-                return
-            sides = (_shortened(side) for side in (example.first, example.second))
-            shown.append(Example(example.number, *sides))
-
-    def add(self, later: Count, most: int) -> None:
-        """Adds the counts of pairs that come after these; `most` examples of a reason stay."""
-        for reason, examples in later.examples.items():
-            moved = (one._replace(number=one.number + self.read) for one in examples)
-            self.show(reason, moved, most)
-        self.read += later.read
-        self.kept += later.kept
+    def add(self, other: Count) -> None:
+        """Adds other counts."""
+        self.read += other.read
+        self.kept += other.kept
         for name in _COUNTERS:
-            getattr(self, name).update(getattr(later, name))
+            getattr(self, name).update(getattr(other, name))
 
-    def as_json(self, examples: bool = True) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Returns JSON, with reasons in the order of their names, without empty ones."""
         made: dict[str, Any] = {"read": self.read, "kept": self.kept}
         for name in _COUNTERS:
             if counted := {r: n for r, n in sorted(getattr(self, name).items()) if n}:
                 made[name] = counted
-        if examples and (shown := {r: e for r, e in sorted(self.examples.items()) if e}):
-            made["examples"] = {reason: list(map(list, some)) for reason, some in shown.items()}
         return made
 
     @classmethod
@@ -107,8 +64,6 @@ class Count:
         count = cls(made["read"], made["kept"])
         for name in _COUNTERS:
             getattr(count, name).update(made.get(name, {}))
-        for reason, some in made.get("examples", {}).items():
-            count.examples[reason] = [Example(*one) for one in some]
         return count
 
 
@@ -140,42 +95,31 @@ class Ledger:
         return [reason for reason, pairs in getattr(self.total(), what).most_common() if pairs]
 
     def total(self, split: str | None = None) -> Count:
-        """Returns the sum over pairs of one split or of all, without examples."""
+        """Returns the sum over pairs of one split or of all."""
         sums = Count()
         for splits in self.counts.values():
             for name, count in splits.items():
                 if split in (None, name):
-                    sums.add(count, 0)
+                    sums.add(count)
         return sums
 
     def summary(self) -> list[str]:
         """Returns a line for the log on what was left out of the training text, if anything was."""
         count = self.total("train")
-        count.add(self.total(ANY), 0)
+        count.add(self.total(ANY))
         if not (dropped := sum(count.dropped.values())):
             return []
         reasons = "; ".join(f"{reason}: {pairs:,}" for reason, pairs in count.dropped.most_common())
         return [f"{dropped:,} of {count.read:,} training pairs left out: {reasons}"]
 
-    def as_json(self, examples: bool = True) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Returns everything as JSON."""
-        return {
-            "stages": self.stages,
-            "pairs": {
-                pair: {split: count.as_json(examples) for split, count in splits.items()}
-                for pair, splits in self.counts.items()
-            },
-        }
+        pairs = {p: {s: c.as_json() for s, c in of.items()} for p, of in self.counts.items()}
+        return {"stages": self.stages, "pairs": pairs}
 
     @classmethod
     def from_json(cls, made: Mapping[str, Any]) -> Ledger:
         ledger = cls(made["stages"])
-        ledger.counts = {
-            pair: {split: Count.from_json(count) for split, count in splits.items()}
-            for pair, splits in made["pairs"].items()
-        }
+        given = made["pairs"].items()
+        ledger.counts = {p: {s: Count.from_json(c) for s, c in of.items()} for p, of in given}
         return ledger
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _EXAMPLE_CHARACTERS else text[: _EXAMPLE_CHARACTERS - 1] + "…"

@@ -1,10 +1,9 @@
 """The stage normalise: canonical forms of Unicode, without characters that say nothing."""
 
 import re
-import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
+from unicodedata import is_normalized, normalize
 
 import numpy as np
 
@@ -41,13 +40,6 @@ _ANY = re.compile(
 )
 
 
-class Fixed(NamedTuple):
-    """A sentence, and the reasons for which it was changed."""
-
-    text: str
-    reasons: tuple[str, ...]
-
-
 @checked
 @dataclass(frozen=True)
 class Normalise(CleaningStage):
@@ -60,35 +52,28 @@ class Normalise(CleaningStage):
 
     name: ClassVar[str] = "normalise"
 
-    def fix(self, text: str) -> Fixed:
-        """Normalises one sentence."""
+    def fix(self, text: str) -> tuple[str, list[str]]:
+        """Returns a sentence normalised, and the reasons for which it was changed."""
         reasons = []
         if _ANY.search(text):
             text, reasons = _without_junk(text)
-        if not unicodedata.is_normalized("NFC", text):
-            text = unicodedata.normalize("NFC", text)
+        if not is_normalized("NFC", text):
+            text = normalize("NFC", text)
             reasons.append("NFC")
-        return Fixed(text, tuple(reasons))
+        return text, reasons
 
     def check(self, chunk: Chunk) -> Findings:
-        """Normalises both sides."""
         change: dict[str, np.ndarray] = {}
         sides = {side: chunk.side(side) for side in SIDES}
         for side, texts in sides.items():
-            if _clean_already(texts):
+            # Nearly always nothing is to do, and a line end takes part in no composition.
+            if not _ANY.search("".join(texts)) and is_normalized("NFC", "\n".join(texts)):
                 continue
-            fixed = [self.fix(text) for text in texts]
-            sides[side] = [one.text for one in fixed]
-            for row, one in enumerate(fixed):
-                for reason in one.reasons:
+            sides[side], every = map(list, zip(*map(self.fix, texts), strict=True))
+            for row, reasons in enumerate(every):
+                for reason in reasons:
                     change.setdefault(reason, np.zeros(len(chunk), bool))[row] = True
         return Findings(change=change, chunk=Chunk(chunk.numbers, **sides) if change else None)
-
-
-def _clean_already(texts: Sequence[str]) -> bool:
-    """Returns whether `fix` would change none of the texts: nearly always so, and quick."""
-    # Joined by a line end, which takes part in no composition.
-    return not _ANY.search("".join(texts)) and unicodedata.is_normalized("NFC", "\n".join(texts))
 
 
 def _without_junk(text: str) -> tuple[str, list[str]]:

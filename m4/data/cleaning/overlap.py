@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from etils import epath
 
+from m4.data.arrays import U64, Mask
 from m4.data.cleaning import Check, CleaningStage, Findings, Opened
-from m4.data.cleaning.chunk import PAIRS, U64, Chunk, Digests, chunks
+from m4.data.cleaning.chunk import PAIRS, Chunk, Digests, chunks
 from m4.data.cleaning.normalise import Normalise
 from m4.data.directions import SIDES, base_language, split_direction
 from m4.data.sources import Source
@@ -47,11 +48,10 @@ class Overlap(CleaningStage):
     def __post_init__(self) -> None:
         if not self.sides:
             raise SettingError("Overlap.sides", self.sides, f"one or both of {', '.join(SIDES)}")
+        allowed = "another name: the corpus's own sets have it"
         for given, argument in ((self.sources, "sources"), (self.files, "files")):
             if taken := {*HELD_OUT} & {*given}:
-                raise SettingError(
-                    f"Overlap.{argument}", min(taken), "another name: the corpus's own sets have it"
-                )
+                raise SettingError(f"Overlap.{argument}", min(taken), allowed)
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -87,13 +87,12 @@ class _Registered:
     def __call__(self, pair: str, split: str) -> Check:
         def look(chunk: Chunk) -> Findings:
             # Test, dev and train come in this order: each is compared with earlier splits.
-            found = self.compare(pair, split, chunk, self._sides)
+            drop = self._found(pair, split, _normal(chunk))
             if split in HELD_OUT:
                 self.add(split, pair, chunk)
-            elif found.drop and pair.startswith("en-"):
-                gone = np.any([*found.drop.values()], axis=0)
-                self.add(TRANSLATED, pair, chunk.take(gone))
-            return found
+            elif drop and pair.startswith("en-"):
+                self.add(TRANSLATED, pair, chunk.take(np.any([*drop.values()], axis=0)))
+            return Findings(drop)
 
         return look
 
@@ -115,19 +114,15 @@ class _Registered:
             chunk = _normal(Chunk(np.arange(len(part)), part, part))
             self._of(name, language).add(chunk.normal_digests("first"))
 
-    def compare(self, pair: str, split: str, chunk: Chunk, sides: Sequence[str]) -> Findings:
-        names = [*dict.fromkeys(name for name, _ in self._seen)]
-        drop, chunk = {}, _normal(chunk)
+    def _found(self, pair: str, split: str, chunk: Chunk) -> dict[str, Mask]:
+        drop, names = {}, dict.fromkeys(name for name, _ in self._seen)
         for side, code in zip(SIDES, split_direction(pair), strict=True):
-            if side not in sides:
-                continue
-            for name in names:
-                if name == TRANSLATED and pair.startswith("en-"):
-                    continue
+            for name in names if side in self._sides else ():
                 seen = self._seen.get((name, base_language(code)))
-                if seen is not None and name != split:
+                other = name not in (split, TRANSLATED if pair.startswith("en-") else "")
+                if seen is not None and other:
                     drop[f"{side} side in {name}"] = seen.contains(chunk.normal_digests(side))
-        return Findings(drop)
+        return drop
 
     def _of(self, name: str, code: str) -> Digests:
         return self._seen.setdefault((name, base_language(code)), Digests())

@@ -2,17 +2,17 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from m4.data.cleaning import AnyCheck, CleaningStage, Findings, NotChecked, Opened, Share
+from m4.data.arrays import U8, Mask
+from m4.data.cleaning import AnyCheck, CleaningStage, Findings, Opened, Share
 from m4.data.cleaning.chunk import Chunk, code_points
 from m4.data.directions import SIDES, split_direction
-from m4.data.scripts import NUMBERS, SCRIPTS, WEIGHTS, likely_scripts_of, script_numbers, scripts_of
-from m4.settings import SettingError, checked
+from m4.data.scripts import NUMBERS, WEIGHTS, likely_scripts_of, script_numbers, scripts_of
+from m4.settings import checked
 
 # A side without a letter of its language's script is a name if it has at most so many words.
 _NAME_WORDS = 3
@@ -39,55 +39,34 @@ class Script(CleaningStage):
     Attributes:
         most_latin: Largest share of Latin letters.
         most_other: Largest share of letters of other scripts.
-        scripts: Language -> ISO 15924 scripts, where a corpus is written in others than
-            `m4.data.scripts.scripts_of` says.
     """
 
     name: ClassVar[str] = "script"
     most_latin: Share = 0.5
     most_other: Share = 0.2
-    scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for code, scripts in self.scripts.items():
-            if not scripts or set(scripts) - set(SCRIPTS):
-                raise SettingError(
-                    f"Script.scripts[{code!r}]",
-                    scripts,
-                    "a list of ISO 15924 codes of Unicode's scripts, e.g. ['Latn']",
-                )
 
     def identity(self) -> dict[str, Any]:
         return {**asdict(self), "names": "shared words"}
 
     def open(self, language_pairs: Sequence[str]) -> Opened:
-        def check(pair: str, split: str) -> AnyCheck | NotChecked:
+        def check(pair: str, split: str) -> AnyCheck | str:
             languages = dict(zip(SIDES, split_direction(pair), strict=True))
-            known = {side: self._scripts_of(language) for side, language in languages.items()}
-            likely = {
-                side: found
-                for side, language in languages.items()
-                if known[side] is None and (found := likely_scripts_of(language)) is not None
-            }
-            scripts = {side: one for side, one in {**known, **likely}.items() if one}
+            known = {side: scripts_of(language) for side, language in languages.items()}
+            likely = [side for side in SIDES if known[side] is None]
+            known |= {side: likely_scripts_of(languages[side]) for side in likely}
+            scripts = {side: one for side, one in known.items() if one}
             if len(scripts) < len(SIDES):
-                return NotChecked("nothing is known of the language's script")
+                return "nothing is known of the language's script"
             if likely:
-                return _Likely(self, scripts, [*likely])
+                return _Likely(self, scripts, likely)
             return lambda chunk: self._look(chunk, scripts)
 
         return check
 
     def _look(self, chunk: Chunk, scripts: Mapping[str, frozenset[str]]) -> Findings:
-        return Findings(
-            {f"{side} side": self.wrong(chunk, side, of_side) for side, of_side in scripts.items()}
-        )
+        return Findings({f"{s} side": self.wrong(chunk, s, of) for s, of in scripts.items()})
 
-    def _scripts_of(self, language: str) -> frozenset[str] | None:
-        given = self.scripts.get(language)
-        return scripts_of(language) if given is None else frozenset(given)
-
-    def wrong(self, chunk: Chunk, side: str, scripts: frozenset[str]) -> npt.NDArray[np.bool_]:
+    def wrong(self, chunk: Chunk, side: str, scripts: frozenset[str]) -> Mask:
         """Returns [n]: whether too much of each sentence is written in none of `scripts`."""
         strange = WEIGHTS > 0
         strange[[NUMBERS[script] for script in scripts]] = False
@@ -118,9 +97,7 @@ class Script(CleaningStage):
         too_latin = (latin > self.most_latin * letters) & (latin > 0)
         return too_latin | ((other > self.most_other * letters) & (other > 0))
 
-    def _is_wrong(
-        self, text: str, numbers: npt.NDArray[np.uint8], strange: npt.NDArray[np.bool_], other: str
-    ) -> bool:
+    def _is_wrong(self, text: str, numbers: U8, strange: Mask, other: str) -> bool:
         """Judges one sentence without the words that the pair's other sentence has too."""
         theirs = {word for word, _ in _words(other, strange[script_numbers(code_points(other))])}
         counted = np.ones(len(numbers), bool)
@@ -134,7 +111,7 @@ class Script(CleaningStage):
         return bool(self._too_much(in_latin, in_other, weights.sum()))
 
 
-def _words(text: str, of: npt.NDArray[np.bool_]) -> list[tuple[str, slice]]:
+def _words(text: str, of: Mask) -> list[tuple[str, slice]]:
     """Returns the runs of characters that a mask [characters] marks, casefolded."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], of, [False]]).astype(np.int8)))
     runs = [slice(start, end) for start, end in edges.reshape(-1, 2).tolist()]

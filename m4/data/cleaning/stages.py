@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from m4.data.cleaning import CleaningStage, Findings, Mask, Opened
-from m4.data.cleaning.chunk import U64, Chunk, both
+from m4.data.arrays import U64, Mask
+from m4.data.cleaning import CleaningStage, Findings, Opened
+from m4.data.cleaning.chunk import Chunk, both
 from m4.data.directions import SIDES
 from m4.settings import Between, OneOf, checked, configurable
 
@@ -38,10 +38,7 @@ class Empty(CleaningStage):
     name: ClassVar[str] = "empty"
 
     def check(self, chunk: Chunk) -> Findings:
-        """Finds sides that show nothing."""
-        return Findings(
-            {f"{s} side": np.array([is_empty(t) for t in chunk.side(s)]) for s in SIDES}
-        )
+        return Findings({f"{s} side": np.array([*map(is_empty, chunk.side(s))]) for s in SIDES})
 
 
 @checked
@@ -57,7 +54,6 @@ class Length(CleaningStage):
     most_characters: Annotated[int, Between(1, 10**9)] = 1000
 
     def check(self, chunk: Chunk) -> Findings:
-        """Finds long sides."""
         return Findings({f"{s} side": chunk.lengths(s) > self.most_characters for s in SIDES})
 
 
@@ -73,7 +69,6 @@ class Identical(CleaningStage):
     name_words: Annotated[int, Between(0, 10**6)] = 3
 
     def check(self, chunk: Chunk) -> Findings:
-        """Finds sides that were left untranslated."""
         same = chunk.normal_digests("first") == chunk.normal_digests("second")
         for row in np.flatnonzero(same):
             same[row] = len(chunk.first[row].split()) > self.name_words
@@ -101,14 +96,12 @@ class Duplicates(CleaningStage):
         return lambda pair, split: self
 
     def keys(self, chunk: Chunk) -> list[U64]:
-        """Returns the pairs' keys, exact and normalised."""
-        kinds = [chunk.digests, *([chunk.normal_digests] if self.normalised else [])]
+        kinds = [chunk.digests, chunk.normal_digests] if self.normalised else [chunk.digests]
         if self.by == "pair":
             return [both(digests("first"), digests("second")) for digests in kinds]
         return [digests(self.by) for digests in kinds]
 
     def judge(self, chunk: Chunk, repeated: Sequence[Mask]) -> Findings:
-        """Finds pairs that come again."""
         what = "pair" if self.by == "pair" else f"{self.by} side"
         drop = {f"exact {what}": repeated[0]}
         if self.normalised:
@@ -122,7 +115,7 @@ class LengthRatio(CleaningStage):
     """Drops a pair whose second side is more than `bound` times too long or too short.
 
     A Chinese sentence has a quarter of the characters of an English one: what is expected is the
-    median of second / first over the languages' own pairs. `slack`, in units of the first side, is
+    median of second / first over the languages' own pairs. `slack`, in characters of the first, is
     added to both sides (to the second times the median), so that a few characters more or less
     in a short sentence are no bad ratio:
 
@@ -132,30 +125,26 @@ class LengthRatio(CleaningStage):
 
     Attributes:
         bound: Largest allowed ratio.
-        slack: Units of the first side that are added to both.
+        slack: Characters of the first side that are added to both.
         fewest: Pairs below which two languages are not checked.
-        unit: "characters" or "bytes".
     """
 
     name: ClassVar[str] = "length_ratio"
     bound: Annotated[float, Between(1, 1e6)] = 2.5
     slack: Annotated[float, Between(0, 1e6)] = 10.0
     fewest: Annotated[int, Between(1, 10**9)] = 50
-    unit: Annotated[str, OneOf(("characters", "bytes"))] = "characters"
 
     def open(self, language_pairs: Sequence[str]) -> Opened:
         return lambda pair, split: self
 
     def measure(self, chunk: Chunk) -> Counter[float]:
-        """Counts ratios of lengths."""
-        first, second = self._lengths(chunk)
+        first, second = chunk.lengths("first"), chunk.lengths("second")
         there = (first > 0) & (second > 0)
         ratios = (second[there] / first[there]).astype(np.float32)
         return Counter(ratios.tolist())
 
     def fit(self, counts: Counter[float]) -> float | None:
-        """Returns the median ratio."""
-        # Ratios of small numbers: far fewer than pairs.
+        # The median of the ratios, which are of small numbers: far fewer than pairs.
         if (pairs := counts.total()) < self.fewest:
             return None
         ratios = np.array(sorted(counts), np.float32)
@@ -164,23 +153,12 @@ class LengthRatio(CleaningStage):
         return float(np.median(ratios[middle]))
 
     def judge(self, chunk: Chunk, fitted: float | None) -> Findings:
-        """Finds second sides that are far from the median's length."""
         if fitted is None:
             few = f"fewer than {self.fewest} pairs"
             return Findings(not_checked={few: np.ones(len(chunk), bool)})
-        first, second = self._lengths(chunk)
+        first, second = chunk.lengths("first"), chunk.lengths("second")
         wanted, got = first + self.slack, second / fitted + self.slack
         return Findings(
             {"second side too long": got > self.bound * wanted,
              "second side too short": wanted > self.bound * got}
         )  # fmt: skip
-
-    def _lengths(self, chunk: Chunk) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        if self.unit == "characters":
-            return chunk.lengths("first"), chunk.lengths("second")
-        return _bytes(chunk.first), _bytes(chunk.second)
-
-
-def _bytes(texts: Sequence[str]) -> npt.NDArray[np.int64]:
-    lengths = (len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    return np.fromiter(lengths, np.int64, len(texts))

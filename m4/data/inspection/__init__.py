@@ -1,1 +1,1 @@
-"""Reports on a corpus: its cleaning, a preview of the sampling, its vocabulary."""
+"""Reports on a corpus: its cleaning, and a preview of the sampling."""

@@ -3,15 +3,13 @@
 import dataclasses
 import gzip
 import json
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from m4.data.cache.cache import Cache, fingerprint_of, identity_of
 from m4.data.cleaning import clean
@@ -20,7 +18,7 @@ from m4.data.cleaning.english_side import EnglishSides
 from m4.data.cleaning.ledger import ANY, Count, Ledger
 from m4.data.corpus import CorpusSpec
 from m4.data.directions import key_of, split_direction
-from m4.data.languages import describe, is_english, title_of
+from m4.data.languages import is_english, title_of
 from m4.data.sources import SPLITS, Pair
 from m4.storage.files import whole, write_text
 
@@ -30,13 +28,6 @@ WRONG = "languages: "
 _TEMPLATE = Path(__file__).with_name("cleaning_report.html.j2")
 # A language that loses a larger share of its training pairs is named in a warning.
 _LARGE_LOSS = 0.2
-_MOST_EXAMPLES = 40
-
-# Characters that show nothing: controls, direction marks, joiners, halves of surrogate pairs.
-_INVISIBLE = re.compile(
-    "[\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f"
-    "\u3000\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff]"
-)
 
 
 def clean_corpus(
@@ -54,7 +45,7 @@ def clean_corpus(
         cleaning: Defaults to the corpus's own.
         progress: Called with (done, total, what is read).
     """
-    cleaning = spec.cleaning if cleaning is None else cleaning
+    cleaning = cleaning or spec.cleaning
     settings = dataclasses.replace(spec, cleaning=cleaning).settings()
     tokens = folder / fingerprint_of(identity_of(spec.opened_source, settings))
     built = Cache(tokens).ledger() if (tokens / "manifest.json").is_file() else None
@@ -110,40 +101,17 @@ def write_report(folder: Path, ledger: Ledger) -> tuple[Path, Path]:
     """Writes data_report.json and data_report.html; returns their paths."""
     from m4 import html  # jinja2: not for jobs that only read
 
+    total = {split: ledger.total(split) for split in SPLITS}
     not_run, lines = stages_not_run(ledger), warnings(ledger)
-    totals = {split: ledger.total(split) for split in SPLITS}
-    report = {
-        **ledger.as_json(),
+    report = ledger.as_json() | {
         "stages_not_run": not_run,
-        "total": {split: total.as_json() for split, total in totals.items()},
+        "total": {split: count.as_json() for split, count in total.items()},
         "warnings": lines,
     }
     paths = folder / f"{REPORT}.json", folder / f"{REPORT}.html"
-    text = json.dumps(report, indent=1, ensure_ascii=False)
-    # An example may have half of a surrogate pair, which is not UTF-8.
-    write_text(paths[0], text.encode("utf-8", "backslashreplace").decode("utf-8"))
-    rows = [
-        {"code": pair, "split": split, "count": count, "dropped": sum(count.dropped.values())}
-        for pair, splits in ledger.counts.items()
-        for split, count in splits.items()
-    ]
+    write_text(paths[0], json.dumps(report, indent=1, ensure_ascii=False))
     page = html.render(
-        _TEMPLATE,
-        {"visible": visible, "share": _share, "name": _name, "tag": _tag},
-        totals=totals,
-        total=ledger.total(),
-        stages=ledger.stages,
-        not_run=not_run,
-        warnings=lines,
-        reasons=_reasons(ledger),
-        dropped_reasons=ledger.reasons("dropped"),
-        flagged_reasons=ledger.reasons("flagged"),
-        trained=sorted(
-            (row for row in rows if row["split"] in ("train", ANY) and row["count"].read),
-            key=lambda row: -row["dropped"] / row["count"].read,
-        ),
-        flagged=[row for row in rows if row["count"].flagged.total()],
-        examples=_examples(ledger),
+        _TEMPLATE, train=total["train"], not_run=not_run, warnings=lines, tables=_tables(ledger)
     )
     write_text(paths[1], page)
     return paths
@@ -181,10 +149,8 @@ def warnings(ledger: Ledger) -> list[str]:
             lines.append(f"{name}: no training pair is left")
         elif dropped > _LARGE_LOSS * train.read:
             worst, pairs = train.dropped.most_common(1)[0]
-            lines.append(
-                f"{name}: {dropped / train.read:.0%} of the training pairs are dropped, "
-                f"{pairs:,} of them: {worst}"
-            )
+            lost = f"{dropped / train.read:.0%} of the training pairs are dropped"
+            lines.append(f"{name}: {lost}, {pairs:,} of them: {worst}")
     dev = ledger.total("dev").flagged
     if pairs := sum(n for why, n in dev.items() if why.startswith("overlap: first")):
         lines.append(f"{pairs:,} dev pairs have a first side that is in a test set")
@@ -194,76 +160,44 @@ def warnings(ledger: Ledger) -> list[str]:
 
 def tables(ledger: Ledger) -> list[Table]:
     """Returns two tables for the terminal: pairs by reason; training pairs by language."""
-    by_reason = Table("reason", "dropped", "changed", "flagged", title="By reason")
-    for why, counts in _reasons(ledger).items():
-        by_reason.add_row(why, *(f"{pairs:,}" if pairs else "" for pairs in counts))
-    stages = _by_stage(ledger.total().dropped)
-    by_language = Table("languages", "read", "kept", *stages, title="Training pairs by language")
-    rows = {f"{key_of(pair)} {_name(pair)}": s.get("train") for pair, s in ledger.counts.items()}
-    for name, count in {**rows, "all": ledger.total("train")}.items():
+    made = []
+    for title, (first, *others), rows in _tables(ledger):
+        made.append(Table(first, *(Column(name, justify="right") for name in others), title=title))
+        for row in rows:
+            made[-1].add_row(*row)
+    return made
+
+
+def _tables(ledger: Ledger) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Returns (title, columns, rows) of `tables`."""
+
+    def row(name: str, *counts: int) -> list[str]:
+        return [name, *(f"{pairs:,}" if pairs else "" for pairs in counts)]
+
+    total = ledger.total()
+    counters = (total.dropped, total.changed, total.flagged)
+    reasons = dict.fromkeys(why for of in counters for why, pairs in of.most_common() if pairs)
+    by_reason = [row(why, *(of[why] for of in counters)) for why in reasons]
+    stages = [stage for stage, _ in (+_by_stage(total.dropped)).most_common()]
+    counts = {f"{key_of(pair)} {_name(pair)}": s.get("train") for pair, s in ledger.counts.items()}
+    by_language = []
+    for name, count in {**counts, "all": ledger.total("train")}.items():
         if count:
             dropped = _by_stage(count.dropped)
-            cells = (count.read, count.kept, *(dropped.get(stage, 0) for stage in stages))
-            by_language.add_row(name, *(f"{pairs:,}" if pairs else "" for pairs in cells))
-    for table in (by_reason, by_language):
-        for column in table.columns[1:]:
-            column.justify = "right"
-    return [by_reason, by_language]
+            by_language.append(row(name, count.read, count.kept, *(dropped[s] for s in stages)))
+    return [
+        ("By reason", ["reason", "dropped", "changed", "flagged"], by_reason),
+        ("Training pairs by language", ["languages", "read", "kept", *stages], by_language),
+    ]
 
 
-def _by_stage(counted: Mapping[str, int]) -> dict[str, int]:
-    """Sums reasons by stage, the largest first: 'overlap: english side in dev' is of 'overlap'."""
+def _by_stage(counted: Mapping[str, int]) -> Counter[str]:
+    """Sums reasons by stage: 'overlap: first side in dev' is of 'overlap'."""
     sums: Counter[str] = Counter()
     for reason, pairs in counted.items():
         sums[reason.split(":")[0]] += pairs
-    return {stage: pairs for stage, pairs in sums.most_common() if pairs}
-
-
-def _reasons(ledger: Ledger) -> dict[str, tuple[int, int, int]]:
-    """Returns reason -> pairs (dropped, changed, flagged), the most frequent dropped ones first."""
-    total = ledger.total()
-    counters = (total.dropped, total.changed, total.flagged)
-    names = dict.fromkeys(why for counter in counters for why, n in counter.most_common() if n)
-    return {why: (total.dropped[why], total.changed[why], total.flagged[why]) for why in names}
-
-
-def _examples(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
-    """Returns reason -> examples, of as many languages as possible."""
-    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-    for pair, splits in ledger.counts.items():
-        for split, count in splits.items():
-            for why, some in count.examples.items():
-                rows = ({"code": pair, "split": split, "pair": one} for one in some)
-                found.setdefault(why, []).extend(enumerate(rows))
-    return {
-        why: [row for _, row in sorted(found[why], key=lambda one: one[0])[:_MOST_EXAMPLES]]
-        for why in _reasons(ledger)
-        if why in found
-    }
-
-
-def visible(text: str) -> list[tuple[bool, str]]:
-    """Splits a text into (is it a code point?, text), with invisible characters as 'U+200B'."""
-    parts, last = [], 0
-    for match in _INVISIBLE.finditer(text):
-        parts += [(False, text[last : match.start()]), (True, f"U+{ord(match[0]):04X}")]
-        last = match.end()
-    return [part for part in [*parts, (False, text[last:])] if part[1]]
-
-
-def _share(part: int, total: int) -> str:
-    """Formats a share as '3.1%'; small ones as '<0.1%', so that none looks like nothing."""
-    if not part or not total:
-        return ""
-    share = 100 * part / total
-    return "<0.1%" if share < 0.05 else f"{share:.1f}%"
+    return sums
 
 
 def _name(pair: str) -> str:
     return "several languages" if pair == ANY else title_of(key_of(pair))
-
-
-def _tag(pair: str, side: int = 1) -> str:
-    """Returns the HTML language tag of a side of a pair."""
-    codes = [pair] if pair == ANY else split_direction(pair)
-    return describe(codes[-1 if side else 0]).code.replace("_", "-")

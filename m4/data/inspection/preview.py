@@ -28,16 +28,6 @@ class DrawnPair(NamedTuple):
     times: int  # how often the most repeated pair is seen there
 
 
-def corpus_sizes(cache: Cache) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns (pairs, tokens) of training data by `key_of`, the largest first."""
-    pairs = {key_of(pair): cache.size(pair, "train") for pair in cache.language_pairs()}
-    order = sorted(pairs, key=lambda code: (-pairs[code], code))
-    # The first direction of each pair: the other one differs by the tag alone, or where sources
-    # and targets have separate vocabularies.
-    unit = {key_of(pair_of(d)): pair_tokens(cache, d) for d in reversed(cache.directions)}
-    return {c: pairs[c] for c in order}, {c: round(pairs[c] * unit[c]) for c in order}
-
-
 def drawn_of(cache: Cache, seen: Mapping[str, int]) -> dict[str, DrawnPair]:
     """Returns what a run draws of each pair of languages, by `key_of`.
 
@@ -94,18 +84,21 @@ def warnings(drawn: Mapping[str, DrawnPair], most_epochs: float) -> list[str]:
 def table(
     cache: Cache, drawn: Mapping[str, DrawnPair], sample_by: str, most_epochs: float
 ) -> Table:
-    """Returns a table for the terminal, with shares in the sampler's unit."""
+    """Returns a table for the terminal, the largest first, with shares in the sampler's unit."""
     made = Table(box=SIMPLE_HEAD)
     made.add_column("languages", overflow="ellipsis", no_wrap=True, max_width=24)
     for name in ("pairs", "tokens", "share", "epochs", "repeated", "times"):
         made.add_column(name, justify="right", no_wrap=True)
-    pairs, tokens = corpus_sizes(cache)
-    for code in pairs:
+    pairs = {key_of(pair): cache.size(pair, "train") for pair in cache.language_pairs()}
+    # The first direction of each pair: the other one differs by the tag alone, or where sources
+    # and targets have separate vocabularies.
+    unit = {key_of(pair_of(d)): pair_tokens(cache, d) for d in reversed(cache.directions)}
+    for code in sorted(pairs, key=lambda code: (-pairs[code], code)):
         one, known = drawn[code], title_of(code)
         made.add_row(
             code if known == code else f"{code} {known}",
             f"{pairs[code]:,}",
-            short(tokens[code]),
+            short(round(pairs[code] * unit[code])),
             f"{100 * (one.pair_share if sample_by == 'examples' else one.token_share):.2f}%",
             times(one.epochs),
             f"{one.repeated:,}",

@@ -31,9 +31,7 @@ _DEV, ALIGNMENT = "dev/nll/", "gradients/alignment/"
 
 @configurable
 def improvement(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Rewards the share by which the dev loss of a direction fell since the last evaluation.
-
-    It asks for more of what is being learned.
+    """Rewards the share by which the dev loss of a direction fell: more of what is being learned.
 
     Source: loss-driven progress, Graves et al. 2017, "Automated Curriculum Learning for Neural
     Networks"; here on dev sets, and relative, since directions differ in difficulty.
@@ -60,7 +58,6 @@ def alignment(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str
     """Rewards the mean cosine of a direction's gradient with those of the other sets of directions.
 
     `Training.cosines` measures it, and names the sets.
-
     Source: Wang, Tsvetkov and Neubig 2020 (MultiDDS, arXiv 2004.06748), section 3: a language's
     reward is the cosine of its gradient and the dev gradients, averaged over languages. Here both
     gradients are of dev sentences, a group's own is left out (it would be 1), and weights follow by

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, TypeGuard
 
 from etils import epath
 
-from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary import Ragged
 
 SPLITS = ("train", "dev", "test")
 

@@ -7,8 +7,7 @@ from itertools import combinations
 
 from m4.data.directions import directions_of, in_order, pair_of, split_direction
 from m4.data.sources import Pair
-from m4.data.sources.reading.folder import Folder
-from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.folder import File, Folder
 from m4.data.sources.reading.lines import Tally, side_by_side, text_lines
 from m4.data.testsets import MOST_BYTES, Segment, segments_of_pairs
 from m4.settings import checked
@@ -86,5 +85,4 @@ class Aligned(Folder):
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
         assert file.pair is not None
         first = self._groups[file.split, file.stars][split_direction(file.pair)[0]]
-        for texts in self._zipped(first, file, tally):
-            yield file.pair, texts
+        return self._zipped(first, file, tally)

@@ -11,17 +11,36 @@ language's training pairs altogether, so that a right translation of them is tra
 
 Text: Unicode CLDR, Unicode License V3. What CLDR's files do not have: case and gender after units
 and in lists (all is nominative), and the sound rules of some `and`s (Spanish y/e).
+
+What is said is drawn without regard to any language, as a specification, and rendered in each
+(m4/data/cldr/phrases.py): a tuple tree of a kind and what it speaks of:
+
+    atoms      ("terr", "ES") ("lang", "sc") ("script", "Latn") ("cur", "CHF")
+               ("city", "Asia/Riyadh") ("mz", "Brasilia", "standard") ("uname", "length-meter")
+    amounts    ("qty", unit, number) ("rate", unit, number, per) ("money", currency, number)
+               ("big", 5, 6)  5 million
+    times      ("ago", "week", "past", 3) ("date", format, day) ("at", format, day, minute)
+               ("span", skeleton, day, day)  days as ordinals
+    zones      ("zcity", zone, kind, city)
+    lists      ("list", "standard" | "or", (spec, ...))  of durations, of one kind, mixed
+
+Numbers are ints, or strings where they have decimals. By the weights below about half of the
+sentences are lists, and digits about a tenth of the characters.
 """
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from datetime import date
+from functools import lru_cache
+from itertools import accumulate
+from random import Random
+from typing import Annotated, TypeVar
 
 from m4.data.cldr.phrases import Spec, english, phrases
-from m4.data.cldr.specs import Atom, Drawer, atoms
-from m4.data.cldr.tables import cldr_version
+from m4.data.cldr.tables import cldr_version, current_currencies, find, own_data, zones
 from m4.data.directions import key_of, pair_of
 from m4.data.languages import LANGUAGES
 from m4.data.sources import SPLITS, Pair
@@ -36,17 +55,43 @@ MOST_CHARACTERS = 120
 TEST_PERMILLE, DEV_PERMILLE = 20, 10
 HELD_ONE_IN = 16
 _WORDS = re.compile(r"[^\W\d_]{2,}")  # letters only, two or more: digits and "e" are no words
+Atom = tuple[str, str]
+Key = TypeVar("Key")
 
+
+def _picker(weights: dict[Key, int]) -> Callable[[float], Key]:
+    """Returns a function from a number in [0, 1) to a key, by the keys' weights."""
+    names, edges = list(weights), list(accumulate(weights.values()))
+    return lambda uniform: names[bisect(edges, uniform * edges[-1])]
+
+
+_CATEGORY = _picker(
+    {"atom": 10, "qty": 6, "rate": 3, "money": 6, "ago": 4, "date": 6, "at": 6, "span": 4, "big": 1,
+     "zcity": 5, "dur": 3, "list1": 24, "listq": 8, "listm": 13}
+)  # fmt: skip
+_ATOM = _picker({"terr": 22, "lang": 22, "cur": 16, "city": 14, "uname": 11, "mz": 10, "script": 5})
+_LISTED = _picker({"terr": 34, "lang": 30, "city": 14, "cur": 12, "uname": 6, "mz": 4, "script": 3})
+_LENGTH = _picker({2: 6, 3: 3, 4: 1})
+_QUANTITY = _picker({"qty": 5, "money": 4, "rate": 1})
+_MIXED = _picker(
+    {"atom": 12, "qty": 3, "money": 3, "ago": 2, "date": 2, "at": 1, "span": 1, "zcity": 1}
+)
+_DATES = ["full", "long", "medium", "MMMd", "MMMMd", "MMMEd", "yMMMM", "yMMMEd", "yQQQQ", "GyMMMd"]
+_SPANS = ["MMMd", "MMMEd", "yMMM", "yMMMM", "yMMMd", "yMMMEd"]
+_FIELDS = [
+    "year", "quarter", "month", "week", "day", "hour", "minute", "second",
+    "sun", "mon", "tue", "wed", "thu", "fri", "sat",
+]  # fmt: skip
+_DURATIONS = ["year", "month", "week", "day", "hour", "minute", "second"]
+_FIRST_DAY = date(1850, 1, 1).toordinal()
+_DAYS = date(2100, 1, 1).toordinal() - _FIRST_DAY  # 91,310
 
 # CLDR gives some 50,000 different sentences a language.
 Pairs = Annotated[int, Between(1, 10**7)]
 
 
-class _Drawn(NamedTuple):
-    """A language's pairs of a split, and the names and units of each."""
-
-    pairs: list[Pair]
-    atoms: list[tuple[Atom, ...]]
+# A language's pairs of a split, each with its names and units.
+_Drawn = list[tuple[Pair, tuple[Atom, ...]]]
 
 
 def power_law(largest: int, smallest: int) -> dict[str, int]:
@@ -67,6 +112,9 @@ class Cldr:
     Attributes:
         sizes: Language -> training pairs. Defaults to all 137 languages, from `largest` to
             `smallest`.
+        largest: Training pairs of the first language, without `sizes`.
+        smallest: Training pairs of the last one.
+        seed: Seed of the sentences of all splits.
         test_pairs: Test pairs of each language.
         dev_pairs: Dev pairs of each language.
     """
@@ -80,15 +128,14 @@ class Cldr:
 
     def __post_init__(self) -> None:
         if self.sizes is None and self.smallest > self.largest:
-            raise SettingError(
-                "Cldr.smallest", self.smallest, f"at most Cldr.largest, {self.largest}"
-            )
+            allowed = f"at most Cldr.largest, {self.largest}"
+            raise SettingError("Cldr.smallest", self.smallest, allowed)
         sizes = power_law(self.largest, self.smallest) if self.sizes is None else self.sizes
         for code in sizes:
             if code not in LANGUAGES:
-                raise SettingError(
-                    "Cldr.sizes", code, f"a language of the corpus: {_nearest(code)}"
-                )
+                near = difflib.get_close_matches(str(code), LANGUAGES, n=5, cutoff=0.3)
+                allowed = f"a language of the corpus: {', '.join(near or LANGUAGES)}"
+                raise SettingError("Cldr.sizes", code, allowed)
         self.sizes = self._sizes = dict(sizes)
         self.counts = {"test": self.test_pairs, "dev": self.dev_pairs}
         self._drawn: dict[tuple[str, str], _Drawn] = {}
@@ -106,12 +153,12 @@ class Cldr:
         Dev and test take their sentences from one stream for all languages, in order, so most of a
         test set is the same sentences everywhere. InputError: the language has fewer pairs.
         """
-        return iter(self._of(pair, split).pairs)
+        return iter([texts for texts, _ in self._of(pair, split)])
 
     def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
         """Marks sentences all of whose names and units are in the training pairs as 'seen'."""
-        trained = {atom for sentence in self._of(pair, "train").atoms for atom in sentence}
-        return {"seen": [trained.issuperset(atoms) for atoms in self._of(pair, split).atoms]}
+        trained = {atom for _, atoms in self._of(pair, "train") for atom in atoms}
+        return {"seen": [trained.issuperset(atoms) for _, atoms in self._of(pair, split)]}
 
     def identity(self) -> dict:
         """Returns all that decides the text, as JSON."""
@@ -140,11 +187,12 @@ class Cldr:
         wanted = self._sizes[language]
         drawer = Drawer(text_hash(f"{self.seed} {language}"))
         source, target = english(), phrases(language)
-        drawn, taken, fruitless = _Drawn([], []), set(), 0
-        while len(drawn.pairs) < wanted:
+        drawn: _Drawn = []
+        taken, fruitless = set(), 0
+        while len(drawn) < wanted:
             fruitless += 1
             if fruitless > PATIENCE:
-                raise InputError(_too_few(language, "train", wanted, len(drawn.pairs)))
+                raise InputError(_too_few(language, "train", wanted, len(drawn)))
             spec = drawer.draw()
             if (translation := target.render(spec)) is None:
                 continue
@@ -155,25 +203,23 @@ class Cldr:
             if split_of(text) != "train" or any(held(language, atom) for atom in names):
                 continue
             taken.add(text)
-            drawn.pairs.append(Pair(text, translation))
-            drawn.atoms.append(names)
+            drawn.append((Pair(text, translation), names))
             fruitless = 0
         return drawn
 
     def _take(self, language: str, split: str) -> _Drawn:
         """Returns the first sentences of the common stream that this language can say."""
         wanted, target = self.counts[split], phrases(language)
-        drawn = _Drawn([], [])
+        drawn: _Drawn = []
         last = candidate = 0  # the candidate that gave the last pair, and the next one
-        while len(drawn.pairs) < wanted:
+        while len(drawn) < wanted:
             if candidate - last > PATIENCE // 50:  # one draw in 50 is a test sentence
-                raise InputError(_too_few(language, split, wanted, len(drawn.pairs)))
+                raise InputError(_too_few(language, split, wanted, len(drawn)))
             spec, text = self._candidate(split, candidate)
             candidate += 1
             translation = target.render(spec)
             if translation is not None and accept(text, translation):
-                drawn.pairs.append(Pair(text, translation))
-                drawn.atoms.append(atoms(spec))
+                drawn.append((Pair(text, translation), atoms(spec)))
                 last = candidate
         return drawn
 
@@ -191,18 +237,6 @@ class Cldr:
                 self._candidate_texts.add(text)
                 self._candidates[part].append((spec, text))
         return candidates[index]
-
-
-def _nearest(code: str) -> str:
-    """Returns the languages with names like this one, or all, as text."""
-    by_word = {
-        word.casefold(): known
-        for known, language in LANGUAGES.items()
-        for word in (language.name, language.iso639_3, known)
-    }
-    words = difflib.get_close_matches(str(code).casefold(), by_word, n=5, cutoff=0.5)
-    near = dict.fromkeys(by_word[word] for word in words)
-    return f"nearest: {', '.join(near)}" if near else ", ".join(LANGUAGES)
 
 
 def _too_few(language: str, split: str, wanted: int, available: int) -> str:
@@ -238,3 +272,165 @@ def accept(english: str, translation: str) -> bool:
     if not words:
         return any(character.isalpha() for character in target)
     return 2 * len(words.intersection(_WORDS.findall(source))) < len(words)
+
+
+@lru_cache(maxsize=1)
+def inventory() -> dict[str, tuple[Spec, ...]]:
+    """Returns the atoms that English names, by kind; a shared name stays with the first.
+
+    So "Arabic" is the language, not the script, and "Luxembourg" the country, not the city: the
+    English side never has two meanings.
+    """
+    own = own_data("en")
+    candidates = {
+        "terr": [("terr", code) for code in own["territories"]],
+        "lang": [("lang", code) for code in own["languages"]],
+        "cur": [("cur", code) for code in own["currency_names"]],
+        "city": [("city", zone) for zone in zones()],
+        "script": [("script", code) for code in own["scripts"]],
+        "uname": [("uname", unit) for unit in own["unit_display_names"]],
+        "mz": [
+            ("mz", zone, kind)
+            for zone, names in own["meta_zones"].items()
+            for kind in ("generic", "standard", "daylight")
+            if find(names, "long", kind)
+        ],
+    }
+    taken: set[str] = set()
+    kept: dict[str, tuple[Spec, ...]] = {}
+    for kind, specs in candidates.items():
+        kept[kind] = ()
+        for spec in sorted(specs):
+            name = english().render(spec)
+            if name and name.casefold() not in taken:
+                taken.add(name.casefold())
+                kept[kind] += (spec,)
+    return kept
+
+
+def atoms(spec: Spec) -> tuple[Atom, ...]:
+    """Returns the lexical atoms of a specification: (kind, identifier), with repetitions.
+
+    Those are the words of the great tables (territories, languages, scripts, currencies, cities,
+    zones, units); a unit's name and an amount in it are one atom. Calendar words are none.
+    """
+    kind = spec[0]
+    if kind == "list":
+        return tuple(atom for item in spec[2] for atom in atoms(item))
+    if kind in ("terr", "lang", "script", "cur", "city", "mz"):
+        return (spec[:2],)
+    if kind in ("uname", "qty"):
+        return (("unit", spec[1]),)
+    if kind == "rate":
+        return (("unit", spec[1]), ("unit", spec[3]))
+    if kind == "money":
+        return (("cur", spec[1]),)
+    if kind == "zcity":
+        return (("mz", spec[1]), ("city", spec[3]))
+    return ()
+
+
+class Drawer:
+    """An endless stream of specifications, decided by `seed`.
+
+    Only Random.random() is used: Python promises its sequence for a seed across versions.
+    """
+
+    def __init__(self, seed: int):
+        self._random = Random(seed).random
+        self._atoms = inventory()
+        everyday = current_currencies()
+        self._currencies = [code for _, code in self._atoms["cur"]]
+        self._tender = [code for code in self._currencies if code in everyday]
+        patterns = own_data("en")["unit_patterns"]
+        self._units = sorted(patterns)
+        self._pers = [unit for unit in self._units if find(patterns, unit, "long", "per")]
+        self._make: dict[str, Callable[[], Spec]] = {
+            "atom": lambda: self._choose(self._atoms[_ATOM(self._random())]),
+            "qty": lambda: ("qty", self._choose(self._units), self._number()),
+            "rate": self._rate,
+            "money": self._money,
+            "ago": self._ago,
+            "date": lambda: ("date", self._choose(_DATES), self._day()),
+            "at": lambda: ("at", self._choose(_DATES[:3]), self._day(), self._count(1440) - 1),
+            "span": self._span,
+            "big": lambda: ("big", self._count(999), 3 * (1 + self._count(3))),
+            "zcity": lambda: (
+                "zcity", *self._choose(self._atoms["mz"])[1:], self._choose(self._atoms["city"])[1]
+            ),
+            "dur": self._durations,
+            "list1": self._list_of_atoms,
+            "listq": lambda: self._list(lambda: self._one(_QUANTITY), 3),
+            "listm": lambda: self._list(lambda: self._one(_MIXED), 3),
+        }  # fmt: skip
+
+    def draw(self) -> Spec:
+        """Returns the next specification."""
+        return self._one(_CATEGORY)
+
+    def _one(self, kind: Callable[[float], str]) -> Spec:
+        return self._make[kind(self._random())]()
+
+    def _choose(self, options: Sequence):
+        return options[int(self._random() * len(options))]
+
+    def _count(self, most: int) -> int:
+        return 1 + int(self._random() * most)
+
+    def _number(self) -> int | str:
+        size = self._random()
+        if size < 0.60:
+            return self._count(20)
+        if size < 0.90:
+            return self._count(100)
+        if size < 0.96:
+            return self._count(10_000)
+        return f"{self._count(20)}.{self._count(9)}"
+
+    def _day(self) -> int:
+        return _FIRST_DAY + int(self._random() * _DAYS)
+
+    def _rate(self) -> Spec:
+        unit, per = self._choose(self._units), self._choose(self._pers)
+        return ("rate", unit, self._number(), per)
+
+    def _money(self) -> Spec:
+        # Three of four in money that one can pay with today; the tables are full of history.
+        currencies = self._tender if self._random() < 0.75 else self._currencies
+        return ("money", self._choose(currencies), self._number())
+
+    def _ago(self) -> Spec:
+        direction = "past" if self._random() < 0.5 else "future"
+        return ("ago", self._choose(_FIELDS), direction, self._count(40))
+
+    def _span(self) -> Spec:
+        """Draws two days of one year, months apart where the skeleton has no day."""
+        skeleton = self._choose(_SPANS)
+        days = self._count(28) if skeleton.endswith("d") else 31 + self._count(300)
+        start = self._day()
+        end = start + days
+        if "y" not in skeleton and date.fromordinal(start).year != date.fromordinal(end).year:
+            start, end = start - days, start  # without a year the year must not change
+        return ("span", skeleton, start, end)
+
+    def _durations(self) -> Spec:
+        count = 2 + int(self._random() * 2)
+        first = int(self._random() * (len(_DURATIONS) - count + 1))
+        units = _DURATIONS[first : first + count]
+        items = tuple(("qty", f"duration-{unit}", self._count(30)) for unit in units)
+        return ("list", "standard", items)
+
+    def _list_of_atoms(self) -> Spec:
+        options = self._atoms[_LISTED(self._random())]
+        return self._list(lambda: self._choose(options), 4)
+
+    def _list(self, make: Callable[[], Spec], most: int) -> Spec:
+        """Draws 2 to `most` different items, joined by `and`, one time in four by `or`."""
+        style = "or" if self._random() < 0.25 else "standard"
+        items: list[Spec] = []
+        count = min(most, _LENGTH(self._random()))
+        while len(items) < count:
+            item = make()
+            if item not in items:
+                items.append(item)
+        return ("list", style, tuple(items))

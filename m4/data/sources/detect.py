@@ -16,9 +16,8 @@ from m4.data.sources.aligned import Aligned
 from m4.data.sources.gettext import Gettext
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
-from m4.data.sources.reading.files import COMPRESSED, folder_at, lines, names_below, unpacked
-from m4.data.sources.reading.folder import Folder
-from m4.data.sources.reading.layout import SPLIT_WORDS, File, FileLayout, said_splits
+from m4.data.sources.reading.files import folder_at, lines, names_below, unpacked
+from m4.data.sources.reading.folder import SPLIT_WORDS, File, FileLayout, Folder, said_splits
 from m4.data.sources.reading.lines import MAX_LINE_BYTES
 from m4.data.sources.tmx import Tmx
 from m4.data.sources.tsv import Tsv
@@ -80,9 +79,7 @@ _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
 _MOST_CHOICES = 24  # of words for the splits
 _ENGLISH = ("en", "eng", "en_US", "english", "eng_Latn")
 _ENGLISH_FIELDS = ("en", "eng", "english", "source", "src")
-_LANGUAGE_FIELDS = (
-    "lang", "language", "target_lang", "target_language", "tgt_lang", "lang_code"
-)  # fmt: skip
+_LANGUAGE_FIELDS = ["lang", "language", "target_lang", "target_language", "tgt_lang", "lang_code"]
 _SOURCE_LANGUAGE_FIELDS = ("source_lang", "source_language", "src_lang")
 _DEPTH = 5
 # Ends of file names that look like the language code of a Moses file.
@@ -132,9 +129,8 @@ class Detected:
 
     def swapped(self) -> Detected | None:
         """Returns the same with English on the other side, or None where names tell the side."""
-        change: dict[str, Any]
         if self.source is Tsv:
-            change = {"english_column": 3 - self.settings.get("english_column", 1)}
+            change: dict[str, Any] = {"english_column": 3 - self.settings.get("english_column", 1)}
         elif "english_field" in self.settings:
             sides = ("english_field", "translation_field")
             change = dict(zip(sides, (self.settings[side] for side in sides[::-1]), strict=True))
@@ -157,14 +153,14 @@ def detect(folder: str) -> Detected:
     names = dict(sorted(names_below(root, _DEPTH)))
     if not names:
         raise InputError(f"{folder}: {EXPECTED}; saw no files")
-    best: _Fit | None = None
     choices = _choices(names)
     english_codes = [code for code in _ENGLISH if any(code in name for name in names)] or ["en"]
-    for source, patterns in _PATTERNS.items():
-        for pattern, english, words in itertools.product(patterns, english_codes, choices):
-            fit = _fit(root, source, pattern, english, words, names)
-            if fit is not None and (best is None or fit.agree > best.agree):
-                best = fit
+    fits = (
+        _fit(root, source, *way, names)
+        for source, patterns in _PATTERNS.items()
+        for way in itertools.product(patterns, english_codes, choices)
+    )
+    best = max(filter(None, fits), key=lambda fit: fit.agree, default=None)  # the first of them
     if best is None:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         held_out = sorted({word for name in names for word in said_splits(name).values()})
@@ -172,15 +168,13 @@ def detect(folder: str) -> Detected:
             more += f"; text whose name says {' or '.join(held_out)} is never trained on"
         raise InputError(f"{folder}: {EXPECTED}; saw {', '.join([*names][:3])}{more}")
     source, pattern = best.source, best.pattern
-    words = {split: best.words[split] for split in SPLIT_WORDS if split in best.used}
+    used = {file.split for file in best.files}
+    words = {split: best.words[split] for split in SPLIT_WORDS if split in used}
     _check_splits(folder, best, names)
-    _check_training_files(folder, best.files, words)
     asked: dict[str, Any] = {"english": best.english}
     if source is Jsonl:
-        record, place = _first_record(root, best.files[0].name)
-        if any(name in record for name in _LANGUAGE_FIELDS):
-            pattern = pattern.replace("{lang}", "*")  # 'all.jsonl' names no language
-        asked |= _fields(record, place, pattern, best.english)
+        pattern, fields = _fields(best.files[0].path, pattern, best.english)
+        asked |= fields
     if not {"dev", "test"} & {*words}:
         pattern = pattern.replace("{split}", words.get("train", ""))
     named = words if "{split}" in pattern else {}
@@ -195,24 +189,14 @@ def detect(folder: str) -> Detected:
 
 
 class _Fit(NamedTuple):
-    """A pattern that fits files of a folder.
-
-    Attributes:
-        files: The files by their unpacked names.
-        agree: Number of files that are used as the splits that their names say.
-    """
+    """A pattern that fits files of a folder, by their unpacked names."""
 
     source: type[Folder]
     pattern: str
     english: str
     words: dict[str, str]
     files: list[File]
-    agree: int
-
-    @property
-    def used(self) -> set[str]:
-        """Splits that the files are used as."""
-        return {file.split for file in self.files if file.split is not None}
+    agree: int  # files that are used as the splits that their names say
 
 
 def _choices(names: Iterable[str]) -> list[dict[str, str]]:
@@ -224,9 +208,7 @@ def _choices(names: Iterable[str]) -> list[dict[str, str]]:
     for name in names:
         for split, word in said_splits(name).items():
             words[split][word] = None
-    tests = sorted(
-        words["test"], key=lambda word: (any(map(str.isdigit, word)), word), reverse=True
-    )
+    tests = sorted(words["test"], key=lambda w: (any(map(str.isdigit, w)), w), reverse=True)
     dev = [*words["dev"]] or tests[1:]
     ways = itertools.product([*words["train"]] or [""], dev or [""], tests or [""])
     found = [
@@ -287,65 +269,49 @@ def _check_splits(folder: str, fit: _Fit, names: Iterable[str]) -> None:
             continue
         if file is None or not _agrees(name, file.split, fit.words):
             use = "not be read" if file is None else f"be used as {file.split or 'training text'}"
-            raise InputError(
-                f"{folder}: {name!r}: its name says {' and '.join(said.values())}, and it would "
-                f"{use}; call all files like {fit.pattern}, or move it out of the folder"
-            )
+            why = f"its name says {' and '.join(said.values())}, and it would {use}"
+            remedy = f"call all files like {fit.pattern}, or move it out of the folder"
+            raise InputError(f"{folder}: {name!r}: {why}; {remedy}")
 
 
-def _check_training_files(folder: str, files: list[File], words: dict[str, str]) -> None:
-    """Raises InputError where a language has dev or test files and no training file."""
-    trained = {file.codes for file in files if file.split in ("train", None)}
-    for file in files:
-        if file.codes not in trained and None not in trained:
-            wanted = file.name.replace(words[file.split or "train"], words["train"])
-            raise InputError(f"{folder}: expected {wanted} next to {file.name}; saw none")
-
-
-def _first_record(root: epath.Path, name: str) -> tuple[dict[str, Any], str]:
-    """Returns the first object of a file of JSON lines, and its place for messages."""
-    ends = ("", *COMPRESSED)
-    path = next(path for end in ends if (path := root / f"{name}{end}").exists())
+def _fields(path: epath.Path, pattern: str, english: str) -> tuple[str, dict[str, Any]]:
+    """Returns the pattern, and settings of `Jsonl` that name fields, by a file's first object."""
     try:
         record = json.loads(next(lines(path, MAX_LINE_BYTES), b""))
     except ValueError:
         record = None
     if not isinstance(record, dict):
         raise InputError(f"{path} line 1: {EXPECTED}; saw no JSON object")
-    return record, f"{path} line 1"
-
-
-def _fields(record: dict[str, Any], place: str, pattern: str, english: str) -> dict[str, Any]:
-    """Returns the settings of `Jsonl` that name the fields, by the first object of a file."""
+    if any(name in record for name in _LANGUAGE_FIELDS):
+        pattern = pattern.replace("{lang}", "*")  # 'all.jsonl' names no language
     within = record.get("translation")
     if isinstance(within, dict) and english in within:
-        return {}
+        return pattern, {}
     texts = [name for name, value in record.items() if isinstance(value, str)]
     codes = [name for name in texts if name in _LANGUAGE_FIELDS]
     source_codes = [name for name in texts if name in _SOURCE_LANGUAGE_FIELDS]
     texts = [name for name in texts if name not in (*codes, *source_codes)]
     if english in texts and all(describe(name).script for name in texts):
-        return {"translation_field": "{lang}"}
+        return pattern, {"translation_field": "{lang}"}
     sources = [name for name in _ENGLISH_FIELDS if name in texts]
     others = [name for name in texts if name not in sources[:1]]
     has_language = "{lang}" in pattern or "{pair}" in pattern
     if len(others) != 1 or not sources or not (codes or has_language):
         raise InputError(
-            f"{place}: expected an object such as "
+            f"{path} line 1: expected an object such as "
             '{"translation": {"en": ..., "gl": ...}}, {"en": ..., "gl": ...} or '
             '{"lang": "gl", "source": ..., "target": ...}; saw the fields '
             f"{', '.join(record) or '(none)'}"
         )
-    sides = [sources[0], others[0]]
-    both: list[str] = []
+    sides, source_code = [sources[0], others[0]], None
     if source_codes and codes and not is_english(record[source_codes[0]]):
         if is_english(record[codes[0]]):
             sides, codes = sides[::-1], source_codes
         else:
-            both = source_codes
-    return {
+            source_code = source_codes[0]
+    return pattern, {
         "english_field": sides[0],
         "translation_field": sides[1],
         "language_field": codes[0] if codes and not has_language else None,
-        "source_language_field": both[0] if both and not has_language else None,
+        "source_language_field": None if has_language else source_code,
     }

@@ -10,15 +10,14 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from babel.messages.catalog import Catalog, Message
 from babel.messages.pofile import PoFileError, PoFileParser
 
 from m4.data.sources import Pair
 from m4.data.sources.reading.files import chunks
-from m4.data.sources.reading.folder import Every, Folder
-from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.folder import Every, File, Folder
 from m4.data.sources.reading.lines import Tally
 from m4.settings import OneOf, checked
 
@@ -37,28 +36,6 @@ _MNEMONIC_BEHIND = re.compile(r"\s*[(（][_&]\w[)）]")
 _LINE = re.compile(
     r'(?:(msgctxt|msgid|msgid_plural|msgstr(?:\[\d{1,2}\])?)\s*)?("(?:[^"\\]|\\.)*")'
 )
-# An escaped backslash; or C's other escapes, the bytes of the file's charset one after another.
-_ESCAPED = re.compile(r"\\\\|(?:\\(?:[0-7]{1,3}|x[0-9A-Fa-f]{2}|[abfv]))+")
-_FOR_BABEL = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
-_LETTERS = {"a": 7, "b": 8, "f": 12, "v": 11}
-
-
-class Entry(NamedTuple):
-    """One message of a catalogue; `line` is its line in a PO file, its number in an MO file."""
-
-    line: int
-    english: str
-    translation: str
-    fuzzy: bool = False
-    plural: bool = False
-
-
-class CatalogueError(Exception):
-    """Error in a catalogue, at `line`."""
-
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(reason)
-        self.line = line
 
 
 class _Collected(Catalog):
@@ -126,35 +103,35 @@ class Gettext(Folder):
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
         read = read_po if file.name.endswith(".po") else read_mo
         try:
-            entries, obsolete = read(b"".join(chunks(file.path)))
-        except CatalogueError as error:
-            tally.bad(error.line, f"no catalogue, {error}")
+            messages, obsolete = read(b"".join(chunks(file.path)))
+        except PoFileError as error:
+            tally.bad(error.lineno + 1, f"no catalogue, {str(error).rsplit(' on ', 1)[0]}")
             return
         for _ in range(obsolete):
             tally.leave_out("obsolete")
-        for entry in entries:
-            if reason := self._unwanted(entry):
+        for message in messages:
+            if reason := self._unwanted(message):
                 tally.leave_out(reason)
                 continue
-            english, translation = entry.english, entry.translation
+            sides = str(message.id), str(message.string)
             if self.mnemonics == "strip":
-                english, translation = strip_mnemonics(english, translation)
-            if pair := tally.pair(entry.line, english, translation):
+                sides = strip_mnemonics(*sides)
+            if pair := tally.pair(message.lineno or 0, *sides):
                 yield file.pair or "", pair
 
-    def _unwanted(self, entry: Entry) -> str | None:
-        if entry.plural:
+    def _unwanted(self, message: Message) -> str | None:
+        if not isinstance(message.id, str):
             return "plural forms"
-        if entry.fuzzy:
+        if message.fuzzy:
             return "fuzzy"
-        if not entry.translation.strip():
+        if not (translation := str(message.string)).strip():
             return "not translated"
         if self.placeholders == "keep":
             return None
-        english, translation = placeholders(entry.english), placeholders(entry.translation)
+        english, other = placeholders(message.id), placeholders(translation)
         if self.placeholders == "drop" and english:
             return "placeholders"
-        return "placeholders that differ" if english != translation else None
+        return "placeholders that differ" if english != other else None
 
 
 def placeholders(text: str) -> Counter[str]:
@@ -172,105 +149,58 @@ def strip_mnemonics(english: str, translation: str) -> tuple[str, str]:
     marks = [_MNEMONIC.findall(side) for side in (english, translation)]
     if len(marks[0]) != 1 or marks[0] != marks[1]:
         return english, translation
-    if any(re.search(r"&#?\w+;|[A-Z]&[A-Z]", side) for side in (english, translation)):
-        return english, translation
     names = [set(re.findall(r"\w+[_&]\w+", side)) for side in (english, translation)]
-    if names[0] & names[1] and english != translation:
+    in_both = names[0] & names[1] and english != translation
+    if in_both or re.search(r"&#?\w+;|[A-Z]&[A-Z]", f"{english}\n{translation}"):
         return english, translation
     return _MNEMONIC.sub("", english), _MNEMONIC.sub("", _MNEMONIC_BEHIND.sub("", translation))
 
 
-def read_po(content: bytes) -> tuple[list[Entry], int]:
-    """Returns the entries of a PO file, without its header, and the number of obsolete ones.
+def read_po(content: bytes) -> tuple[list[Message], int]:
+    """Returns the messages of a PO file, without its header, and the number of obsolete ones.
 
     Raises:
-        CatalogueError: msgfmt would refuse it, or its charset is not what it says.
+        PoFileError: msgfmt would refuse it, or its charset is not what it says.
     """
     charset = re.search(rb"charset=([A-Za-z0-9_.:-]+)", content[:65_536])
     name = charset[1].decode() if charset and charset[1] != b"CHARSET" else "utf-8"
-    text = _decode(content, name)
-    if text.startswith("\ufeff"):
-        text = text[1:]
-    catalog, obsolete = _Collected(), 0
-    lines = []
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.strip()
+    catalog, obsolete, lines = _Collected(), 0, []
+    try:
+        text = content.decode(name).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start)
+        raise PoFileError(f"not {name}", catalog, "", line) from error
+    except (LookupError, UnicodeError) as error:  # UnicodeError: of the codec "undefined"
+        raise PoFileError(f"unknown charset {name}", catalog, "", 0) from error
+    for number, line in enumerate(map(str.strip, text.split("\n"))):
         obsolete += bool(re.match(r"#~\s*msgid\s", line))
         if line.startswith(("#~", "#|")):
             line = ""  # obsolete entries, and what fuzzy ones were before
         elif line and not line.startswith("#"):
-            parts = _LINE.fullmatch(line)
-            if parts is None:
-                raise CatalogueError(number, "a line that is none of PO's")
-            quoted = _unescaped(parts[2], name, number)
-            line = f"{parts[1]} {quoted}" if parts[1] else quoted
+            if (parts := _LINE.fullmatch(line)) is None:
+                raise PoFileError("a line that is none of PO's", catalog, line, number)
+            line = " ".join(filter(None, parts.groups()))
         lines.append(line)
-    try:
-        PoFileParser(catalog, ignore_obsolete=True, abort_invalid=True).parse(lines)
-    except PoFileError as error:
-        raise CatalogueError(error.lineno + 1, str(error).rsplit(" on ", 1)[0]) from error
-    entries = [
-        Entry(
-            message.lineno or 0,
-            message.id if isinstance(message.id, str) else message.id[0],
-            message.string if isinstance(message.string, str) else "",
-            message.fuzzy,
-            not isinstance(message.id, str),
-        )
-        for message in catalog.found
-    ]
-    return [entry for entry in entries if entry.english], obsolete
+    PoFileParser(catalog, ignore_obsolete=True, abort_invalid=True).parse(lines)
+    return [message for message in catalog.found if message.id], obsolete
 
 
-def read_mo(content: bytes) -> tuple[list[Entry], int]:
-    """Returns the entries of an MO file, without its header, and 0; CatalogueError if damaged."""
-    file = io.BytesIO(content)
+def read_mo(content: bytes) -> tuple[list[Message], int]:
+    """Returns the messages of an MO file, numbered from 1, without its header; and 0.
+
+    Raises:
+        PoFileError: It is damaged, or no MO file.
+    """
     try:
-        # No public name gives the messages; the attribute is as old as the module.
-        messages: dict = gettext.GNUTranslations(file)._catalog  # type: ignore
-    except (OSError, ValueError, LookupError, IndexError, struct.error) as error:
-        raise CatalogueError(1, f"not an MO file: {error}") from error
-    entries = []
-    for number, (key, translation) in enumerate(messages.items(), 1):
+        # No public name gives the messages. Babel's read_mo refuses headers with odd dates.
+        catalog: dict = gettext.GNUTranslations(io.BytesIO(content))._catalog  # type: ignore
+    except (OSError, ValueError, LookupError, struct.error) as error:
+        raise PoFileError(f"not an MO file: {error}", Catalog(), "", 0) from error
+    messages = []
+    for number, (key, translation) in enumerate(catalog.items(), 1):
         # Plural forms are (msgid, 0), (msgid, 1) ...; a context before a msgid ends in EOT.
-        plural = isinstance(key, tuple)
-        if plural and key[1]:
-            continue
-        english = (key[0] if plural else key).rpartition("\x04")[2]
-        if english:
-            entries.append(Entry(number, english, translation, False, plural))
-    return entries, 0
-
-
-def _unescaped(quoted: str, charset: str, number: int) -> str:
-    """Replaces the escapes that Babel leaves as they are: \\101, \\x41, \\a."""
-
-    def character(match: re.Match[str]) -> str:
-        if match[0] == r"\\":
-            return match[0]
-        codes = re.findall(r"\\(x..|[0-7]{1,3}|.)", match[0])
-        numbers = [
-            _LETTERS[code]
-            if code in _LETTERS
-            else int(code[1:], 16)
-            if code[0] == "x"
-            else int(code, 8) & 255
-            for code in codes
-        ]
-        try:
-            text = bytes(numbers).decode(charset)
-        except UnicodeDecodeError as error:
-            raise CatalogueError(number, f"escapes that are not {charset}") from error
-        return "".join(_FOR_BABEL.get(one, one) for one in text)
-
-    return _ESCAPED.sub(character, quoted)
-
-
-def _decode(content: bytes, charset: str) -> str:
-    try:
-        return content.decode(charset)
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise CatalogueError(line, f"not {charset}") from error
-    except (LookupError, UnicodeError) as error:  # UnicodeError: of the codec "undefined"
-        raise CatalogueError(1, f"unknown charset {charset}") from error
+        name, form = key if isinstance(key, tuple) else (key, None)
+        if (english := name.rpartition("\x04")[2]) and not form:
+            found = english if form is None else (english, english)
+            messages.append(Message(found, translation, lineno=number))
+    return messages, 0

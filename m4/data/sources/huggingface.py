@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 
 from m4.data.sources.jsonl import RecordFolder
 from m4.data.sources.reading.files import seekable
-from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.folder import File
 from m4.data.sources.reading.lines import Reason, Tally
 from m4.settings import InputError, checked
 
@@ -49,10 +49,8 @@ class HuggingFace(RecordFolder):
                 shards.setdefault((stem, int(match[2])), set()).add(int(match[1]))
         for (stem, number), there in shards.items():
             if missing := set(range(number)) - there:
-                raise InputError(
-                    f"{self.folder}/{stem}-{min(missing):05d}-of-{number:05d}...: missing, "
-                    f"with {len(missing) - 1} more"
-                )
+                first = f"{self.folder}/{stem}-{min(missing):05d}-of-{number:05d}..."
+                raise InputError(f"{first}: missing, with {len(missing) - 1} more")
         return files
 
     def _records(self, file: File, tally: Tally) -> Iterator[dict[str, Any] | Reason]:
@@ -60,20 +58,15 @@ class HuggingFace(RecordFolder):
             try:
                 names, batches = _open(stream)
                 wanted = self._columns(names, file.codes)
-                missing = [name for name in wanted if name not in names]
-                if not missing:
-                    for batch in batches(wanted):
-                        yield from _rows(batch)
+                if missing := [name for name in wanted if name not in names]:
+                    said = f"no column {missing[0]!r}; it has {', '.join(names)}"
+                    settings = f"({self.owner}.translation_field, english_field, language_field)"
+                    raise InputError(f"{file.path}: {said} {settings}")
+                for batch in batches(wanted):
+                    yield from _rows(batch)
             except (pa.ArrowException, OSError) as error:
-                said = str(error).splitlines()[0]
-                raise InputError(
-                    f"{file.path}: damaged, or not Arrow or Parquet: {said}"
-                ) from error
-        if missing:
-            raise InputError(
-                f"{file.path}: no column {missing[0]!r}; it has {', '.join(names)} "
-                f"({self.owner}.translation_field, english_field, language_field)"
-            )
+                said = f"damaged, or not Arrow or Parquet: {str(error).splitlines()[0]}"
+                raise InputError(f"{file.path}: {said}") from error
 
 
 def _open(stream: IO[bytes]) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]]:

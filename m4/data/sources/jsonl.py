@@ -9,9 +9,8 @@ from typing import Any
 
 from m4.data.sources import Pair
 from m4.data.sources.reading.files import lines
-from m4.data.sources.reading.folder import Folder
-from m4.data.sources.reading.layout import File
-from m4.data.sources.reading.lines import Reason, Tally
+from m4.data.sources.reading.folder import File, Folder
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reason, Tally
 from m4.settings import SettingError, checked
 
 _LANG = "{lang}"
@@ -21,8 +20,7 @@ _LANG = "{lang}"
 class RecordFolder(Folder):
     """A folder of records; a subclass reads them from a file.
 
-    'translation.en' is the field en of the field translation. The object before '.{lang}' may also
-    be {'language': [codes], 'translation': [texts]}, as datasets of TED talks have it.
+    'translation.en' is the field en of the field translation.
 
     Attributes:
         translation_field: Field of the translation; {lang} in it is the language's code. Where
@@ -53,18 +51,14 @@ class RecordFolder(Folder):
         self._code = re.compile(f"{re.escape(before)}([A-Za-z0-9_@-]+){re.escape(after)}")
         self._language_path = self.language_field.split(".") if self.language_field else None
         if self.source_language_field and not (self.language_field and self.english_field):
+            name, value = f"{self.owner}.source_language_field", self.source_language_field
             allowed = f"None, or {self.owner}.language_field and english_field must be set"
-            raise SettingError(
-                f"{self.owner}.source_language_field", self.source_language_field, allowed
-            )
+            raise SettingError(name, value, allowed)
         by_record = self._language_path is not None or _LANG in last
         if "side" in self.layout.fields or not (self.layout.names_language or by_record):
-            raise SettingError(
-                f"{self.owner}.files",
-                self.files,
-                f"a pattern with {{lang}} or {{pair}}; or put {{lang}} in {setting}, or set "
-                f"{self.owner}.language_field",
-            )
+            allowed = f"a pattern with {{lang}} or {{pair}}; or put {{lang}} in {setting}"
+            more = f", or set {self.owner}.language_field"
+            raise SettingError(f"{self.owner}.files", self.files, allowed + more)
 
     @abc.abstractmethod
     def _records(self, file: File, tally: Tally) -> Iterator[Mapping[str, Any] | Reason]:
@@ -76,10 +70,11 @@ class RecordFolder(Folder):
 
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
         for number, record in enumerate(self._records(file, tally), 1):
-            if isinstance(record, Reason):
-                tally.bad(number, record)
+            found = record if isinstance(record, Reason) else self._sides(record, file)
+            if isinstance(found, Reason):
+                tally.bad(number, found)
                 continue
-            for pair, first, second in self._sides(record, file):
+            for pair, first, second in found:
                 if texts := tally.pair(number, first, second):
                     yield pair, texts
 
@@ -102,76 +97,52 @@ class RecordFolder(Folder):
             wanted += [name for name in names if self._code.fullmatch(name)]
         return list(dict.fromkeys(wanted))
 
-    def _sides(self, record: Mapping[str, Any], file: File) -> Iterator[tuple[str, object, object]]:
-        """Yields (pair of languages, first, second) of a record's pairs; a side may be a Reason."""
+    def _sides(
+        self, record: Mapping[str, Any], file: File
+    ) -> list[tuple[str, object, object]] | Reason:
+        """Returns (pair of languages, first, second) of a record's pairs."""
         codes = file.codes
         if codes and file.swapped and self.english_field:
             codes = codes[1], codes[0]  # fields without a language are in the order of the name
         if codes is None and self._language_path is not None:
-            found = self._value(record, self._language_path)
+            found = _value(record, self._language_path)
             source = self.english
             if self.source_language_field is not None:
-                source = self._value(record, self.source_language_field.split("."))
+                source = _value(record, self.source_language_field.split("."))
             for code in (source, found):
                 if not isinstance(code, str) or not re.fullmatch("[A-Za-z0-9_@-]+", code):
-                    yield "", Reason("no language code in the language's field"), None
-                    return
+                    return Reason("no language code in the language's field")
             if found == source:
                 both = "English" if found == self.english else "that of the source, too"
-                yield "", Reason(f"the language is {both}"), None
-                return
+                return Reason(f"the language is {both}")
             codes = source, found
-        first = self._value(record, self._path(codes[0] if codes else self.english))
-        if isinstance(first, list):  # several English texts of one sentence: the first
-            first = first[0] if first else None
-        parent = self._value(record, self._parents)
+        first = _value(record, self._path(codes[0] if codes else self.english))
+        parent = _value(record, self._parents)
         if not isinstance(parent, Mapping):
-            yield "", Reason(f"no field {'.'.join(self._parents)}"), None
-            return
+            return Reason(f"no field {'.'.join(self._parents)}")
         if codes is not None:
-            names = {codes[1]: self._last.replace(_LANG, codes[1])}
+            texts = {codes: parent.get(self._last.replace(_LANG, codes[1]))}
         else:
-            fitting = (self._code.fullmatch(name) for name in _names(parent))
-            names = {match[1]: match[0] for match in fitting if match and match[1] != self.english}
-        found = False
-        for code, name in names.items():
-            texts = _texts(parent, name)
-            if codes is None and texts == [None]:
-                continue  # a column that other records use
-            both = codes or (self.english, code)
-            pair, swapped = self.layout.pair(both), self.layout.swapped(both)
-            for text in texts:
-                found = True
-                yield (pair, text, first) if swapped else (pair, first, text)
-        if not found:
-            yield "", Reason("no language but English"), None
-
-    def _value(self, record: Mapping[str, Any], path: list[str]) -> Any:
-        value: Any = record
-        for part in path:
-            if not isinstance(value, Mapping):
-                return None
-            texts = _texts(value, part)
-            value = texts[0] if len(texts) == 1 else texts
-        return value
+            fitting = (self._code.fullmatch(name) for name in parent)
+            texts = {
+                (self.english, match[1]): parent[match[0]]
+                for match in fitting
+                # A column without a text is one that other records use.
+                if match and match[1] != self.english and parent[match[0]] is not None
+            }
+        if not texts:
+            return Reason("no language but English")
+        made = []
+        for both, text in texts.items():
+            sides = (text, first) if self.layout.swapped(both) else (first, text)
+            made.append((self.layout.pair(both), *sides))
+        return made
 
 
-def _is_variable(parent: Mapping[str, Any]) -> bool:
-    return parent.keys() == {"language", "translation"} and all(
-        isinstance(side, list) for side in parent.values()
-    )
-
-
-def _names(parent: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(map(str, parent["language"]))) if _is_variable(parent) else [*parent]
-
-
-def _texts(parent: Mapping[str, Any], name: str) -> list[Any]:
-    """Returns an object's texts under a name, or [None]."""
-    if not _is_variable(parent):
-        return [parent.get(name)]
-    pairs = zip(parent["language"], parent["translation"], strict=False)
-    return [text for code, text in pairs if code == name] or [None]
+def _value(record: Any, path: list[str]) -> Any:
+    for part in path:
+        record = record.get(part) if isinstance(record, Mapping) else None
+    return record
 
 
 @checked
@@ -186,7 +157,7 @@ class Jsonl(RecordFolder):
     files: str = "{lang}.{split}.jsonl"
 
     def _records(self, file: File, tally: Tally) -> Iterator[dict[str, Any] | Reason]:
-        for number, line in enumerate(lines(file.path, self.reading.max_line_bytes), 1):
+        for number, line in enumerate(lines(file.path, MAX_LINE_BYTES), 1):
             text = tally.text(line, number)
             yield text if isinstance(text, Reason) else _object(text)
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from m4.data.directions import SIDES, split_direction
 from m4.data.sources import Pair
-from m4.data.sources.reading.folder import Folder
-from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.folder import File, Folder
 from m4.data.sources.reading.lines import Tally
 from m4.settings import InputError, checked
 
@@ -44,6 +43,4 @@ class Moses(Folder):
         raise InputError(f"{file.path}: its {side} side is missing (Moses.files)")
 
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
-        first = self._first_of(file)
-        for texts in self._zipped(first, file, tally):
-            yield file.pair or "", texts
+        return self._zipped(self._first_of(file), file, tally)

@@ -3,26 +3,35 @@
 A module that registers them is imported, as T5X's MIXTURE_OR_TASK_MODULE. Nothing is downloaded.
 """
 
+import ast
 import difflib
+import functools
+import hashlib
+import inspect
 import os
 import re
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from etils import epath
 
 from m4.data.directions import pair_of, sides_of, split_direction
 from m4.data.sources import SPLITS, IdBlock, Pair
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading
-from m4.data.sources.seqio_identity import identity_of
-from m4.data.vocabulary.ragged import Ragged
+from m4.data.sources.reading.files import digest
+from m4.data.sources.reading.lines import Reading
+from m4.data.vocabulary import Ragged
 from m4.settings import Between, Count, InputError, OneOf, SettingError, checked, import_module
 
 _FEATURES = ("inputs", "targets")
 _SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 _BLOCK = 1024
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 
 
 @checked
@@ -50,7 +59,6 @@ class SeqioTasks:
         cache_dirs: Folders of such outputs.
         seed: Seed of preprocessors that draw.
         on_bad_line: For text, as in `m4.data.sources.reading.folder.Folder`.
-        max_line_bytes: For text, as there.
     """
 
     mixture_or_task_name: str
@@ -63,20 +71,20 @@ class SeqioTasks:
     cache_dirs: Sequence[str] = ()
     seed: Count = 0
     on_bad_line: Annotated[str, OneOf(("fail", "skip"))] = "fail"
-    max_line_bytes: Annotated[int, Between(1, 2**30)] = MAX_LINE_BYTES
 
     def __post_init__(self) -> None:
-        self.reading = Reading("SeqioTasks", self.on_bad_line, self.max_line_bytes)
+        self.reading = Reading("SeqioTasks", self.on_bad_line)
         self.gives_ids = self.use == "ids"
-        if self.splits is not None and not {"train"} <= {*self.splits} <= {*SPLITS}:
+        self._splits = dict(_SPLITS if self.splits is None else self.splits)
+        self._of = f"SeqioTasks.mixture_or_task_name = {self.mixture_or_task_name!r}"
+        if not {"train"} <= {*self._splits} <= {*SPLITS}:
             raise SettingError("SeqioTasks.splits", self.splits, "of train (needed), dev and test")
         for direction in (self.directions or {}).values():
             try:
                 first, _ = split_direction(direction)
             except InputError as error:
-                raise SettingError("SeqioTasks.directions", direction, "'en-xx' or the like") from (
-                    error
-                )
+                allowed = "'en-xx' or the like"
+                raise SettingError("SeqioTasks.directions", direction, allowed) from error
             if self.gives_ids and first != "en":
                 allowed = "'en-xx': of ids, what is read is called English (SeqioTasks.use)"
                 raise SettingError("SeqioTasks.directions", direction, allowed)
@@ -91,12 +99,10 @@ class SeqioTasks:
         for name in self._named(pair):
             forward = sides_of(self._directions[name])[0] == "first"
             with self.reading.of(f"{name} {split}", f"{name} {split}", "example") as tally:
-                number = 0
-                for block in self._blocks(name, split):
-                    for texts in self._decoded(block):
-                        number += 1
-                        if found := tally.pair(number, *(texts if forward else texts[::-1])):
-                            yield found
+                every = chain.from_iterable(map(self._decoded, self._blocks(name, split)))
+                for number, texts in enumerate(every, 1):
+                    if found := tally.pair(number, *(texts if forward else texts[::-1])):
+                        yield found
 
     def blocks(self, pair: str, split: str) -> Iterator[IdBlock]:
         """Yields the ids of a task, in the order of its source."""
@@ -108,18 +114,14 @@ class SeqioTasks:
         features = next(iter(self._tasks.values())).output_features
         models = {}
         for role, name in zip(("source", "target"), _FEATURES, strict=True):
-            feature = features[name]
-            model = getattr(feature.vocabulary, "sp_model", None)
-            if model is None:
-                raise InputError(
-                    f"{self._of}: {name} have a {type(feature.vocabulary).__name__}; ids need a "
-                    "SentencePieceVocabulary (SeqioTasks.use = 'text' takes any)"
-                )
+            feature, use = features[name], "(SeqioTasks.use = 'text')"
+            if (model := getattr(feature.vocabulary, "sp_model", None)) is None:
+                kind = type(feature.vocabulary).__name__
+                said = f"{name} have a {kind}; ids need a SentencePieceVocabulary"
+                raise InputError(f"{self._of}: {said} {use}")
             if not feature.add_eos:
-                raise InputError(
-                    f"{self._of}: {name} have add_eos = False; a model of ids needs to see the end "
-                    "(SeqioTasks.use = 'text')"
-                )
+                said = f"{name} have add_eos = False; a model of ids needs to see the end"
+                raise InputError(f"{self._of}: {said} {use}")
             models[role] = model
         return models
 
@@ -138,16 +140,14 @@ class SeqioTasks:
         except TypeError as error:  # None is no number
             if task.num_input_examples(self._splits["train"]) is not None:
                 raise
-            raise InputError(
-                f"{self._of}: its rate of the task {task.name} needs the number of examples, which "
-                "the task's source does not tell: give it num_input_examples={'train': ...}, or "
-                "the mixture a number as rate"
-            ) from error
+            said = f"its rate of the task {task.name} needs the number of examples: give its source"
+            remedy = "num_input_examples={'train': ...}, or the mixture a number as rate"
+            raise InputError(f"{self._of}: {said} {remedy}") from error
 
     def identity(self) -> dict:
         """Returns the settings, and features, preprocessors and source of each task.
 
-        The code that these call is not part of it (`m4.data.sources.seqio_identity`).
+        The code that these call is not part of it (`identity_of`).
         """
         return {
             "source": "seqio",
@@ -191,17 +191,13 @@ class SeqioTasks:
         if len(examples) != sentences:
             return None
         examples = [examples[number] for number in predictions]
-        decode = task.output_features["targets"].vocabulary.decode
+        decode, post = task.output_features["targets"].vocabulary.decode, task.postprocess_fn
+        texts = [decode(example["targets"].tolist()) for example in examples]
         both = [
-            [
-                task.postprocess_fn(text, example=example, is_target=is_target)
-                for example, text in zip(examples, texts, strict=True)
-            ]
-            for is_target, texts in (
-                (True, [decode(example["targets"].tolist()) for example in examples]),
-                (False, predictions.values()),
-            )
-        ]
+            [post(text, example=example, is_target=is_target)
+             for example, text in zip(examples, of, strict=True)]
+            for is_target, of in ((True, texts), (False, predictions.values()))
+        ]  # fmt: skip
         found: dict[str, Any] = {"task": task.name}
         for function in task.predict_metric_fns:
             for name, value in function(*both).items():
@@ -209,10 +205,6 @@ class SeqioTasks:
                 if isinstance(number, int | float | np.number):
                     found[name] = float(number)
         return found
-
-    @property
-    def _of(self) -> str:
-        return f"SeqioTasks.mixture_or_task_name = {self.mixture_or_task_name!r}"
 
     @cached_property
     def _seqio(self) -> Any:
@@ -229,9 +221,8 @@ class SeqioTasks:
                 import_module(self.mixture_or_task_module)
             except ImportError as error:
                 allowed = f"a module that can be imported, as from PYTHONPATH ({error})"
-                raise SettingError(
-                    "SeqioTasks.mixture_or_task_module", self.mixture_or_task_module, allowed
-                ) from error
+                setting = "SeqioTasks.mixture_or_task_module"
+                raise SettingError(setting, self.mixture_or_task_module, allowed) from error
         known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         if self.mixture_or_task_name not in known:
             near = difflib.get_close_matches(self.mixture_or_task_name, known, 3, 0.4) or known[:3]
@@ -250,18 +241,15 @@ class SeqioTasks:
         provider = self._provider
         tasks = {task.name: task for task in self._seqio.get_subtasks(provider)}
         for name, task in tasks.items():
+            where, features = f"{self._of}: the task {name}", ", ".join(task.output_features)
             if lacking := [f for f in _FEATURES if f not in task.output_features]:
-                raise InputError(
-                    f"{self._of}: the task {name} has no feature {lacking[0]!r}, its features are "
-                    f"{', '.join(task.output_features)}; pairs are inputs and targets"
-                )
+                said = f"has no feature {lacking[0]!r}, its features are {features}"
+                raise InputError(f"{where} {said}; pairs are inputs and targets")
             if self.use_cached and task.cache_dir is None:
-                raise InputError(
-                    f"{self._of}: the task {name} is not cached in "
-                    f"{', '.join(self.cache_dirs) or 'any folder'} (SeqioTasks.cache_dirs)"
-                )
+                folders = ", ".join(self.cache_dirs) or "any folder"
+                raise InputError(f"{where} is not cached in {folders} (SeqioTasks.cache_dirs)")
             if task.requires_caching and not self.use_cached:
-                raise InputError(f"{self._of}: the task {name} needs SeqioTasks.use_cached = True")
+                raise InputError(f"{where} needs SeqioTasks.use_cached = True")
             self._rate(task)
         self._check_splits(tasks)
         return tasks
@@ -273,15 +261,9 @@ class SeqioTasks:
             lacking = next((name for name in tasks if name not in having), None)
             optional = split == "test" and self.splits is None
             if lacking is not None and (split == "train" or not (having or optional)):
-                raise InputError(
-                    f"{self._of}: the task {lacking} has no split {theirs!r}, it has "
-                    f"{', '.join(tasks[lacking].splits)} (SeqioTasks.splits names its train, dev "
-                    "and test)"
-                )
-
-    @property
-    def _splits(self) -> dict[str, str]:
-        return dict(_SPLITS if self.splits is None else self.splits)
+                there = ", ".join(tasks[lacking].splits)
+                said = f"the task {lacking} has no split {theirs!r}, it has {there}"
+                raise InputError(f"{self._of}: {said} (SeqioTasks.splits names train, dev, test)")
 
     @cached_property
     def _directions(self) -> dict[str, str]:
@@ -321,27 +303,19 @@ class SeqioTasks:
         kept = [*_FEATURES, *(f"{f}_pretokenized" for f in _FEATURES)]
         dataset = dataset.map(lambda example: {k: example[k] for k in kept if k in example})
         for rows in dataset.ragged_batch(_BLOCK):
-            sides = [_ragged(rows[feature]) for feature in _FEATURES]
-            columns = [
-                [
-                    text.decode("utf-8", "replace")
-                    for text in rows[f"{feature}_pretokenized"].numpy()
-                ]
-                if f"{feature}_pretokenized" in rows
-                else [""] * len(side.lengths)
-                for feature, side in zip(_FEATURES, sides, strict=True)
-            ]
-            yield IdBlock(
-                sides[0], sides[1], [Pair(*texts) for texts in zip(*columns, strict=True)]
-            )
+            sides, columns = [], []
+            for feature in _FEATURES:
+                sides.append(side := _ragged(rows[feature]))
+                texts = rows.get(f"{feature}_pretokenized")
+                given = [b""] * len(side.lengths) if texts is None else texts.numpy()
+                columns.append([text.decode("utf-8", "replace") for text in given])
+            yield IdBlock(sides[0], sides[1], [*map(Pair, *columns)])
 
     def _decoded(self, block: IdBlock) -> Iterator[tuple[str, str]]:
-        """The text of each pair: as it was before it was tokenized, else its ids decoded."""
+        """Yields the text of each pair: as before it was tokenized, else its ids decoded."""
         features = next(iter(self._tasks.values())).output_features
-        columns = []
-        for name, side, texts in zip(
-            _FEATURES, (block.inputs, block.targets), zip(*block.texts, strict=True), strict=True
-        ):
+        columns, given = [], zip(*block.texts, strict=True)
+        for name, side, texts in zip(_FEATURES, block[:2], given, strict=True):
             if not all(texts):
                 decode = features[name].vocabulary.decode
                 texts = [t or decode(row) for t, row in zip(texts, side.rows(), strict=True)]
@@ -355,3 +329,83 @@ def _ragged(value: Any) -> Ragged:
         return Ragged(value.values.numpy().astype(np.int32), np.diff(value.row_splits.numpy()))
     rows = value.numpy().astype(np.int32)
     return Ragged(rows.reshape(-1), np.full(len(rows), rows.shape[1], np.int64))
+
+
+def identity_of(task: Any, splits: Mapping[str, str], use_cached: bool) -> dict[str, Any]:
+    """Returns the identity of a task.
+
+    It reads the files of the source, or those that seqio_cache_tasks wrote, whose hashes are
+    remembered, and the file of each function, without comments and layout. `splits` are m4's ->
+    seqio's.
+    """
+    there = sorted({theirs for theirs in splits.values() if theirs in task.splits})
+    cached = {split: _files(f"{task.cache_dir}/*{split}*") for split in there if use_cached}
+    return {
+        "features": {n: f"{f.vocabulary} {f.add_eos}" for n, f in task.output_features.items()},
+        "preprocessors": [described(one) for one in task.preprocessors],
+        "from": cached if use_cached else _source(task.source, there),
+    }
+
+
+def described(value: Any) -> Any:
+    """Returns a value as JSON.
+
+    A function is its name, the hash of its file, and the arguments that are bound to it; other
+    objects are text, without addresses in memory.
+    """
+    if isinstance(value, functools.partial):
+        given = {**{str(i): v for i, v in enumerate(value.args)}, **value.keywords}
+        return {"of": described(value.func), **{k: described(v) for k, v in given.items()}}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): described(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(one) for one in value]
+    unwrapped = inspect.unwrap(value) if callable(value) else value
+    named = unwrapped if hasattr(unwrapped, "__qualname__") else type(unwrapped)
+    name = f"{named.__module__}.{named.__qualname__}"
+    return f"{name} {code}" if (code := _code(named)) else name
+
+
+def _code(named: Any) -> str | None:
+    """Returns the SHA-256 of the file that defines a value, or None for installed code."""
+    try:
+        path = inspect.getsourcefile(named)
+    except TypeError:  # built in
+        path = None
+    if path is None or path.startswith(_INSTALLED):
+        return None
+    return _code_of_file(path, os.stat(path).st_mtime_ns)
+
+
+@functools.cache
+def _code_of_file(path: str, _changed_ns: int) -> str:
+    tree = ast.dump(ast.parse(Path(path).read_text(encoding="utf-8")))
+    return hashlib.sha256(tree.encode()).hexdigest()[:16]
+
+
+def _source(source: Any, splits: Sequence[str]) -> dict[str, Any]:
+    """Returns a seqio.DataSource as its files' hashes, its TFDS dataset, or its function."""
+    about: dict[str, Any] = {"of": described(type(source))}
+    if loader := getattr(source, "tfds_dataset", None):
+        chosen = loader.tfds_splits or {}
+        # The size first: then the name has the version.
+        named = {
+            s: [loader.size(s), loader.resolved_tfds_name(s), str(chosen.get(s, s))] for s in splits
+        }
+        return {**about, "datasets": named}
+    if patterns := getattr(source, "_split_to_filepattern", None):
+        about["files"] = {split: _files(patterns[split]) for split in splits}
+    for name in ("_dataset_fn", "_reader"):
+        if function := getattr(source, name, None):
+            about["read"] = described(function)
+    return about
+
+
+def _files(pattern: Any) -> dict[str, list[Any]]:
+    patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
+    paths = [epath.Path(os.fspath(one)) for one in patterns]
+    found = [file for path in paths for file in sorted(path.parent.glob(path.name))]
+    # The cache of a task `a` has a folder of the task `a:b`.
+    return {file.name: digest(file) for file in found if file.is_file()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -14,11 +16,10 @@ from etils import epath
 from m4.data.directions import pair_of
 from m4.data.sources import SPLITS, Pair
 from m4.data.sources.reading.files import digest, folder_at
-from m4.data.sources.reading.folder import Every, Spool
-from m4.data.sources.reading.layout import Codes
-from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Reason
+from m4.data.sources.reading.folder import Codes, Every, Spool
+from m4.data.sources.reading.lines import Reading, Reason, Tally
 from m4.data.splits import HashSplit
-from m4.settings import Between, InputError, OneOf, SettingError, checked
+from m4.settings import InputError, OneOf, SettingError, checked
 from m4.storage.files import read_json
 
 _BATCH = 1024
@@ -31,8 +32,8 @@ class Tfds:
     """Sentence pairs of prepared datasets: opus, wmt*, flores, ted_hrlr, ted_multi ...
 
     A dataset has a feature `Translation` (a language pair, or several languages of which one is
-    English) or `TranslationVariableLanguages` (as ted_multi: then it is read once and its languages
-    are sorted by language on disk). Several datasets with one language follow each other.
+    English) or `TranslationVariableLanguages` (as ted_multi: then it is read once and its pairs are
+    sorted by language on disk). Several datasets with one language follow each other.
 
     Attributes:
         datasets: 'name/config' or 'name/config:version' (without it the newest), as for
@@ -52,21 +53,18 @@ class Tfds:
     dev_every: Every = 0
     test_every: Every = 0
     on_bad_line: Annotated[str, OneOf(("fail", "skip"))] = "fail"
-    max_line_bytes: Annotated[int, Between(1, 2**30)] = MAX_LINE_BYTES
 
     def __post_init__(self) -> None:
-        self.reading = Reading("Tfds", self.on_bad_line, self.max_line_bytes)
+        self.reading = Reading("Tfds", self.on_bad_line)
         self.hash_split = HashSplit("Tfds", self.dev_every, self.test_every)
         splits = self.splits
         if splits is None:
             splits = {"train": "train"}
             if not self.hash_split:
                 splits |= {"dev": "validation", "test": "test"}
-        known = {"train"} if self.hash_split else set(SPLITS)
-        if "train" not in splits or not set(splits) <= known:
-            allowed = (
-                "of train (needed), dev and test; of train alone with dev_every and test_every"
-            )
+        known = {"train"} if self.hash_split else {*SPLITS}
+        if not {"train"} <= {*splits} <= known:
+            allowed = "of train (needed), dev and test; with dev_every and test_every of train"
             raise SettingError("Tfds.splits", splits, allowed)
         if not self.datasets:
             raise SettingError("Tfds.datasets", self.datasets, "at least one name")
@@ -75,31 +73,22 @@ class Tfds:
 
     def language_pairs(self) -> list[str]:
         """Returns the pairs of all datasets, sorted; imports TensorFlow Datasets (seconds)."""
-        found = {
-            pair_of(self._m4(code, dataset.folder))
-            for dataset in self._datasets
-            for code in dataset.codes or ()
-        }
+        found = {pair for dataset in self._datasets for pair in dataset.codes}
         return sorted(found.union(self._spool.language_pairs()))
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         """Yields the pairs of a language with English, dataset by dataset, as in their files."""
         assert split in SPLITS, split
         if (pair := pair_of(pair)) not in (there := self.language_pairs()):
-            raise InputError(
-                f"{self._data_dir}: no {pair} in {', '.join(self._folders)}; there is "
-                f"{', '.join(there) or 'no language'} (Tfds.datasets, Tfds.codes)"
-            )
+            said = f"no {pair} in {', '.join(self._folders)}; there is {', '.join(there)}"
+            raise InputError(f"{self._data_dir}: {said} (Tfds.datasets, Tfds.codes)")
         origin = "train" if self.hash_split else split
         for dataset in self._datasets:
-            codes = (code for code in dataset.codes or () if pair_of(self._m4(code)) == pair)
-            code = next(codes, None)
-            if code is None or origin not in self._splits:
+            if pair not in dataset.codes or origin not in self._splits:
                 continue
-            with self.reading.of(*self._names(dataset, origin), "example") as tally:
-                for number, (english, translation) in enumerate(
-                    dataset.pairs(self._splits[origin], self.english, code), 1
-                ):
+            sides = dataset.pairs(self._splits[origin], dataset.codes[pair])
+            with self._tally(dataset, origin) as tally:
+                for number, (english, translation) in enumerate(sides, 1):
                     texts = tally.pair(number, _text(english), _text(translation))
                     if texts and (not self.hash_split or self.hash_split(texts.first) == split):
                         yield texts
@@ -132,11 +121,10 @@ class Tfds:
         if version in versions:
             return folder / version
         if version or not versions:
-            listed = f"{', '.join(sorted(there))} is there" if there else "nothing is there"
-            raise InputError(
-                f"{folder}: no prepared dataset{version and f' of version {version}'}, {listed}; "
-                f"`tfds build {dataset} --data_dir={self._data_dir}` makes it (Tfds.datasets)"
-            )
+            said = f"no prepared dataset{version and f' of version {version}'}, "
+            said += f"{', '.join(sorted(there)) or 'nothing'} is there"
+            remedy = f"`tfds build {dataset} --data_dir={self._data_dir}` makes it"
+            raise InputError(f"{folder}: {said}; {remedy} (Tfds.datasets)")
         return folder / max(versions, key=lambda text: [int(part) for part in text.split(".")])
 
     @cached_property
@@ -145,20 +133,22 @@ class Tfds:
         return folder_at(self.data_dir or default, "Tfds.data_dir")
 
     @cached_property
-    def _m4(self) -> Codes:
-        return Codes("Tfds", self._codes, self._data_dir)
-
-    @cached_property
     def _folders(self) -> dict[str, epath.Path]:
         names = [self.datasets] if isinstance(self.datasets, str) else self.datasets
         return {name: self._version_folder(name) for name in names}
 
     @cached_property
     def _datasets(self) -> list[_Dataset]:
-        found = [_Dataset(name, folder) for name, folder in self._folders.items()]
+        splits = self._splits.values()
+        found = [_Dataset(*named, self.english, splits) for named in self._folders.items()]
         for dataset in found:
-            dataset.check(self.english, self._splits.values())
+            codes = (code for code in dataset.languages or () if code != self.english)
+            dataset.codes = {pair_of(self._m4(code, dataset.folder)): code for code in codes}
         return found
+
+    @cached_property
+    def _m4(self) -> Codes:
+        return Codes("Tfds", self._codes, self._data_dir)
 
     @cached_property
     def _spool(self) -> Spool:
@@ -166,109 +156,94 @@ class Tfds:
         return Spool(self._variable_pairs(), self.reading)
 
     def _variable_pairs(self) -> Iterator[tuple[str, str, Pair]]:
-        for dataset in self._datasets:
-            if dataset.codes is not None:
-                continue
-            for split, origin in self._splits.items():
-                with self.reading.of(*self._names(dataset, split), "example") as tally:
-                    for number, sides in enumerate(dataset.examples(origin), 1):
-                        english = sides.pop(self.english, None)
-                        if english is None:
-                            tally.leave_out("no English side")  # of other languages alone
+        variable = (dataset for dataset in self._datasets if dataset.languages is None)
+        for dataset, (split, part) in itertools.product(variable, self._splits.items()):
+            with self._tally(dataset, split) as tally:
+                for number, sides in enumerate(dataset.examples(part), 1):
+                    english = [text for code, text in sides if code == self.english]
+                    if not english:
+                        tally.leave_out("no English side")  # of other languages alone
+                        continue
+                    for code, text in sides:
+                        if code == self.english:
                             continue
-                        for code, texts in sides.items():
-                            for text in texts:
-                                if pair := tally.pair(number, _text(english[0]), _text(text)):
-                                    own = self.hash_split(pair.first) if self.hash_split else split
-                                    yield pair_of(self._m4(code)), own, pair
+                        if texts := tally.pair(number, _text(english[0]), _text(text)):
+                            own = self.hash_split(texts.first) if self.hash_split else split
+                            yield pair_of(self._m4(code, dataset.folder)), own, texts
 
-    def _names(self, dataset: _Dataset, split: str) -> tuple[str, str]:
-        return f"{dataset.name} {self._splits[split]}", f"{dataset.folder} {self._splits[split]}"
+    def _tally(self, dataset: _Dataset, split: str) -> AbstractContextManager[Tally]:
+        part = self._splits[split]
+        return self.reading.of(f"{dataset.name} {part}", f"{dataset.folder} {part}", "example")
 
 
 class _Dataset:
-    """A prepared dataset with its feature of translations."""
+    """A prepared dataset with its feature of translations; InputError where it has not all."""
 
-    def __init__(self, name: str, folder: epath.Path) -> None:
+    def __init__(self, name: str, folder: epath.Path, english: str, splits: Iterable[str]) -> None:
         import tensorflow_datasets as tfds  # seconds, and hundreds of megabytes
 
-        self.name, self.folder = name, folder
+        self.name, self.folder, self._english, self._tfds = name, folder, english, tfds
+        self.codes: dict[str, str] = {}  # pair of languages -> TFDS's code of the other one
         _check_code(folder)
         self._builder: Any = tfds.builder_from_directory(folder)
-        self._as_numpy = tfds.as_numpy
-        # In the order of the files; nothing read ahead, nothing kept.
-        self._read_config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
         features: Any = self._builder.info.features
+        same = tfds.features.Translation
+        kinds = (same, tfds.features.TranslationVariableLanguages)
         self._feature: str | None = None
-        kinds = (tfds.features.Translation, tfds.features.TranslationVariableLanguages)
         if not isinstance(features, kinds):
             fitting = [name for name, feature in features.items() if isinstance(feature, kinds)]
             if len(fitting) != 1:
-                raise InputError(
-                    f"{folder}: not a dataset of translations, its features are "
-                    f"{', '.join(features)} (Tfds.datasets)"
-                )
+                said = "not a dataset of translations, its features are"
+                raise InputError(f"{folder}: {said} {', '.join(features)} (Tfds.datasets)")
             self._feature = fitting[0]
             features = features[self._feature]
-        # None: every example has its own languages.
-        self.codes: list[str] | None = None
-        if isinstance(features, tfds.features.Translation):
-            self.codes = list(features.languages)
-
-    def check(self, english: str, splits: Any) -> None:
-        """Raises InputError for no English or no such split; removes English from the codes."""
-        if self.codes is not None:
-            if english not in self.codes:
-                raise InputError(
-                    f"{self.folder}: has {', '.join(self.codes)}, no {english!r} (Tfds.english)"
-                )
-            self.codes = [code for code in self.codes if code != english]
+        # None: each example names its own.
+        self.languages = list(features.languages) if isinstance(features, same) else None
+        if self.languages is not None and english not in self.languages:
+            said = f"has {', '.join(self.languages)}, no {english!r}"
+            raise InputError(f"{folder}: {said} (Tfds.english)")
         there = list(self._builder.info.splits)
         for split in splits:
             if split.partition("[")[0] not in there:
-                raise InputError(
-                    f"{self.folder}: no split {split!r}; it has {', '.join(there)} "
-                    f"(Tfds.splits; Tfds.dev_every and test_every split what is in one piece)"
-                )
+                settings = "Tfds.splits; Tfds.dev_every and test_every split what is in one piece"
+                said = f"no split {split!r}; it has {', '.join(there)}"
+                raise InputError(f"{folder}: {said} ({settings})")
 
-    def pairs(self, split: str, english: str, code: str) -> Iterator[tuple[bytes, bytes]]:
+    def pairs(self, split: str, code: str) -> Iterator[tuple[bytes, bytes]]:
         """Yields both sides of every example, where all have the same languages."""
-        for batch in self._as_numpy(self._open(split).batch(_BATCH)):
-            sides = batch if self._feature is None else batch[self._feature]
-            yield from zip(sides[english], sides[code], strict=True)
+        for sides in self._read(split, _BATCH):
+            yield from zip(sides[self._english], sides[code], strict=True)
 
-    def examples(self, split: str) -> Iterator[dict[str, list[bytes]]]:
-        """Yields code -> texts of every example, where each names its languages."""
-        for example in self._as_numpy(self._open(split)):
-            sides = example if self._feature is None else example[self._feature]
-            texts: dict[str, list[bytes]] = {}
-            for code, text in zip(sides["language"], sides["translation"], strict=True):
-                texts.setdefault(code.decode(), []).append(text)
-            yield texts
+    def examples(self, split: str) -> Iterator[list[tuple[str, bytes]]]:
+        """Yields (code, text) of all sides of every example, where each names its languages."""
+        for sides in self._read(split):
+            codes = (code.decode() for code in sides["language"])
+            yield list(zip(codes, sides["translation"], strict=True))
 
-    def _open(self, split: str) -> Any:
-        return self._builder.as_dataset(
-            split=split, shuffle_files=False, read_config=self._read_config
-        )
+    def _read(self, split: str, batch: int = 0) -> Iterator[Any]:
+        """Yields the feature of each example, or of each batch."""
+        # In the order of the files; nothing read ahead, nothing kept.
+        config = self._tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+        dataset = self._builder.as_dataset(split=split, shuffle_files=False, read_config=config)
+        for one in self._tfds.as_numpy(dataset.batch(batch) if batch else dataset):
+            yield one if self._feature is None else one[self._feature]
 
 
 def _check_code(folder: epath.Path) -> None:
     """Raises InputError where reading a dataset would import a module, which its files name."""
 
     def classes(found: Any) -> Iterator[str]:
-        for name, value in found.items() if isinstance(found, dict) else ():
-            if name in ("pythonClassName", "python_class_name", "type") and isinstance(value, str):
-                yield value
-        inside = found.values() if isinstance(found, dict) else found
-        for one in inside if isinstance(found, dict | list) else ():
+        if isinstance(found, dict):
+            names = ("pythonClassName", "python_class_name", "type")
+            yield from (found[name] for name in names if isinstance(found.get(name), str))
+            found = found.values()
+        for one in found if not isinstance(found, str | int | float | None) else ():
             yield from classes(one)
 
     def check(found: dict[str, Any]) -> None:
         if other := [one for one in classes(found) if not one.startswith(_OWN)]:
-            raise InputError(
-                f"{folder}: its features are code of another package ({other[0]}): only features "
-                f"of {_OWN[:-1]} are read (Tfds.datasets)"
-            )
+            said = f"its features are code of another package ({other[0]})"
+            raise InputError(f"{folder}: {said}: only those of {_OWN[:-1]} are read")
 
     if (path := folder / "features.json").exists():
         read_json(path, parse=check)

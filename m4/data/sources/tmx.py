@@ -10,8 +10,7 @@ from xml.parsers import expat
 from m4.data.languages import base_of, describe
 from m4.data.sources import Pair
 from m4.data.sources.reading.files import chunks
-from m4.data.sources.reading.folder import LANGUAGE_OR_PAIR, Folder
-from m4.data.sources.reading.layout import File
+from m4.data.sources.reading.folder import LANGUAGE_OR_PAIR, File, Folder
 from m4.data.sources.reading.lines import Reason, Tally
 from m4.settings import InputError, checked
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from m4.data.sources import Pair
 from m4.data.sources.reading.files import lines
-from m4.data.sources.reading.folder import LANGUAGE_OR_PAIR, Folder
-from m4.data.sources.reading.layout import File
-from m4.data.sources.reading.lines import Reason, Tally
+from m4.data.sources.reading.folder import LANGUAGE_OR_PAIR, File, Folder
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reason, Tally
 from m4.settings import Between, checked
 
 
@@ -37,19 +36,13 @@ class Tsv(Folder):
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
         assert file.codes is not None
         swapped = self.english_column == 2 if self.english in file.codes else file.swapped
-        for number, line in enumerate(lines(file.path, self.reading.max_line_bytes), 1):
+        for number, line in enumerate(lines(file.path, MAX_LINE_BYTES), 1):
             text = tally.text(line, number)
-            sides = _sides(text) if type(text) is str else text
-            if isinstance(sides, Reason):
-                tally.bad(number, sides)
+            sides = text.split("\t")
+            if isinstance(text, Reason):
+                tally.bad(number, text)
+            elif len(sides) != 2:
+                tabs = "no tab" if len(sides) == 1 else "more than one tab"
+                tally.bad(number, tabs if text.strip() else "an empty line")
             elif texts := tally.pair(number, *(sides[::-1] if swapped else sides)):
                 yield file.pair or "", texts
-
-
-def _sides(text: str) -> tuple[str, str] | Reason:
-    sides = text.split("\t")
-    if len(sides) == 2:
-        return sides[0], sides[1]
-    if not text.strip():
-        return Reason("an empty line")
-    return Reason("no tab" if len(sides) == 1 else "more than one tab")

@@ -1,4 +1,4 @@
-"""Lays out pairs in the rows of a batch; makes the batches of dev and test."""
+"""Packs pairs into the rows of batches and lays them out; makes the batches of dev and test."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from m4.data.arrays import Array, Ints
 from m4.data.cache.cache import Cache
-from m4.data.cache.shards import SentenceShards
+from m4.data.cache.shards import Damaged, SentenceShards
 from m4.data.directions import ROLES, SIDES, pair_of, sides_of, split_direction
 from m4.data.preprocess import EOS_ID, PAD_ID
 from m4.data.stream import numba_loops
-from m4.data.stream.packing import Ints, Shape, first_fit_decreasing
 from m4.settings import InputError
 
-Batch = dict[str, npt.NDArray[Any]]
+Batch = dict[str, Array]
 # In the order in which numba_loops.lay_out takes them.
 ENCODER_KEYS = (
     "encoder_input_tokens",
@@ -32,6 +31,31 @@ DECODER_KEYS = (
     "decoder_positions",
     "direction_ids",
 )
+# Shares of the load that a plan's steps take, in thousandths of an even one, in order of trial.
+_HURRIES = (1000, 1005, 1010, 1020, 1050)
+TRIES = len(_HURRIES)
+# First fit looks at every row: with more of them, parts of a step are packed apart.
+_MOST_ROWS = 512
+
+
+class Shape(NamedTuple):
+    """Shape of one batch."""
+
+    rows: int
+    source_length: int
+    target_length: int
+
+
+class BatchPlan(NamedTuple):
+    """Step and row of each of K pairs; a pair that fits in no row has row -1."""
+
+    step_of: Ints
+    row_of: Ints
+
+    @property
+    def left(self) -> int:
+        """Number of pairs that fit in no row."""
+        return int((self.row_of < 0).sum())
 
 
 class Examples(NamedTuple):
@@ -58,7 +82,7 @@ class SplitReader:
     """
 
     def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
-        self.folder, self._bounded = cache.folder, cache.bounded
+        self.folder, self.bounded = cache.folder, cache.bounded
         self._numbers = cache.pair_numbers(split)
         self.sources, self.targets = (cache.sentences(split, role) for role in ROLES)
         self.pairs = [pair_of(direction) for direction in directions]
@@ -78,19 +102,16 @@ class SplitReader:
     def examples(self, directions: Ints, indices: Ints, epochs: Ints | None = None) -> Examples:
         """Returns the pairs `indices` of their directions, each segmented by its epoch (or 0)."""
         sources, targets = self._entries(directions, indices, epochs)
-        return Examples(
-            directions,
-            *self.sources.places(sources, self.extra[0]),
-            *self.targets.places(targets, self.extra[1]),
-        )
+        of_sources = self.sources.places(sources, self.extra[0])
+        return Examples(directions, *of_sources, *self.targets.places(targets, self.extra[1]))
 
     def fetch(self, directions: Ints, indices: Ints, epochs: Ints) -> None:
         """Fetches the shards of these pairs, where the corpus is in a bucket."""
-        if self._bounded is not None:
-            self._bounded.need(self._numbers.names(self.first_rows[directions] + indices))
+        if self.bounded is not None:
+            self.bounded.need(self._numbers.names(self.first_rows[directions] + indices))
             entries = self._entries(directions, indices, epochs)
             names = map(SentenceShards.names, (self.sources, self.targets), entries)
-            self._bounded.need(name for of_side in names for name in of_side)
+            self.bounded.need(name for of_side in names for name in of_side)
 
     def _entries(self, directions: Ints, indices: Ints, epochs: Ints | None) -> tuple[Ints, Ints]:
         """Returns the places of sources and targets among the split's sentences."""
@@ -105,6 +126,60 @@ class SplitReader:
         """Releases the files' pages that were read (`shards.release`)."""
         for one in (self._numbers, self.sources, self.targets):
             one.release()
+
+
+def plan(
+    source_lengths: Ints,
+    target_lengths: Ints,
+    directions: Ints,
+    epochs: Ints,
+    steps: int,
+    shape: Shape,
+    tries: int = TRIES,
+) -> BatchPlan:
+    """Plans steps of about the same load for pairs in the order of their draws.
+
+    Each step takes the next pairs, its part of the remaining load, or fewer where these do not pack
+    (`first_fit_decreasing`). The gaps then go to later pairs, the largest first, up to that part of
+    the load, but only to pairs of their direction's present epoch: after every step no pair has
+    been seen twice before another one of its direction was seen once. If pairs are left over in the
+    end, all steps are planned again to take a little more than their part, which leaves the last
+    ones more room. Lengths, directions and epochs are those of [K] pairs, K >= steps * rows.
+    """
+    assert len(source_lengths) >= steps * shape.rows
+    # The fewest equal parts of at most _MOST_ROWS rows; 1 where only many are equal.
+    fewest = -(-shape.rows // _MOST_ROWS)
+    parts = next((n for n in range(fewest, 2 * fewest + 1) if shape.rows % n == 0), 1)
+    rows, number = shape.rows // parts, int(directions.max()) + 1
+    made = []
+    for hurry in _HURRIES[:tries]:
+        part_of, row_of = np.empty_like(source_lengths), np.empty_like(source_lengths)
+        room = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        left = numba_loops.plan(
+            source_lengths, target_lengths, directions, epochs, np.empty(number, np.int64),
+            steps * parts, *shape[1:], *room, hurry, part_of, row_of,
+        )  # fmt: skip
+        made.append((left, part_of, row_of))
+        if not left:
+            break
+    _, part_of, row_of = min(made, key=lambda one: one[0])
+    row_of = np.where(row_of < 0, -1, row_of + part_of % parts * rows)
+    return BatchPlan(part_of // parts, row_of)
+
+
+def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:
+    """Returns [K] rows of pairs, -1 for pairs that fit in none.
+
+    Pairs go, the longest first, into the first row that has room for both sides. Source: Johnson
+    1973, in two dimensions as vector bin packing; the size of a pair is its larger share of a row.
+    """
+    lengths = source_lengths, target_lengths
+    share = numba_loops.shares(*lengths, *shape[1:])
+    row_of = np.empty(len(share), np.int64)
+    order = numba_loops.decreasing(np.arange(len(share)), share)
+    room = [np.full(shape.rows, length) for length in shape[1:]]
+    numba_loops.first_fit(order, len(share), *lengths, *room, row_of)
+    return row_of
 
 
 def lay_out(
@@ -134,36 +209,18 @@ def lay_out(
     target, target_starts = data.targets.flat(*examples[3:5], data.extra[1], chosen)
     batch: Batch = {
         key: np.zeros((rows, width), np.float32 if key == "decoder_loss_weights" else np.int32)
-        for keys, width in (
-            (ENCODER_KEYS, shape.source_length),
-            (DECODER_KEYS, shape.target_length),
-        )
+        for keys, width in zip((ENCODER_KEYS, DECODER_KEYS), shape[1:], strict=True)
         for key in keys
     }
     wrong = numba_loops.lay_out(
-        chosen,
-        row_of,
-        rows,
-        number * rows,
-        shape.source_length,
-        shape.target_length,
-        examples.directions,
-        data.marked,
-        data.tags,
-        EOS_ID,
-        source_starts,
-        examples.source_lengths,
-        target_starts,
-        examples.target_lengths,
-        source,
-        target,
-        *(array.reshape(-1) for array in batch.values()),
-    )
+        chosen, row_of, rows, number * rows, *shape[1:], examples.directions,
+        data.marked, data.tags, EOS_ID,
+        source_starts, examples.source_lengths, target_starts, examples.target_lengths,
+        source, target, *(array.reshape(-1) for array in batch.values()),
+    )  # fmt: skip
     if wrong >= 0:
-        raise InputError(
-            f"{data.folder}: damaged, a pair of {data.pairs[examples.directions[wrong]]!r} is "
-            "longer than in the manifest (delete the folder, it is rebuilt)"
-        )
+        pair = data.pairs[examples.directions[wrong]]
+        raise Damaged(data.folder, f"a pair of {pair!r} is longer than in the manifest")
     return batch
 
 
@@ -192,38 +249,35 @@ def evaluation_batches(
         InputError: Two languages have no pairs in this split.
     """
     names = [directions] if isinstance(directions, str) else list(directions)
-    widest = (source_length or cache.source_length, target_length or cache.target_length)
+    widest = source_length or cache.source_length, target_length or cache.target_length
+    shape = Shape(batch_rows, *widest)
     data = SplitReader(cache, names, split)
     for pair, size in zip(data.pairs, data.sizes, strict=True):
         if not size:
             raise InputError(f"{cache.folder}: {pair} has no {split} pairs")
     counts = [min(size, limit or size) for size in data.sizes]
-    examples = data.examples(
-        np.repeat(np.arange(len(names)), counts),
-        np.concatenate([np.arange(count) for count in counts]),
-    )
+    indices = np.concatenate([*map(np.arange, counts)])
+    examples = data.examples(np.repeat(np.arange(len(names)), counts), indices)
     examples = examples._replace(
         source_lengths=np.minimum(examples.source_lengths, widest[0]),
         target_lengths=np.minimum(examples.target_lengths, widest[1]),
     )
-    for chosen, rows in _rows_in_order(examples, batch_rows, widest, pack):
-        part = examples.take(chosen)
-        yield lay_out(data, part, np.arange(len(rows)), rows, Shape(batch_rows, *widest))
+    for chosen, rows in _rows_in_order(examples, shape, pack):
+        yield lay_out(data, examples.take(chosen), np.arange(len(rows)), rows, shape)
 
 
-def _rows_in_order(
-    examples: Examples, batch_rows: int, widths: tuple[int, int], pack: bool
-) -> Iterator[tuple[npt.NDArray[np.int64], Ints]]:
+def _rows_in_order(examples: Examples, shape: Shape, pack: bool) -> Iterator[tuple[Ints, Ints]]:
     """Yields (indices of the pairs, their rows) of one batch after another."""
+    most, *widths = shape
     left = np.arange(len(examples.directions))
     while left.size:
         if not pack:
-            yield left[:batch_rows], np.arange(len(left[:batch_rows]))
-            left = left[batch_rows:]
+            yield left[:most], np.arange(len(left[:most]))
+            left = left[most:]
             continue
         source, target = examples.source_lengths[left], examples.target_lengths[left]
         load = np.maximum(np.cumsum(source) / widths[0], np.cumsum(target) / widths[1])
-        stop = max(int(np.searchsorted(load, batch_rows, side="right")), 1)
-        rows = first_fit_decreasing(source[:stop], target[:stop], Shape(batch_rows, *widths))
+        stop = max(int(np.searchsorted(load, most, side="right")), 1)
+        rows = first_fit_decreasing(source[:stop], target[:stop], shape)
         yield left[:stop][rows >= 0], rows[rows >= 0]
         left = np.concatenate([left[:stop][rows < 0], left[stop:]])

@@ -2,20 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from m4.data import permutation
+from m4.data.arrays import Ints
 from m4.data.samplers import Phase
 from m4.data.samplers.temperature import temperature
 from m4.data.stream import numba_loops
 from m4.settings import InputError
 
-Ints = npt.NDArray[np.int64]
 _ONE = 1 << 48
 # More pairs than a shuffle buffer holds: 5 MB with 70 ids a pair.
 WINDOW = 1 << 15
@@ -89,11 +88,9 @@ class Draws:
             self.block *= 2
             if self.block > _LARGEST_BLOCK:
                 rarest = min(drawn, key=lambda i: rates[i])
-                raise InputError(
-                    f"{self.names[rarest]}: a share of {rates[rarest] / total:.1e} is too small, "
-                    f"at least {1 / _LARGEST_BLOCK:.1e} (leave the direction out or raise "
-                    "the sampler's temperature)"
-                )
+                share, remedy = rates[rarest] / total, "leave it out or raise the temperature"
+                said = f"a share of {share:.1e} is too small, at least {1 / _LARGEST_BLOCK:.1e}"
+                raise InputError(f"{self.names[rarest]}: {said} ({remedy})")
         self._sizes, self._window = np.array(sizes, np.uint64), np.uint64(window)
         order = ("block", seed, phase) if phase else ("block", seed)
         self._block_key = permutation.key(*order)
@@ -102,13 +99,12 @@ class Draws:
 
     def draw(self, start: int, stop: int) -> Drawn:
         """Returns the draws start ... stop - 1."""
-        parts = []
+        none = np.zeros(0, np.int64)
+        parts: list[tuple[Ints, ...]] = [(none, none)]
         for number in range(start // self.block, -(-stop // self.block)):
             first = number * self.block
             inside = slice(max(start - first, 0), min(stop - first, self.block))
             parts.append(tuple(array[inside] for array in self._cached(number)))
-        if not parts:
-            return Drawn(*(np.zeros(0, np.int64) for _ in Drawn._fields))
         directions, occurrences = (np.concatenate(part) for part in zip(*parts, strict=True))
         found = numba_loops.examples(directions, occurrences, self._sizes, self._keys, self._window)
         return Drawn(directions, *found)
@@ -131,27 +127,22 @@ class Draws:
     def _make_block(self, number: int) -> tuple[Ints, Ints]:
         """Returns the directions of a block's draws, and each one's earlier draws, [block] both."""
         before, after = (np.array(self._before(n)) for n in (number, number + 1))
-        order = permutation.permutation(
-            self.block, permutation.key("order", self._block_key, number)
-        )
+        key = permutation.key("order", self._block_key, number)
+        order = permutation.permutation(self.block, key)
         directions = np.repeat(np.arange(len(before)), after - before)[order]
         return directions, numba_loops.occurrences(directions, before)
 
 
-class Stretch:
-    """The groups of steps of one phase: the first one, the phase's draws, pairs of a group."""
+class Stretch(NamedTuple):
+    """The groups of steps of one phase."""
 
-    def __init__(self, first_group: int, draws: Draws, pairs_of: Callable[[Draws], int]) -> None:
-        self.first_group, self.draws, self._pairs_of = first_group, draws, pairs_of
-
-    @cached_property
-    def pairs(self) -> int:
-        """Number of pairs in a group of steps."""
-        return self._pairs_of(self.draws)
+    first_group: int
+    draws: Draws
+    pairs: int  # of a group
 
     def first_draw(self, group: int) -> int:
         """Returns the first draw of a group, counted in the phase."""
-        return (group - self.first_group) * self.pairs if group > self.first_group else 0
+        return max(group - self.first_group, 0) * self.pairs
 
 
 class Phases:
@@ -197,7 +188,7 @@ class Phases:
                 stretch = self._stretches[i - 1]
                 before = stretch.draws.counts(stretch.first_draw(first_group))
             draws = self._draws(self.entries[i], before, i)
-            self._stretches.append(Stretch(first_group, draws, self._pairs_of))
+            self._stretches.append(Stretch(first_group, draws, self._pairs_of(draws)))
         return self._stretches[last]
 
     def begin(self, step: int, rates: Mapping[str, float]) -> int:
@@ -223,11 +214,9 @@ class Phases:
         return [[entry.first_step, self._draws(entry).bounds] for entry in initial]
 
     def _append(self, entry: Phase) -> None:
-        if self.entries and entry.first_step < self.entries[-1].first_step:
-            raise InputError(
-                f"a phase begins at step {entry.first_step}, the one before it at step "
-                f"{self.entries[-1].first_step}: must not fall"
-            )
+        if self.entries and (step := entry.first_step) < (last := self.entries[-1].first_step):
+            said = f"a phase begins at step {step}, the one before it at step {last}"
+            raise InputError(f"{said}: must not fall")
         self._draws(entry)  # mistakes in the rates are raised at once, not when the phase begins
         self.entries.append(entry)
 

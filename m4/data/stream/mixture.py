@@ -18,6 +18,8 @@ from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
 from m4.settings import InputError, OneOf, check_value
 
+# The number of pairs a step changes little with the rates: two rounds suffice for most corpora.
+_ROUNDS, _MORE = 8, 1.0005
 UNITS = ("examples", "tokens")
 Unit = Annotated[str, OneOf(UNITS)]
 
@@ -106,21 +108,14 @@ def make_stream(
 
 def _check_they_begin(planned: Sequence[Phase], stream: Stream, total_steps: int) -> None:
     """Raises InputError where training has a phase by which no group of steps is drawn."""
-    group_steps = stream.group_steps
-    starts = [-(-phase.first_step // group_steps) * group_steps for phase in planned]
-    why = f"phases change at multiples of {group_steps} steps"
-    for phase, start, after in zip(planned, starts, [*starts[1:], None], strict=True):
-        if phase.first_step >= total_steps:
-            continue
-        never = f"the sampler's phase from step {phase.first_step} never begins: {why}"
-        if start >= total_steps:
-            raise InputError(f"{never}, and training has {total_steps}")
-        if start == after:
-            raise InputError(f"{never}, and the next one begins at {after} too")
-
-
-# The number of pairs a step changes little with the rates: two rounds suffice for most corpora.
-_ROUNDS, _MORE = 8, 1.0005
+    group = stream.group_steps
+    starts = [-(-phase.first_step // group) * group for phase in planned]
+    for phase, start, after in zip(planned, starts, [*starts[1:], -1], strict=True):
+        if phase.first_step < total_steps and (start >= total_steps or start == after):
+            never = f"the sampler's phase from step {phase.first_step} never begins"
+            why = f"phases change at multiples of {group} steps"
+            last = f"training has {total_steps}" if start >= total_steps else ""
+            raise InputError(f"{never}: {why}, and {last or f'the next one begins at {after} too'}")
 
 
 def _drawn(stream: Stream, total_steps: int, unit: Mapping[str, float]) -> float:

@@ -218,7 +218,7 @@ def plan(
     source_lengths, target_lengths, directions, epochs, epoch_of, steps,
     source_length, target_length, source_room, target_room, hurry, step_of, row_of,
 ):  # fmt: skip
-    """Writes step_of and row_of [K], and returns how many pairs fit in no row (`packing.plan`).
+    """Writes step_of and row_of [K], and returns how many pairs fit in no row (`batches.plan`).
 
     `epoch_of` [directions], `source_room` and `target_room` [rows] are memory to work in.
     """

@@ -14,10 +14,18 @@ import numpy as np
 
 from m4.data.cache.cache import Cache
 from m4.data.samplers import Phase
-from m4.data.stream import packing
-from m4.data.stream.batches import Batch, Examples, SplitReader, lay_out
+from m4.data.stream.batches import (
+    TRIES,
+    Batch,
+    BatchPlan,
+    Examples,
+    Ints,
+    Shape,
+    SplitReader,
+    lay_out,
+    plan,
+)
 from m4.data.stream.draws import WINDOW, Draws, Phases, Stretch, listed
-from m4.data.stream.packing import BatchPlan, Ints, Shape
 from m4.settings import (
     Between,
     Count,
@@ -42,8 +50,6 @@ _FILLS = [percent / 100 for percent in range(99, 0, -1)]
 # Trials are few, so plans have something to spare: more tries, fewer pairs than the trials held.
 _TRIAL_GROUPS, _TRIAL_TRIES = 4, 2
 _SPARE = 0.99
-
-
 # Groups after which the pages that were read are released: tens of megabytes a group.
 _RELEASE_GROUPS = 128
 # Groups whose shards are fetched from a bucket before they are planned.
@@ -103,21 +109,13 @@ class Stream:
         self._split = SplitReader(cache, self.directions, "train")
         self._means = [cache.mean_pieces(d, "train") for d in self.directions]
         self._check_lengths(cache)
-        self._phases = Phases(
-            phases,
-            self.directions,
-            self._split.sizes,
-            seed,
-            self.group_steps,
-            window,
-            self._most_pairs,
-        )
+        given = self.directions, self._split.sizes, seed, self.group_steps, window
+        self._phases = Phases(phases, *given, self._most_pairs)
         self._cache_fingerprint = cache.fingerprint
         self._groups: OrderedDict[int, _Group] = OrderedDict()
         # A thread may load ahead while the loop asks for counts or begins a phase.
         self._lock = threading.RLock()
         self._given, self._planned = -1, 0
-        self._bounded = cache.bounded is not None
         self._thread = ThreadPoolExecutor(1)
         self._ahead: Future[None] | None = None
 
@@ -133,10 +131,8 @@ class Stream:
             group = self._group(step // self.group_steps)
         place = step % self.group_steps
         if self.batch_rows % part[1]:
-            raise InputError(
-                f"a batch of {self.batch_rows} rows does not divide over {part[1]} hosts; "
-                f"{nearest_valid(self.batch_rows, part[1])}"
-            )
+            said = f"a batch of {self.batch_rows} rows does not divide over {part[1]} hosts"
+            raise InputError(f"{said}; {nearest_valid(self.batch_rows, part[1])}")
         chosen = group.by_step[group.edges[place] : group.edges[place + 1]]
         return lay_out(self._split, group.examples, chosen, group.plan.row_of, self.shape, part)
 
@@ -165,13 +161,12 @@ class Stream:
             first = stretch.first_draw(number)
             drawn = stretch.draws.draw(first, first + stretch.pairs)
         chosen = group.by_step[group.edges[place] : group.edges[place + 1]]
+        columns = drawn.directions, drawn.examples, group.plan.row_of
         found = [
-            StepPair(self.directions[drawn.directions[i]], int(drawn.examples[i]),
-                     int(group.plan.row_of[i]))
-            for i in chosen.tolist()
-        ]  # fmt: skip
-        alone = Shape(len(chosen), self.source_length, self.target_length)
-        rows = np.arange(len(chosen))
+            StepPair(self.directions[direction], index, row)
+            for direction, index, row in zip(*(of[chosen].tolist() for of in columns), strict=True)
+        ]
+        rows, alone = np.arange(len(chosen)), self.shape._replace(rows=len(chosen))
         return found, lay_out(self._split, group.examples.take(chosen), rows, rows, alone)
 
     def restart(self) -> None:
@@ -201,16 +196,9 @@ class Stream:
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of all that decides the batches, but phases that began later."""
-        parts = [
-            FORMAT,
-            self._cache_fingerprint,
-            self.directions,
-            self._split.sizes,
-            self._phases.initial(),
-            self.seed,
-            self._window,
-            [self.layout, self.group_steps, self.shape],
-        ]
+        corpus = self._cache_fingerprint, self.directions, self._split.sizes
+        shape = self.layout, self.group_steps, self.shape
+        parts = FORMAT, *corpus, self._phases.initial(), self.seed, self._window, shape
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _check_lengths(self, cache: Cache) -> None:
@@ -250,9 +238,8 @@ class Stream:
         """Returns a group, planned now or kept from the last two; the caller has the lock."""
         if number not in self._groups:
             stretch = self._phases.of(number)
-            self._groups[number] = self._plan(
-                stretch.draws, number - stretch.first_group, stretch.pairs
-            )
+            place = number - stretch.first_group
+            self._groups[number] = self._plan(stretch.draws, place, stretch.pairs)
             self._planned += 1
             self._fetch_ahead(number, stretch)
             if self._planned % _RELEASE_GROUPS == 0:
@@ -263,7 +250,7 @@ class Stream:
 
     def _fetch_ahead(self, number: int, stretch: Stretch) -> None:
         """Lets another thread fetch what the next groups read, if the corpus is in a bucket."""
-        if not self._bounded:
+        if self._split.bounded is None:
             return
         if self._ahead is not None and self._ahead.done():
             self._ahead.result()  # raises what it raised
@@ -276,7 +263,7 @@ class Stream:
 
         self._ahead = self._thread.submit(fetch)
 
-    def _plan(self, draws: Draws, number: int, pairs: int, tries: int = packing.TRIES) -> _Group:
+    def _plan(self, draws: Draws, number: int, pairs: int, tries: int = TRIES) -> _Group:
         """Plans the number-th group of a phase, with so many pairs a group."""
         drawn = draws.draw(number * pairs, (number + 1) * pairs)
         self._split.fetch(*drawn)
@@ -284,7 +271,7 @@ class Stream:
         lengths = examples.source_lengths, examples.target_lengths
         if self.layout == "packed":
             steps, shape = self.group_steps, self.shape
-            made = packing.plan(*lengths, drawn.directions, drawn.epochs, steps, shape, tries)
+            made = plan(*lengths, drawn.directions, drawn.epochs, steps, shape, tries)
         else:
             made = BatchPlan(np.zeros(pairs, np.int64), np.arange(pairs))
         placed = np.flatnonzero(made.row_of >= 0)
@@ -322,7 +309,6 @@ def _directions(
         known = [name for name in cache.directions if name in rated]
         return known + [name for name in rated if name not in known]
     if missing := [name for name in directions if name not in rated]:
-        raise InputError(
-            f"no rate for {', '.join(missing)}; there are rates for {', '.join(rated)}"
-        )
+        there = f"there are rates for {', '.join(rated)}"
+        raise InputError(f"no rate for {', '.join(missing)}; {there}")
     return list(directions)

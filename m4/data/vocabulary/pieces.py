@@ -82,8 +82,7 @@ def used_ids(
         used.difference_update(map(vocabulary.tag_id, others))
     rest, plain = iter(texts), set[int]()
     while batch := list(itertools.islice(rest, _BATCH)):
-        for encode in (vocabulary.encode, vocabulary.encode_targets):
-            plain.update(*encode(batch))
+        plain.update(*vocabulary.encode(batch))
     if vocabulary.has_merges:
         ids = {piece.piece: i for i, piece in enumerate(pieces) if piece.type == _NORMAL}
         scores = {piece: pieces[i].score for piece, i in ids.items()}

@@ -11,17 +11,21 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from m4.data.arrays import U64, Int32, Ints
 from m4.data.cleaning.chunk import digests
+from m4.data.compiled import compiled
+from m4.data.permutation import GOLDEN, mix
 from m4.data.splits import text_hash
-from m4.data.vocabulary.ragged import Ragged
-from m4.data.vocabulary.vocabulary import Vocabulary
+from m4.data.vocabulary import Ragged
+from m4.data.vocabulary.vocabulary import SPACE, Vocabulary
 from m4.parallel.platform.signals import end_with
 
 _RANGE_BYTES = 1 << 20
+_mix = compiled(mix)
 
 
 class TokenArray(NamedTuple):
@@ -83,9 +87,6 @@ class RangeTokenizer:
         self.segmentations, self.alpha = segmentations, alpha
         self._vocabularies = {a.vocabulary: Vocabulary(a.vocabulary) for a in arrays}
         if segmentations > 1:
-            # Here, because it brings a compiler, which nothing else needs to tokenize.
-            from m4.data.vocabulary.bpe_dropout import Dropout
-
             self._dropouts = {path: Dropout(v) for path, v in self._vocabularies.items()}
 
     def __call__(self, span: TextRange) -> Tokenized:
@@ -100,17 +101,13 @@ class RangeTokenizer:
         found = {}
         for store in span.stores:
             array = self._arrays[store]
-            best = Ragged.of(self._encode(array, texts, span.synthetic))
+            vocabulary = self._vocabularies[array.vocabulary]
+            marked = span.synthetic and array.role != "target"
+            mark = [vocabulary.synthetic_id] if marked else []
+            best = Ragged.of([mark + ids for ids in vocabulary.encode(texts)])
             others = [self._sampled(array, best, texts, way) for way in range(1, ways)]
             found[store] = [best, *others]
         return found
-
-    def _encode(self, array: TokenArray, texts: Sequence[str], synthetic: bool) -> list[list[int]]:
-        vocabulary = self._vocabularies[array.vocabulary]
-        if array.role == "target":
-            return vocabulary.encode_targets(texts)
-        mark = [vocabulary.synthetic_id] if synthetic else []
-        return [mark + ids for ids in vocabulary.encode(texts)]
 
     def _sampled(self, array: TokenArray, best: Ragged, texts: Sequence[str], way: int) -> Ragged:
         """Returns another segmentation of each sentence."""
@@ -129,18 +126,15 @@ def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:
     return np.uint16 if Vocabulary(vocabulary).size <= 1 << 16 else np.int32
 
 
-def ranges_of(
-    path: Path, train: bool, stores: tuple[str, ...] = ("",), synthetic: bool = False
-) -> Iterator[TextRange]:
-    """Yields a text file in stretches of about a megabyte."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = 0
-        while start < size:
-            file.seek(min(start + _RANGE_BYTES, size))
+def in_parts(text: TextRange) -> Iterator[TextRange]:
+    """Yields a range in stretches of about a megabyte."""
+    start = text.start
+    with text.path.open("rb") as file:
+        while start < text.stop:
+            file.seek(min(start + _RANGE_BYTES, text.stop))
             file.readline()
-            yield TextRange(path, start, stop := file.tell(), train, stores, synthetic)
-            start = stop
+            yield text._replace(start=start, stop=file.tell())
+            start = file.tell()
 
 
 def tokenized(
@@ -176,16 +170,142 @@ def tokenized(
 _tokenizer: RangeTokenizer | None = None
 
 
-def _start(
-    parent: int, arrays: Sequence[TokenArray], segmentations: int, alpha: float | None
-) -> None:
+def _start(parent: int, *given: Any) -> None:
     global _tokenizer
     # A parent that was killed closes no pool. Ctrl-C is for the parent, which ends the workers.
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _tokenizer = RangeTokenizer(arrays, segmentations, alpha)
+    _tokenizer = RangeTokenizer(*given)
 
 
 def _tokenize(span: TextRange) -> Tokenized:
     assert _tokenizer is not None
     return _tokenizer(span)
+
+
+class Dropout:
+    """BPE-dropout: leaves merges out at random, of the best segmentation's ids, taken apart.
+
+    Source: Provilkov et al. 2020, arXiv 1910.13267, algorithm 1. SentencePiece can do this too, but
+    its random numbers differ from process to process, whatever the seed (measured with 0.2.3): a
+    corpus that is built twice would not be the same.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        pieces = vocabulary.pieces
+        # Special pieces, tags and bytes are left whole.
+        whole = {*range(vocabulary.byte_ids.stop), *vocabulary.tag_ids}
+        number = {piece: i for i, piece in enumerate(pieces) if i not in whole}
+        self._characters = Ragged.of(
+            [[i] if i in whole else [number[c] for c in p] for i, p in enumerate(pieces)]
+        )
+        # Without pieces that have a space inside, the ids of a text are those of its words.
+        by_words = not any(SPACE in piece[1:] for piece in vocabulary.pieces)
+        self._space = number.get(SPACE, -1) if by_words else -1
+        # A merged piece's id is its priority: merges stand in the order in which they were learned.
+        pairs = [
+            (number[p[:cut]] * len(pieces) + number[p[cut:]], merged)
+            for p, merged in number.items()
+            for cut in range(1, len(p))
+            if p[:cut] in number and p[cut:] in number
+        ]
+        keys, merged = np.array(pairs or np.zeros((0, 2)), np.int64).T
+        self._size = len(pieces)
+        self._keys, self._merged = _table(keys.copy(), merged.astype(np.int32))
+
+    def sample(self, best: Ragged, alpha: float, seeds: U64) -> Ragged:
+        """Returns other segmentations of texts, from the best ones.
+
+        Each merge is left out with probability `alpha`, drawn again at every step. A text's ids
+        depend on its own seed alone.
+        """
+        characters = self._characters.take(best.ids)
+        # The ends of each text's characters. np.add.reduceat has no empty rows.
+        ends = np.concatenate([[0], np.cumsum(characters.lengths)])[np.cumsum(best.lengths)]
+        table = (self._keys, self._merged, self._size)
+        ends = ends.astype(np.int64)
+        return Ragged(*_sample(characters.ids, ends, table, self._space, alpha, seeds))
+
+
+@compiled
+def _place(keys: Ints, key: int | np.int64) -> int:
+    """Returns the place of a key in the table, or the next free one."""
+    mask = len(keys) - 1
+    place = (np.uint64(key) * GOLDEN) >> np.uint64(20)
+    index = np.int64(place & np.uint64(mask))
+    while keys[index] != -1 and keys[index] != key:
+        index = (index + 1) & mask
+    return int(index)
+
+
+@compiled
+def _table(keys: Ints, values: Int32) -> tuple[Ints, Int32]:
+    """Makes a hash table with open addressing, at most half full; free places have the key -1."""
+    size = 2
+    while size < 2 * len(keys) + 2:
+        size *= 2
+    places, found = np.full(size, -1, np.int64), np.full(size, -1, np.int32)
+    for i in range(len(keys)):
+        index = _place(places, keys[i])
+        places[index], found[index] = keys[i], values[i]
+    return places, found
+
+
+@compiled
+def _merged(table: tuple[Ints, Int32, int], left: int, right: int) -> int:
+    """Returns the piece that two pieces make, or -1."""
+    keys, values, size = table
+    return int(values[_place(keys, np.int64(left) * size + right)])
+
+
+@compiled
+def _sample(
+    characters: Int32,
+    ends: Ints,
+    table: tuple[Ints, Int32, int],
+    space: int,
+    alpha: float,
+    seeds: U64,
+) -> tuple[Int32, Ints]:
+    """Returns ids and their number by text; `ends` are the ends of each text's characters."""
+    ids, lengths = np.empty(len(characters), np.int32), np.zeros(len(ends), np.int64)
+    pair = np.empty(len(characters), np.int32)  # the piece that a symbol makes with the next one
+    limit = np.uint64(alpha * 2.0**53)
+    written, start = 0, 0
+    for text in range(len(ends)):
+        state, before = seeds[text], written
+        while start < ends[text]:
+            stop = start + 1
+            while stop < ends[text] and characters[stop] != space:
+                stop += 1
+            # A word is taken apart where its ids will be.
+            count, word, pairs = stop - start, ids[written:], pair[written:]
+            for i in range(count):
+                word[i] = characters[start + i]
+            for i in range(count - 1):
+                pairs[i] = _merged(table, word[i], word[i + 1])
+            while True:
+                chosen = -1
+                for i in range(count - 1):
+                    if pairs[i] < 0:
+                        continue
+                    drawn = _mix(state)
+                    state += GOLDEN
+                    if (drawn >> np.uint64(11)) < limit:
+                        continue
+                    if chosen < 0 or pairs[i] < pairs[chosen]:
+                        chosen = i
+                if chosen < 0:
+                    break
+                word[chosen] = pairs[chosen]
+                count -= 1
+                for i in range(chosen + 1, count):
+                    word[i], pairs[i - 1] = word[i + 1], pairs[i]
+                if chosen > 0:
+                    pairs[chosen - 1] = _merged(table, word[chosen - 1], word[chosen])
+                if chosen < count - 1:
+                    pairs[chosen] = _merged(table, word[chosen], word[chosen + 1])
+            written += count
+            start = stop
+        lengths[text] = written - before
+    return ids[:written].copy(), lengths

@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ import sentencepiece
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from m4.data.directions import is_synthetic
-from m4.data.preprocess import FORMS, SYNTHETIC, Form, normalised, tag_symbol
+from m4.data.preprocess import SYNTHETIC, normalised, tag_symbol
 from m4.settings import InputError, SettingError
 from m4.storage.files import whole
 
@@ -42,9 +43,13 @@ _MOST_LINE_BYTES, _MOST_LINE_CHARACTERS = 1 << 16, 1 << 14
 # protobuf makes its classes while it is imported.
 Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
 _BPE = 2  # TrainerSpec.ModelType
+_NFC = "nfc"  # name of the rules of m4's models, whose texts are normalised before
 _TAG = re.compile(SPACE + r"?<(2\w+|bt)>")
 # With fewer pieces for merges and characters a vocabulary spells everything out.
 _LEAST_PIECES = 16
+# Share of a text's characters that get a piece, with at most half of the free pieces: a script with
+# thousands of characters would leave no room for merges. The rest is spelled in bytes.
+_COVERAGE = 0.9995
 
 
 class Vocabulary:
@@ -77,9 +82,8 @@ class Vocabulary:
         pad = of.bos_id() if of.pad_id() < 0 else of.pad_id()
         first = pad, of.eos_id(), of.unk_id()
         if min(first) < 0 or len({*first}) < len(first):
-            raise InputError(
-                f"{self.path}: pad, eos and unk have the ids {first}: must have each one"
-            )
+            said = f"pad, eos and unk have the ids {first}: must have each one"
+            raise InputError(f"{self.path}: {said}")
         return [*first, *sorted({*range(of.get_piece_size())} - {*first})]
 
     @property
@@ -95,11 +99,10 @@ class Vocabulary:
         return SentencePieceProcessor(model_proto=self._proto)
 
     @property
-    def special_pieces(self) -> tuple[str, str, str]:
+    def special_pieces(self) -> list[str]:
         """Pad, eos and unk as the file has them."""
         pieces = Model.FromString(self._file).pieces
-        pad, eos, unk = (pieces[i].piece for i in self.old_ids[: UNK_ID + 1])
-        return pad, eos, unk
+        return [pieces[i].piece for i in self.old_ids[: UNK_ID + 1]]
 
     def model(self) -> Any:
         """Returns SentencePiece's model in T5's ids, to be changed and written."""
@@ -115,10 +118,10 @@ class Vocabulary:
         return hashlib.sha256(self._file).hexdigest()
 
     @cached_property
-    def normalization(self) -> Form | None:
-        """Normal form of sources; None for a model that m4 did not train and that has its own."""
+    def normalises(self) -> bool:
+        """True if texts get NFC before; a model that m4 did not train has rules of its own."""
         spec = Model.FromString(self._proto).normalizer_spec
-        return spec.name if spec.name in FORMS and not spec.precompiled_charsmap else None
+        return spec.name == _NFC and not spec.precompiled_charsmap
 
     @property
     def size(self) -> int:
@@ -126,25 +129,20 @@ class Vocabulary:
         return self._processor.get_piece_size()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of sources, without eos; the word "<2gl>" in a text is no tag."""
-        return self._encoded(texts, self.normalization)
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of targets, without eos: always of NFC, so that all text comes back."""
-        return self._encoded(texts, self.normalization and "nfc")
-
-    def _encoded(self, texts: Sequence[str], form: Form | None) -> list[list[int]]:
+        """Returns the ids of texts, without eos; the word "<2gl>" in a text is no tag."""
         _ = self._processor  # which reports what is no model
-        if form is not None:
-            texts = [escaped(normalised(text, form)) for text in texts]
+        if self.normalises:
+            texts = [escaped(normalised(text)) for text in texts]
         return self._text_processor.encode(list(texts), num_threads=1)
+
+    encode_targets = encode  # of one vocabulary for sources and targets
 
     def normalised(self, texts: Iterable[str]) -> Iterator[str]:
         """Yields texts in the form in which their ids give them back."""
-        for text in texts:
-            if (form := self.normalization) is not None:
-                yield normalised(text, form)
-            else:
+        if self.normalises:
+            yield from map(normalised, texts)
+        else:
+            for text in texts:
                 yield cast(str, self._processor.normalize(text)).replace(SPACE, " ").strip()
 
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
@@ -166,11 +164,6 @@ class Vocabulary:
     def pieces(self) -> list[str]:
         """All pieces in the order of their ids; a space is '▁'."""
         return [self._processor.id_to_piece(i) for i in range(self.size)]
-
-    @cached_property
-    def by_words(self) -> bool:
-        """True if the ids of a text are those of its words: no piece has a space inside."""
-        return not any(SPACE in piece[1:] for piece in self.pieces)
 
     @property
     def byte_ids(self) -> range:
@@ -211,9 +204,7 @@ class Vocabulary:
                 kept = self._whole(kept)
             clean.append(kept)
         texts = self._processor.decode(clean, num_threads=1)
-        return (
-            texts if self.normalization is None else [t.replace(_SPACE_SIGN, SPACE) for t in texts]
-        )
+        return [t.replace(_SPACE_SIGN, SPACE) for t in texts] if self.normalises else texts
 
     def _whole(self, ids: list[int]) -> list[int]:
         """Returns ids without the last bytes if they begin a character and do not end it."""
@@ -310,11 +301,8 @@ class SourceAndTarget:
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
         self.source, self.target = source, target
-        self.encode, self.encode_tagged, self.tag_id = (
-            source.encode,
-            source.encode_tagged,
-            source.tag_id,
-        )
+        self.encode, self.tag_id = source.encode, source.tag_id
+        self.encode_tagged = source.encode_tagged
         self.encode_targets, self.decode = target.encode, target.decode
 
     @property
@@ -335,23 +323,13 @@ class SourceAndTarget:
 
 
 def train(
-    path: str | os.PathLike[str],
-    texts: Iterable[str],
-    size: int,
-    languages: Sequence[str],
-    coverage: float = 0.9995,
-    form: Form = "nfc",
+    path: str | os.PathLike[str], texts: Iterable[str], size: int, languages: Sequence[str]
 ) -> dict[str, int | float]:
     """Trains a BPE model and writes it to `path`; the same input gives the same file.
 
     Args:
         size: Number of pieces. Text that is too small for it gives the largest vocabulary possible.
         languages: Languages that get a tag.
-        coverage: Share of the text's characters that get a piece, with at most half of the free
-            pieces (a script with thousands of characters would leave no room for merges). The rest
-            is spelled in bytes.
-        form: Normal form of sources (`Vocabulary.normalization`). The texts have it already, or
-            NFC for those that are targets.
 
     Returns:
         requested_size, size, coverage (the share reached) and characters.
@@ -361,19 +339,16 @@ def train(
         raise SettingError("train.size", size, f"at least {least}")
     free = size - least + _LEAST_PIECES
     lines = [part for text in texts for part in _lines(escaped(normalised(text)))]
-    counts = Counter[str]()
-    for line in lines:
-        counts.update(line)
+    counts = Counter(chain.from_iterable(lines))
     counts.pop(" ", None)
     if not counts:
         raise InputError(f"{path}: no text to train a vocabulary on")
-    kept, covered = _keep(counts, coverage, free // 2)
+    kept, covered = _keep(counts, free // 2)
     kept -= {*_NO_PIECES}
     dropped = {ord(character): " " for character in counts.keys() - kept}
-    if dropped:
-        lines = [line.translate(dropped) for line in lines]
-    model = Model.FromString(_train_largest(lines, size, tags))
-    model.normalizer_spec.name = form
+    lines = [line.translate(dropped) for line in lines]
+    model = Model.FromString(_train(lines, size, tags))
+    model.normalizer_spec.name = _NFC
     with whole(Path(path)) as unfinished:
         unfinished.write_bytes(model.SerializeToString(deterministic=True))
     return {
@@ -404,48 +379,44 @@ def _lines(text: str) -> Iterator[str]:
     yield text
 
 
-def _keep(counts: Counter[str], coverage: float, most: int) -> tuple[set[str], float]:
+def _keep(counts: Counter[str], most: int) -> tuple[set[str], float]:
     """Returns the commonest characters that cover the text, at most `most`, and their share."""
     total, covered, kept = counts.total(), 0, set[str]()
     # By count, then by code point: Counter's own order would be that of the first occurrence.
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if len(kept) >= most or covered >= coverage * total:
+        if len(kept) >= most or covered >= _COVERAGE * total:
             break
         kept.add(character)
         covered += count
     return kept, covered / total
 
 
-def _train_largest(lines: list[str], size: int, tags: list[str]) -> bytes:
+def _train(lines: list[str], size: int, tags: list[str]) -> bytes:
     """Trains; when the text has fewer pieces than `size`, trains again with as many as it has."""
+    model = io.BytesIO()
     try:
-        return _train(lines, size, tags)
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=size,
+            byte_fallback=True,
+            split_digits=True,
+            pad_id=PAD_ID,
+            eos_id=EOS_ID,
+            unk_id=UNK_ID,
+            bos_id=-1,
+            user_defined_symbols=tags,
+            normalization_rule_name="identity",
+            max_sentence_length=_MOST_LINE_BYTES,
+            character_coverage=1.0,
+            shuffle_input_sentence=False,
+            num_threads=1,
+            minloglevel=2,
+        )
     except RuntimeError as error:
         most = re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", str(error))
         if most is None:
             raise InputError(f"the vocabulary cannot be trained: {error}") from error
         return _train(lines, int(most[1]), tags)
-
-
-def _train(lines: list[str], size: int, tags: list[str]) -> bytes:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=size,
-        byte_fallback=True,
-        split_digits=True,
-        pad_id=PAD_ID,
-        eos_id=EOS_ID,
-        unk_id=UNK_ID,
-        bos_id=-1,
-        user_defined_symbols=tags,
-        normalization_rule_name="identity",
-        max_sentence_length=_MOST_LINE_BYTES,
-        character_coverage=1.0,
-        shuffle_input_sentence=False,
-        num_threads=1,
-        minloglevel=2,
-    )
     return model.getvalue()

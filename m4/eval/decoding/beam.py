@@ -22,30 +22,24 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from m4.eval.decoding.methods.constraints import NEG_INF, Constrain
 from m4.parallel.mesh import split_axes
 
-# Cache leaves without a beam axis.
-_BEAMLESS = ("cached_bias", "position_embedder_index", "cache_index")
-# Leaves that depend on the source only are equal for all beams of a sentence: no reordering.
-_SHARED_PREFIX = "cross_"
+NEG_INF = -1.0e7  # "minus infinity" that survives float32 sums; part of T5X's contract
+# Cache leaves without a beam axis: the beams of a sentence share what depends on the source only.
+_BEAMLESS = (
+    "cached_bias", "position_embedder_index", "cache_index", "cross_key", "cross_value"
+)  # fmt: skip
 # Numbers of a chunk of `top_k`.
 _LARGEST_CHUNK, _SMALLEST_CHUNK = 128, 16
 
 
 class DecodingState(NamedTuple):
-    """The state that a model may look at when it scores the next token.
+    """The state that a model may look at when it scores the next token."""
 
-    cur_index: scalar int32, the number of steps done.
-    sequences: int32 [B*K, T+1], live hypotheses; column 0 is the start token 0.
-    cur_token: int32 [B*K, 1], the last token of each.
-    cache: nested mapping of arrays, leading axis B*K but for the leaves without beams.
-    """
-
-    cur_index: Array
-    sequences: Array
-    cur_token: Array
-    cache: Mapping[str, Any]
+    cur_index: Array  # scalar int32, the number of steps done
+    sequences: Array  # int32 [B*K, T+1], live hypotheses; column 0 is the start token 0
+    cur_token: Array  # int32 [B*K, 1], the last token of each
+    cache: Mapping[str, Any]  # arrays with leading axis B*K, but for the leaves without beams
 
 
 TokensToLogits = Callable[[DecodingState], tuple[Array, Mapping[str, Any]]]
@@ -82,21 +76,31 @@ def expand_cache(cache: Any, beams: int) -> Any:
 def reorder_cache(cache: Any, beam_BK: Array) -> Any:
     """Gives new beam k of a sentence the state of its old beam `beam_BK[b, k]`; leaves [B*K, ...].
 
-    A gather inside each sentence: it moves each byte once and stays local when B is sharded.
+    It happens inside each sentence, so that it stays local when B is sharded.
     """
     batch, beams = beam_BK.shape
     if beams == 1:
         return cache
 
-    def reorder(path: tuple[Any, ...], x: Array) -> Array:
-        name = _leaf_name(path)
-        if name in _BEAMLESS or name.startswith(_SHARED_PREFIX):
-            return x
-        unflat = x.reshape(batch, beams, *x.shape[1:])
-        index = beam_BK.reshape(batch, beams, *(1,) * (x.ndim - 1))
+    def gathered(old_BK: Array, beam_BK: Array) -> Array:
         # Top-k's indices need no check.
-        moved = jnp.take_along_axis(unflat, index, axis=1, mode="promise_in_bounds")
-        return moved.reshape(x.shape)
+        return jnp.take_along_axis(old_BK, beam_BK, axis=1, mode="promise_in_bounds")
+
+    def selected(old_BK: Array, beam_BK: Array) -> Array:
+        # On a CPU the loop over a row's numbers is one of vectors, and is part of the write that
+        # comes next; a gather looks up the index of every number.
+        new_BK = jnp.broadcast_to(old_BK[:, :1], old_BK.shape)
+        for beam in range(1, beams):
+            new_BK = jnp.where(beam_BK == beam, old_BK[:, beam : beam + 1], new_BK)
+        return new_BK
+
+    def reorder(path: tuple[Any, ...], x: Array) -> Array:
+        if _leaf_name(path) in _BEAMLESS:
+            return x
+        old_BK = x.reshape(batch, beams, *x.shape[1:])
+        index_BK = beam_BK.reshape(batch, beams, *(1,) * (x.ndim - 1))
+        new_BK = lax.platform_dependent(old_BK, index_BK, cpu=selected, default=gathered)
+        return new_BK.reshape(x.shape)
 
     return jax.tree_util.tree_map_with_path(reorder, cache)
 
@@ -169,17 +173,14 @@ def _best(score_BN: Array, beams: int) -> Array:
 
 
 def _continuations(
-    logits: Array, search: _Search, forced_B1: Array, constrain: Constrain | None
+    logp_BKV: Array, search: _Search, forced_B1: Array
 ) -> tuple[Array, Array, Array]:
-    """Returns the 2K best continuations, best first, of logits [B*K, V]: [B, 2K] each.
+    """Returns log-probabilities, tokens and parents of the best continuations, [B, 2K].
 
-    Their log-probabilities, next tokens and parents (which beam each continues). 2K, because K of
-    them may end here and K must live on. Where a row's next token is forced (not 0) all have it.
+    2K, because K of them may end here and K must live on. Where a row's next token is forced (not
+    0) all have it.
     """
-    (batch, beams), vocab = search.live_logp_BK.shape, logits.shape[-1]
-    logp_BKV = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(batch, beams, vocab)
-    if constrain is not None:
-        logp_BKV = constrain(logp_BKV, search.live_BKT, search.step)
+    batch, beams, vocab = logp_BKV.shape
     logp_BKV = logp_BKV + search.live_logp_BK[:, :, None]
     logp_B2K, flat_B2K = top_k(logp_BKV.reshape(batch, -1), 2 * beams)
     parent_B2K, token_B2K = flat_B2K // vocab, flat_B2K % vocab
@@ -190,6 +191,54 @@ def _continuations(
     return logp_B2K, token_B2K, parent_B2K
 
 
+def constrained(
+    logp_BKV: Array,
+    sequences_BKT: Array,
+    step: Array,
+    eos_id: int,
+    min_length: int = 0,
+    no_repeat_ngram: int = 0,
+) -> Array:
+    """Returns the next token's log-probabilities, -inf for tokens that may not come.
+
+    The others are as they were, not normalised again: a translation's score stays the model's.
+    Nothing comes from -inf: a search has empty slots of `NEG_INF`, which are better.
+
+    Args:
+      sequences_BKT: int32, T+1 columns: the start token, then `step` tokens.
+      min_length: tokens before EOS.
+      no_repeat_ngram: n; no n tokens come twice in a hypothesis. 0: they may.
+    """
+    if min_length:
+        early_V = (jnp.arange(logp_BKV.shape[-1]) == eos_id) & (step < min_length)
+        logp_BKV = jnp.where(early_V, -jnp.inf, logp_BKV)
+    if no_repeat_ngram:
+        # Columns at which an n-gram ends that begins with the last n - 1 tokens.
+        column_T = jnp.arange(sequences_BKT.shape[-1])
+        ends_BKT = jnp.broadcast_to(
+            (no_repeat_ngram <= column_T) & (column_T <= step), sequences_BKT.shape
+        )
+        for back in range(1, min(no_repeat_ngram, len(column_T))):
+            last_BK1 = lax.dynamic_index_in_dim(sequences_BKT, step + 1 - back, axis=2)
+            ends_BKT &= jnp.roll(sequences_BKT, back, axis=2) == last_BK1
+        bound_BKT = jnp.where(ends_BKT, -jnp.inf, jnp.inf)
+        lower = jax.vmap(jax.vmap(lambda logp_V, token_T, x_T: logp_V.at[token_T].min(x_T)))
+        logp_BKV = lower(logp_BKV, sequences_BKT, bound_BKT)
+    return logp_BKV
+
+
+def next_logp(
+    step: Array, sequences_BKT: Array, cache: Any, tokens_to_logits: TokensToLogits
+) -> tuple[Array, Any]:
+    """Returns log-probabilities of each hypothesis' next token [B, K, V], and the cache with it."""
+    batch, copies = sequences_BKT.shape[:2]
+    token_BK = lax.dynamic_index_in_dim(sequences_BKT, step, axis=2, keepdims=False)
+    sequences, last = sequences_BKT.reshape(batch * copies, -1), token_BK.reshape(-1, 1)
+    logits, cache = tokens_to_logits(DecodingState(step, sequences, last, cache))
+    logp = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return logp.reshape(batch, copies, -1), cache
+
+
 def beam_search(
     inputs: ArrayLike,
     cache: Mapping[str, Any],
@@ -198,8 +247,9 @@ def beam_search(
     num_decodes: int = 4,
     alpha: float = 0.6,
     *,
-    constrain: Constrain | None = None,
     stages: Sequence[int] = (),
+    min_length: int = 0,
+    no_repeat_ngram: int = 0,
 ) -> tuple[Array, Array]:
     """Returns the `num_decodes` best sequences of every row, like T5X's `decode_fn`.
 
@@ -208,9 +258,9 @@ def beam_search(
         Column 0 is the start token, 0.
       cache: nested mapping of arrays with B rows, expanded to B*K by leaf name (`expand_cache`).
       num_decodes: K. 1 is greedy search.
-      constrain: what may not come next (`m4.eval.decoding.methods.constraints`).
-      stages: lengths of the cache, ascending, up to T: it grows with the sequences. (): it has its
-        length. Attention and reordering read no more than there is.
+      stages: lengths of the cache, ascending, even but for the last, T: it grows with the
+        sequences, so that attention and reordering read no more than there is. Defaults to T alone.
+      min_length, no_repeat_ngram: As of `constrained`. A forced prefix comes whatever they say.
 
     Returns:
       (int32 [B, K, T], float32 [B, K]): sequences without the start token, EOS kept and zeros
@@ -235,22 +285,13 @@ def beam_search(
 
     def advance(search: _Search) -> _Search:
         step = search.step
-        token_BK = lax.dynamic_index_in_dim(search.live_BKT, step, axis=2, keepdims=False)
-        logits, new_cache = tokens_to_logits(
-            DecodingState(
-                cur_index=step,
-                sequences=search.live_BKT.reshape(batch * beams, -1),
-                cur_token=token_BK.reshape(batch * beams, 1),
-                cache=search.cache,
-            )
-        )
+        logp_BKV, new_cache = next_logp(step, search.live_BKT, search.cache, tokens_to_logits)
         forced_B1 = lax.dynamic_slice_in_dim(forced_BT, step + 1, 1, axis=1)
-        logp_B2K, token_B2K, parent_B2K = _continuations(logits, search, forced_B1, constrain)
+        logp_BKV = constrained(logp_BKV, search.live_BKT, step, eos_id, min_length, no_repeat_ngram)
+        logp_B2K, token_B2K, parent_B2K = _continuations(logp_BKV, search, forced_B1)
         (seq_B2KT,) = _pick(parent_B2K, search.live_BKT)
         seq_B2KT = lax.dynamic_update_slice_in_dim(seq_B2KT, token_B2K[:, :, None], step + 1, 2)
         ends_B2K = token_B2K == eos_id
-        if constrain is not None:  # an end that is not allowed is none
-            ends_B2K &= logp_B2K > NEG_INF / 2
 
         live_logp_B2K = logp_B2K + jnp.where(ends_B2K, NEG_INF, 0.0)
         best_BK = _best(live_logp_B2K, beams)
@@ -288,8 +329,11 @@ def beam_search(
         def within(search: _Search, stage: int = stage) -> Array:
             return (search.step < stage) & continues(search)
 
+        # Of two steps in a round each writes the beams into the other one's memory, where after a
+        # single one they would be copied back. A step after the last changes nothing (see above).
+        rounds = advance if stage % 2 else lambda search: advance(advance(search))
         search = search._replace(cache=grow_cache(search.cache, stage))
-        search = lax.while_loop(within, advance, search)
+        search = lax.while_loop(within, rounds, search)
     if not stages:
         search = lax.while_loop(continues, advance, search)
     any_B1 = jnp.any(search.is_finished_BK, axis=1, keepdims=True)

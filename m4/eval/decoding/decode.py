@@ -21,11 +21,11 @@ import numpy as np
 
 from m4.data.cache.tokens import LEAST_FACTOR, SPARE_TOKENS
 from m4.data.preprocess import EOS_ID, tag_symbol, target_of, trim
-from m4.eval.decoding.methods.constraints import NEG_INF
-from m4.eval.decoding.search import jit_search, run_over, search
+from m4.eval.decoding.beam import NEG_INF
+from m4.eval.decoding.search import run_model, search, search_batch
 from m4.eval.decoding.settings import DEFAULTS, Decoding
 from m4.eval.metrics import Metric, counted
-from m4.parallel.layout import Layout
+from m4.parallel.mesh import Layout
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError, SettingError
 
@@ -37,12 +37,8 @@ MOST_AT_ONCE = 2
 # (docs/performance.md, "Next to peers").
 FEWEST_HYPOTHESES = 16
 
-# (sentences done, sentences in all, target tokens so far)
-Progress = Callable[[int, int, int], None]
 # (index of the source, its pieces, the most that are taken)
 OnCut = Callable[[int, int, int], None]
-# As `m4.eval.decoding.search.search` returns it.
-_Found = tuple[jax.Array, jax.Array]
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
 
@@ -60,7 +56,7 @@ class Batch(NamedTuple):
 
     rows: list[int]
     tokens_BL: np.ndarray
-    factor: int = LEAST_FACTOR  # translations have at most factor L + 16 tokens
+    factor: int = LEAST_FACTOR  # translations have at most factor L + 16 + min_length tokens
 
 
 OnBatch = Callable[[Batch, np.ndarray], None]
@@ -88,7 +84,7 @@ class BatchCounts:
     """`decode`'s `on_batch`: counts sentences and tokens, and the places of their batches.
 
     A batch [B, L] of sources and [B, T] of translations, T the longest one's tokens, has B * (L+T)
-    places. Those of padding, and of rows that only fill it up, have no real token.
+    places, also of padding and of rows that only fill it up.
     """
 
     sentences: int = 0
@@ -97,7 +93,7 @@ class BatchCounts:
     places: int = 0  # places of the batches
     # Rows whose translation reached the limit of its length, with this limit.
     unended: list[tuple[int, int]] = field(default_factory=list)
-    _start: float = field(default_factory=time.monotonic)
+    start: float = field(default_factory=time.monotonic)
 
     def __call__(self, batch: Batch, best_BT: np.ndarray) -> None:
         asked = len(batch.rows)
@@ -114,11 +110,11 @@ class BatchCounts:
     @property
     def seconds(self) -> float:
         """Seconds since this was made."""
-        return time.monotonic() - self._start
+        return max(time.monotonic() - self.start, 1e-9)
 
     def said(self) -> str:
         """Returns the line for the job's end: "2,011 sentences, 34,112 tokens in 61.0 s: ..."."""
-        seconds = max(self.seconds, 1e-9)
+        seconds = self.seconds
         return (
             f"{self.sentences:,} sentences, {self.tokens:,} tokens in {seconds:,.1f} s: "
             f"{self.sentences / seconds:,.1f} sentences/s, {self.tokens / seconds:,.0f} tokens/s; "
@@ -149,26 +145,25 @@ def default_buckets(max_source_length: int) -> list[int]:
     return [min(length, max_source_length) for length in lengths]
 
 
-def target_limit(
-    source_length: int, max_target_length: int, min_length: int = 0, factor: int = LEAST_FACTOR
-) -> int:
+def target_limit(source_length: int, settings: Decoding, factor: int = LEAST_FACTOR) -> int:
     """Returns the most tokens, with EOS, that a translation of a bucket's sentences may have.
 
     `factor` is the target language's (`m4.data.cache.tokens`).
     """
-    return min(max_target_length, factor * source_length + SPARE_TOKENS + min_length)
+    spare = SPARE_TOKENS + settings.min_length
+    return min(settings.max_target_length, factor * source_length + spare)
 
 
 def cut_said(limits: Mapping[int, int], settings: Decoding, factors: Mapping[str, int]) -> str:
     """Returns what is said of translations that reach their limit: {limit: translations}."""
-    count, shown = sum(limits.values()), str(min(limits))
-    if len(limits) > 1:
-        shown += f" to {max(limits)}"
+    count = sum(limits.values())
+    spare = SPARE_TOKENS + settings.min_length
+    shown = " to ".join(map(str, sorted({min(limits), max(limits)})))
     what = "translation is cut at its" if count == 1 else "translations are cut at their"
-    others = "".join(f", {factor} L + 16 into {to}" for to, factor in sorted(factors.items()))
+    others = "".join(f", {factor} L + {spare} into {to}" for to, factor in sorted(factors.items()))
     return (
         f"{count:,} {what} limit of {shown} tokens, without an end "
-        f"({LEAST_FACTOR} L + 16 for a source padded to L tokens{others}; at most "
+        f"({LEAST_FACTOR} L + {spare} for a source padded to L tokens{others}; at most "
         f"max_target_length = {settings.max_target_length})"
     )
 
@@ -247,41 +242,38 @@ def _search_batch(
     prefixes: list[list[int]] | None,
     directions: Sequence[int] | None,
     batch: Batch,
-) -> _Found:
+) -> tuple[jax.Array, jax.Array]:
     """Searches a batch; prefixes and directions are those of all sources, or None without any."""
-    tokens_BL, more, settings = batch.tokens_BL, {}, trained.decoding
-    limit = settings.max_target_length
+    tokens_BL, settings = batch.tokens_BL, trained.decoding
+    given, limit = {"encoder_input_tokens": tokens_BL}, settings.max_target_length
     if prefixes is None:
-        limit = target_limit(tokens_BL.shape[1], limit, settings.min_length, batch.factor)
+        limit = target_limit(tokens_BL.shape[1], settings, batch.factor)
     else:
-        more["forced_BT"] = np.zeros((len(tokens_BL), limit), np.int32)
-        for b, row in enumerate(batch.rows):
-            more["forced_BT"][b, : len(prefixes[row])] = prefixes[row]
+        # Column 0 is the start token; a row that fills the batch up has its last one's.
+        begins = [[0, *each] for each in prefixes]
+        given["inputs_BT"] = padded(begins, batch.rows, len(tokens_BL), limit)
     if settings.sampling is not None:
-        more["name_B"] = np.array([zlib.crc32(ids[ids > 0].tobytes()) for ids in tokens_BL], "u4")
+        given["name_B"] = np.array([zlib.crc32(ids[ids > 0].tobytes()) for ids in tokens_BL], "u4")
     if directions is not None:
-        more["direction_B"] = direction_B(directions, batch.rows, len(tokens_BL))
-    model, params, layout = trained.model, trained.params, trained.layout
-    options = limit, settings.beams, settings.alpha, settings.method()
-    if layout is None:
-        found = search(model, params, tokens_BL, *options, more, grows=True)
+        given["direction_B"] = direction_B(directions, batch.rows, len(tokens_BL))
+    options = (
+        limit, settings.beams, settings.alpha, settings.n_best, settings.sampling,
+        settings.min_length, settings.no_repeat_ngram,
+    )  # fmt: skip
+    asked = trained.model, trained.params, given, *options
+    if trained.layout is None:
+        found = search(*asked, grows=True)
     else:
-        given, what = {"encoder_input_tokens": tokens_BL, **more}, "the program that translates"
-        found = run_over(layout, what, jit_search, (model, *options), params, given)
+        found = run_model(trained.layout, "the program that translates", search_batch, *asked)
     return jax.block_until_ready(found)
 
 
 def directions_for(model: Any, directions: Sequence[int] | None) -> Sequence[int] | None:
-    """Returns the directions of sources, or None for a model that does not look at them.
-
-    Raises:
-        InputError: The model routes by task, and they are not known.
-    """
-    if not getattr(model, "by_task", False):
-        return None
-    if directions is None:
+    """Returns the directions of sources, or None for a model that does not look at them."""
+    by_task = getattr(model, "by_task", False)
+    if by_task and directions is None:
         raise InputError("this model's experts depend on the direction: it must be given")
-    return directions
+    return directions if by_task else None
 
 
 def direction_B(directions: Sequence[int], rows: Sequence[int], size: int) -> np.ndarray:
@@ -323,9 +315,8 @@ def utilities(
 ) -> np.ndarray:
     """Returns each candidate's mean metric with every candidate as reference, percent: [K].
 
-    It is negative where lower is better. Minimum Bayes risk: Kumar and Byrne 2004; Eikema and Aziz
-    2020. Equal candidates count as often as they come: of samples this is the expectation under the
-    model.
+    It is negative where lower is better (minimum Bayes risk: Kumar and Byrne 2004; Eikema and Aziz
+    2020). Equal candidates count as often as they come.
     """
     count = len(candidates)
     hypotheses = [each for each in candidates for _ in candidates]
@@ -337,12 +328,9 @@ def utilities(
 
 
 def _ranked(
-    trained: TrainedModel, sources: Sequence[str], found: _Found
+    trained: TrainedModel, sources: Sequence[str], found: tuple[jax.Array, jax.Array]
 ) -> tuple[list[Translations], np.ndarray]:
-    """Returns the translations of a batch's sources, and the best ids of every row, int32 [B, T].
-
-    `found` has sequences [B, K, T] and scores [B, K]; rows after the sources fill up the batch.
-    """
+    """Returns the translations of a batch, and the best ids of every row, int32 [B, T]."""
     settings, (sequences_BKT, score_BK) = trained.decoding, map(np.asarray, found)
     results, first = [], [0] * len(sequences_BKT)
     for row, source in enumerate(sources):
@@ -384,7 +372,6 @@ def translations(
     *,
     prefixes: Sequence[str] | None = None,
     directions: Sequence[int] | None = None,
-    progress: Progress | None = None,
     on_cut: OnCut = warn_of_cut,
     on_batch: OnBatch | None = None,
 ) -> list[Translations]:
@@ -395,8 +382,7 @@ def translations(
 
     Args:
         prefixes: Text that each translation begins with. Defaults to `decoding.prefix`.
-        directions: Number of each source's direction among those of training. A model whose gates
-            route by task needs them, others do not look at them.
+        directions: Number of each source's direction among those of training, for gates by task.
         on_cut: Called for a source that is too long.
         on_batch: Called after every batch with it and its translations, int32 [B, T].
 
@@ -412,7 +398,6 @@ def translations(
     if len(sources) <= rows:
         rows = -(-rows // parts_of_a_batch(rows, settings.beams, layout))
     results: dict[int, Translations] = {}
-    done = tokens = 0
     by_row = [trained.factors.get(target_of(source), LEAST_FACTOR) for source in sources]
     done_batches = searched(
         lambda batch: _search_batch(trained, forced, directions, batch),
@@ -426,8 +411,4 @@ def translations(
             results.update(zip(batch.rows, ranked, strict=True))
             if on_batch is not None:
                 on_batch(batch, best_BT)
-            done += len(texts)
-            tokens += int(np.count_nonzero(best_BT[: len(texts)]))
-            if progress is not None:
-                progress(done, len(sources), tokens)
     return [results[row] for row in range(len(sources))]

@@ -1,7 +1,5 @@
 """Looks at one sentence in a model: its pieces, the experts that they chose, and attention."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,8 +24,7 @@ from m4.train.step import apply_model
 class Explanation(NamedTuple):
     """A sentence and its translation in a model.
 
-    In the decoder, token t is the one that writes piece t of the translation: it reads the piece
-    before.
+    In the decoder, token t writes piece t of the translation and reads the piece before.
     """
 
     text: str  # the translation
@@ -45,26 +42,23 @@ class Explanation(NamedTuple):
         for stack, pieces in (("encoder", self.source), ("decoder", self.target)):
             layers = {name: of for name, of in self.experts.items() if name.startswith(stack)}
             for at, piece in enumerate(pieces):
-                chosen = [
-                    f"{name}: {', '.join(f'{e} ({w:.2f})' for e, w in of[at].items()) or 'none'}"
-                    for name, of in layers.items()
-                ]
-                lines.append("  ".join([f"{stack} {piece}", *chosen]))
+                said = [f"{stack} {piece}"]
+                for name, of in layers.items():
+                    chosen = ", ".join(f"{e} ({w:.2f})" for e, w in of[at].items()) or "none"
+                    said.append(f"{name}: {chosen}")
+                lines.append("  ".join(said))
         return "\n".join([*lines, *(f"{name} {a.shape}" for name, a in self.attention.items())])
 
 
 def explain(translator: Translator, line: str, to: str) -> Explanation:
-    """Translates a line, and looks at the model in one pass over it and its translation.
+    """Translates a line, cut to the model's sources, and looks at the model in one pass over both.
 
-    A line that is longer than the model's sources is cut, with a warning.
-
-    Raises:
-        InputError: The line is empty, or the model does not translate into `to`.
+    InputError: the line is empty, or the model does not translate into `to`.
     """
     check_language(to, translator.languages)
     if not (text := translator.normalise(line)).strip():
         raise InputError(f"{line!r}: an empty sentence has nothing to explain")
-    model, directions = translator.model, translator.directions(to, 1)
+    model, directions = translator.model, translator.directions([to])
     assert isinstance(model, Transformer)
     batches: list[tuple[Batch, np.ndarray]] = []
     alone = replace(translator, decoding=replace(translator.decoding, batch_rows=1))
@@ -78,19 +72,18 @@ def explain(translator: Translator, line: str, to: str) -> Explanation:
     looked = run_model(translator.layout, what, _look, model, params, arrays)
     choices, weights = jax.device_get(looked)
     source, target = (ids[0][ids[0] > 0] for ids in (tokens_BL, best_BT))
-    experts: dict[str, list[dict[int, float]]] = {}
-    for layer, (expert_BLK, weight_BLK, position_BLK) in choices.items():
-        tokens = zip(expert_BLK[0], weight_BLK[0], position_BLK[0], strict=True)
-        shown = [
+    length = {"e": len(source), "d": len(target)}  # of a layer of the encoder, or the decoder
+    experts = {
+        layer: [
             {int(e): float(w) for e, w, slot in zip(*token, strict=True) if slot >= 0}
-            for token in tokens
+            for token in zip(*(array_BLK[0, : length[layer[0]]] for array_BLK in of), strict=True)
         ]
-        experts[layer] = shown[: len(source) if layer.startswith("encoder") else len(target)]
-    attention: dict[str, np.ndarray] = {}
+        for layer, of in choices.items()
+    }
+    attention = {}
     for layer, weights_BNQR in weights.items():
-        queries = len(source) if layer.startswith("encoder") else len(target)
         keys = len(target) if layer.endswith("self_attention") else len(source)
-        attention[layer] = weights_BNQR[0, :, :queries, :keys].astype(np.float32)
+        attention[layer] = weights_BNQR[0, :, : length[layer[0]], :keys].astype(np.float32)
     both: Any = translator.vocabulary
     pieces = []
     for role, numbers in zip(ROLES, (source, target), strict=True):

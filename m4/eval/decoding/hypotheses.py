@@ -1,4 +1,10 @@
-"""Files of hypotheses: the test sets of all directions, translated, and what made each."""
+"""Files of hypotheses: the test sets of all directions, translated, and what made each.
+
+And translations as T5X's inference writes them, a line of JSON an example. With one translation an
+example it is T5X's mode `predict`: {"inputs": {"inputs_pretokenized": ...}, "prediction": text}.
+With several (`Decoding.n_best`) it is `predict_with_aux` of all decodes: the prediction is a list,
+the best one last, and {"aux": {"scores": ...}} follows.
+"""
 
 import hashlib
 import json
@@ -9,16 +15,25 @@ from typing import Any
 
 from m4.data.directions import split_direction
 from m4.data.preprocess import tag
+from m4.eval.decoding.decode import Translations
 from m4.parallel import distributed
-from m4.settings import InputError
-from m4.storage.files import read_json, write_json, write_jsonl
-from m4.storage.records import count, record
+from m4.settings import InputError, some
+from m4.storage.files import read_json, read_jsonl, whole, write_json, write_jsonl
+from m4.storage.records import count, listed, number, record, text
 
 # Field of a note: digest of the file of hypotheses as it was written.
 _DIGEST = "hypotheses_sha256"
 # The other fields that do not change what is searched.
 _NO_SEARCH = (_DIGEST, "step", "vocabulary", "sentences", "sha256", "length_factors", "batch_rows",
               "through")  # fmt: skip
+
+_ROW = record(
+    {
+        **dict.fromkeys(("source", "reference", "hypothesis"), text),
+        "translations?": listed(text),
+        "scores?": listed(number),
+    }
+)
 
 # Direction ("en-gl") -> (source, reference), source without a tag; in a test set of its own also
 # more fields of its lines.
@@ -50,13 +65,9 @@ def decode_to_files(
     written, is left as it is. Several processes all call this; the primary one reads and writes.
 
     Args:
-        settings: JSON, all that decides the result: checkpoint step, beams, alpha, lengths,
-            fingerprint of the vocabulary.
+        settings: JSON, all that decides the result: step, search, fingerprint of the vocabulary.
         sentences_at_once: Directions are decoded together up to this many sentences (fuller
             batches); an interrupted run loses at most these.
-
-    Raises:
-        InputError: A note is damaged.
     """
     folder = Path(folder)
     waiting = missing(folder, split, pairs, settings)
@@ -89,23 +100,23 @@ def missing(folder: Path, split: str, pairs: Pairs, settings: Mapping[str, Any])
     def is_done(direction: str) -> bool:
         path = hypotheses_path(folder, split, direction)
         about = _read_note(path)
-        wanted = _made_by(pairs[direction], settings)
-        if not path.is_file() or {k: v for k, v in about.items() if k != _DIGEST} != wanted:
+        digest, wanted = about.pop(_DIGEST, None), _made_by(pairs[direction], settings)
+        if not path.is_file() or about != wanted:
             return False
-        if not (whole := about.get(_DIGEST) == _digest_of(path)):
+        if digest != _digest_of(path):
             print(f"{path}: its content is not what was written; it is translated again",
                   file=sys.stderr)  # fmt: skip
-        return whole
+            return False
+        return True
 
     return distributed.on_primary_then_broadcast(
-        "the translations that are missing",
-        lambda: [direction for direction in pairs if not is_done(direction)],
+        "the translations that are missing", lambda: [each for each in pairs if not is_done(each)]
     )
 
 
 def _made_by(pairs: Sequence[tuple[Any, ...]], settings: Mapping[str, Any]) -> dict[str, Any]:
-    text = json.dumps([list(pair) for pair in pairs]).encode()
-    made_by = {**settings, "sentences": len(pairs), "sha256": hashlib.sha256(text).hexdigest()}
+    said = json.dumps([list(pair) for pair in pairs]).encode()
+    made_by = {**settings, "sentences": len(pairs), "sha256": hashlib.sha256(said).hexdigest()}
     return json.loads(json.dumps(made_by))  # as it will be read: tuples become lists
 
 
@@ -117,11 +128,9 @@ def steps_of(folder: Path, split: str) -> dict[str, int]:
 
 def same_sentences(folder: Path, other: Path, split: str, directions: Iterable[str]) -> bool:
     """Returns whether the notes of two folders say that they translate the same sentences."""
-    for direction in directions:
-        notes = [_read_note(hypotheses_path(at, split, direction)) for at in (folder, other)]
-        if notes[0].get("sha256") != notes[1].get("sha256"):
-            return False
-    return True
+    paths = ([hypotheses_path(at, split, each) for at in (folder, other)] for each in directions)
+    notes = ([_read_note(path).get("sha256") for path in both] for both in paths)
+    return all(ours == theirs for ours, theirs in notes)
 
 
 def _read_note(path: Path) -> dict[str, Any]:
@@ -143,14 +152,12 @@ def other_search(
 ) -> str | None:
     """Returns how translations were searched otherwise than by this `Decoding.search`, or None."""
     wanted = _searched(json.loads(json.dumps(search)))
-    for direction in directions:
-        path = hypotheses_path(folder, split, direction)
-        if (found := search_of(path)) is None:
-            continue
+    for path in (hypotheses_path(folder, split, direction) for direction in directions):
+        found = search_of(path) or wanted
         for name in {**wanted, **found}:
-            values = found.get(name, "not set"), wanted.get(name, "not set")
-            if values[0] != values[1]:
-                return f"{path} was translated with {name} = {values[0]}, not {values[1]}"
+            there, here = (one.get(name, "not set") for one in (found, wanted))
+            if there != here:
+                return f"{path} was translated with {name} = {there}, not {here}"
     return None
 
 
@@ -172,25 +179,57 @@ def check_hypotheses(
 ) -> None:
     """Raises InputError unless translations of all directions are there and as they were written.
 
-    Args:
-        remedy: The command that makes the translations, for the message.
-        search: `Decoding.search` that must have made them. Defaults to any.
+    `remedy` is the command that makes them, `search` the `Decoding.search` that must have.
     """
     paths = {direction: hypotheses_path(folder, split, direction) for direction in directions}
-    absent = [direction for direction, path in paths.items() if not path.is_file()]
-    if absent:
-        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-        raise InputError(
-            f"{folder}: no translations of {', '.join(absent[:3])}{more}; make them with {remedy}"
-        )
+    if absent := [direction for direction, path in paths.items() if not path.is_file()]:
+        raise InputError(f"{folder}: no translations of {some(absent, 3)}; make them with {remedy}")
     for path in paths.values():
-        note = _read_note(path)
-        if not note:
-            said = f"{path.with_suffix('.json').name}: missing"
-        elif note.get(_DIGEST) != _digest_of(path):
-            said = f"{path.name}: its content is not what was written"
-        else:
-            continue
-        raise InputError(f"{folder}/{said}; make it again with {remedy}")
+        if (note := _read_note(path)).get(_DIGEST) != _digest_of(path):
+            said = f"{path.with_suffix('.json')}: missing"
+            said = f"{path}: its content is not what was written" if note else said
+            raise InputError(f"{said}; make it again with {remedy}")
     if search is not None and (other := other_search(folder, split, paths, search)) is not None:
         raise InputError(f"{other}; make it again with {remedy}")
+
+
+def t5x_line(line: str, found: Translations, to: str) -> str:
+    """Returns a line of text, its translations and their language as one of T5X's lines."""
+    return _line({"inputs_pretokenized": tag(line, to)}, found.texts, found.scores)
+
+
+def write_tasks(folder: Path, split: str, directions: Iterable[str]) -> list[Path]:
+    """Writes the translated test sets of a folder as T5X's files of its tasks; returns the files.
+
+    m4 registers the tasks as m4.en_gl, ... (`m4.data.tasks`); for dev the name ends with _dev. The
+    files are `folder`/t5x/<task>-predict.jsonl-00000-of-00001 and, empty, .COMPLETED.
+    """
+    made = []
+    for direction in directions:
+        source, to = split_direction(direction)
+        rows = read_jsonl(hypotheses_path(folder, split, direction), _ROW)
+        several = any("translations" in row for row in rows)
+        mode = "predict_with_aux" if several else "predict"
+        # `m4.data.tasks.task_name`, which needs TensorFlow to be imported.
+        task = f"m4.{source}_{to}{'' if split == 'test' else f'_{split}'}"
+        path = folder / "t5x" / f"{task}-{mode}.jsonl-00000-of-00001"
+        with whole(path) as unfinished:
+            unfinished.write_text("".join(f"{_row(row, to)}\n" for row in rows), encoding="utf-8")
+        with whole(path.with_name(f"{path.name}.COMPLETED")) as unfinished:
+            unfinished.touch()
+        made.append(path)
+    return made
+
+
+def _row(row: Mapping[str, Any], to: str) -> str:
+    inputs = {"inputs_pretokenized": tag(row["source"], to)}
+    inputs["targets_pretokenized"] = row["reference"]
+    return _line(inputs, row.get("translations", [row["hypothesis"]]), row.get("scores", []))
+
+
+def _line(inputs: Mapping[str, str], texts: Iterable[str], scores: Iterable[float]) -> str:
+    texts, scores = [*texts], [*scores]
+    said: dict[str, Any] = {"inputs": dict(inputs), "prediction": texts[0]}
+    if len(texts) > 1:  # T5X's order: ascending
+        said |= {"prediction": texts[::-1], "aux": {"scores": scores[::-1]}}
+    return json.dumps(said)

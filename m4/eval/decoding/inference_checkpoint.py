@@ -1,6 +1,5 @@
 """A trained model's checkpoint, opened to be used: its step, note and parameters."""
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,9 @@ import jax
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel import distributed
-from m4.parallel.layout import Layout
+from m4.parallel.mesh import Layout
 from m4.settings import InputError
-from m4.storage.checkpoints import Checkpoints, Removed, by_path, shapes
-from m4.storage.numbers import check_weights
+from m4.storage.checkpoints import Checkpoints, Removed, by_path, check_weights, shapes
 from m4.storage.steps import whole_step
 
 
@@ -34,10 +32,6 @@ def restore_params(
         vocabulary: The one that the model must have been trained with.
         layout: Sharding of the parameters. Defaults to the first device.
         item: "params" for those of the step in any case.
-
-    Raises:
-        InputError: There is no such checkpoint, it belongs to another model, or it was trained with
-            another vocabulary; a parameter has no floats, or some that are not finite.
     """
     folder, variables = Path(checkpoints), abstract_variables(model)
     while True:
@@ -46,7 +40,7 @@ def restore_params(
         )
         if found is None:
             raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
-        with contextlib.closing(Checkpoints(checkpoints, read_only=True)) as store:
+        with Checkpoints(checkpoints, read_only=True) as store:
             try:
                 note = store.note(found)
                 if vocabulary is not None and note.get("vocabulary") != vocabulary.fingerprint:
@@ -67,8 +61,7 @@ def restore_params(
 
 def placed(variables: Any, layout: Layout | None) -> Any:
     """Returns the parameters as shapes with shardings: the layout's, or the first device."""
-    params = dict(variables["params"])
-    if layout is not None:
-        return shapes(params, layout.shardings(variables["params_axes"], params))
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return shapes(params, jax.tree.map(lambda _: here, params))
+    params, here = dict(variables["params"]), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    if layout is None:
+        return shapes(params, jax.tree.map(lambda _: here, params))
+    return shapes(params, layout.shardings(variables["params_axes"], params))

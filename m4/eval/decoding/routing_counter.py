@@ -19,11 +19,9 @@ from m4.train.step import apply_model
 class RoutingCounter:
     """Counts assigned choices by direction, MoE layer and expert: `decode`'s `on_batch`.
 
-    One forward pass over a batch and its translations says them, as in training: an encoder's
-    tokens are those of the source, a decoder's those of the translation with its EOS.
-
-    The counts are kept in a file of `m4.train.measuring.routing_counts`, which grows with every
-    group of directions. A file with another `about` is replaced.
+    One forward pass over a batch and its translations says them, as in training. The counts are
+    kept in a file of `m4.train.measuring.routing_counts`, which grows with every group of
+    directions. A file with another `about` is replaced.
     """
 
     def __init__(
@@ -42,7 +40,7 @@ class RoutingCounter:
         self._number_of_source = np.zeros(0, np.int32)
 
     def starting(self, directions: Sequence[str]) -> None:
-        """The directions of the sources of the next call; they are counted from zero."""
+        """Takes the directions of the sources of the next call, counted from zero."""
         self.current = routing_counts.Counts(list(dict.fromkeys(directions)))
         numbers = {name: i for i, name in enumerate(self._directions)}
         self._number_of_source = np.array([numbers[name] for name in directions], np.int32)

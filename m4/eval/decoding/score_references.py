@@ -1,6 +1,6 @@
 """Log-probabilities of given translations: one forward pass a batch, without a search."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,17 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from m4.data.preprocess import EOS_ID
-from m4.eval.decoding.decode import (
-    SHORTEST_BUCKET,
-    OnCut,
-    Progress,
-    TrainedModel,
-    direction_B,
-    directions_for,
-    encoded_sources,
-    padded,
-    warn_of_cut,
-)
+from m4.eval.decoding import decode
+from m4.eval.decoding.decode import TrainedModel
 from m4.eval.decoding.search import direction_ids, run_model, unstacked
 
 TOKENS = "encoder_input_tokens", "decoder_target_tokens"  # of a batch
@@ -55,41 +46,34 @@ def log_probabilities(model: Any, params: Any, batch: Mapping[str, jax.Array]) -
     return jnp.where(target_BT > 0, logp_BT, 0.0).sum(axis=1)
 
 
-def penalty(alpha: float, tokens: int) -> float:
-    """Returns `m4.eval.decoding.beam.length_penalty` of a number."""
-    return ((5 + tokens) / 6) ** alpha
-
-
 def score_references(
     trained: TrainedModel,
     sources: Sequence[str],
     targets: Sequence[str],
     *,
     directions: Sequence[int] | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Scored]:
     """Scores each target, given its tagged source ("<2en> ola mundo"), in their order.
 
     Sources are cut as for a translation; a target has any length. A text is scored as the
-    vocabulary splits it: a search may have spelt the same text with other pieces. The other
-    arguments are those of `decode.translations`.
+    vocabulary splits it: a search may have spelt the same text with other pieces.
     """
     layout, settings, model = trained.layout, trained.decoding, trained.model
-    directions = directions_for(model, directions)
+    directions = decode.directions_for(model, directions)
     results: list[Scored | None] = [None] * len(sources)
-    done = tokens = 0
+    done = 0
     for chosen, arrays in batches(trained, sources, targets):
         counts = np.count_nonzero(arrays[TOKENS[1]], axis=1).tolist()
         if directions is not None:
-            arrays["direction_B"] = direction_B(directions, chosen, len(counts))
+            arrays["direction_B"] = decode.direction_B(directions, chosen, len(counts))
         what = "the program that scores translations"
         logp_B = run_model(layout, what, log_probabilities, model, trained.params, arrays)
         for row, logp, count in zip(chosen, np.asarray(logp_B).tolist(), counts, strict=False):
-            results[row] = Scored(logp, count, logp / penalty(settings.alpha, count))
-            tokens += count
+            results[row] = Scored(logp, count, logp / ((5 + count) / 6) ** settings.alpha)
         done += len(chosen)
         if progress is not None:
-            progress(done, len(sources), tokens)
+            progress(done)
     return [each for each in results if each is not None]
 
 
@@ -97,13 +81,13 @@ def batches(
     trained: TrainedModel,
     sources: Sequence[str],
     targets: Sequence[str],
-    on_cut: OnCut = warn_of_cut,
+    on_cut: decode.OnCut = decode.warn_of_cut,
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
     """Yields the numbers of some pairs, and their batch, of one padded length on each side."""
     layout, longest = trained.layout, trained.decoding.max_source_length
     rows = trained.decoding.batch_rows
     rows = rows if layout is None else layout.rows(rows)
-    source_ids = encoded_sources(trained.vocabulary, sources, longest, on_cut)
+    source_ids = decode.encoded_sources(trained.vocabulary, sources, longest, on_cut)
     target_ids = [[*pieces, EOS_ID] for pieces in trained.vocabulary.encode_targets(targets)]
     groups: dict[tuple[int, int], list[int]] = {}
     for row in range(len(sources)):
@@ -113,9 +97,9 @@ def batches(
         for start in range(0, len(members), rows):
             chosen = members[start : start + rows]
             each = zip((source_ids, target_ids), widths, strict=True)
-            arrays = [padded(ids, chosen, rows, width) for ids, width in each]
+            arrays = [decode.padded(ids, chosen, rows, width) for ids, width in each]
             yield chosen, dict(zip(TOKENS, arrays, strict=True))
 
 
 def _padded(length: int) -> int:
-    return max(SHORTEST_BUCKET, 1 << (length - 1).bit_length())
+    return max(decode.SHORTEST_BUCKET, 1 << (length - 1).bit_length())

@@ -5,31 +5,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-from m4.eval.decoding.methods.sampling import Sampling
+from m4.eval.decoding.sampling import Sampling
 from m4.eval.metrics import Metric
 from m4.eval.metrics.bleu import bleu
 from m4.eval.metrics.chrf import chrf
 from m4.settings import MUTABLE, Between, Count, Factor, SettingError, Size, checked
 
 _Length = Between(2, 2**20)  # a piece and EOS
-
-
-class Method(NamedTuple):
-    """Settings of the compiled search in addition to beams and length penalty, as in `Decoding`."""
-
-    n_best: int = 1
-    min_length: int = 0
-    no_repeat_ngram: int = 0
-    sampling: Sampling | None = None
-
-    def rows(self, beams: int) -> int:
-        """Returns how many hypotheses of a sentence are alive together."""
-        return beams if self.sampling is None else self.n_best
-
-
-BEST = Method()
 
 
 @checked
@@ -42,8 +26,8 @@ class Decoding:
         alpha: exponent of the length penalty.
         max_source_length: pieces of a source with tag and EOS; longer ones are cut.
         max_target_length: tokens of a translation with EOS. Sources that are padded to L tokens
-            have the limit min(max_target_length, a L + 16). a is 2, or more where the training
-            pairs of a direction need it (`m4.data.cache.tokens`).
+            have the limit min(max_target_length, a L + 16 + min_length). a is 2, or more where the
+            training pairs of a direction need it (`m4.data.cache.tokens`).
         batch_rows: sentences a batch of a test set.
         test_sentences: at most so many of each test set, at even distances; None: all.
         metrics: of scores.jsonl; the first one is the one of Δ and its plot.
@@ -85,22 +69,20 @@ class Decoding:
         if self.mbr and self.n_best < 2:
             raise SettingError("Decoding.n_best", self.n_best, "2 or more, with Decoding.mbr")
 
-    def method(self) -> Method:
-        """Returns what decides the compiled program in addition to beams and alpha."""
-        return Method(*(getattr(self, name) for name in Method._fields))
-
     def search(self) -> dict[str, Any]:
         """Returns the settings that decide a translation, as JSON.
 
         Of the more special ones it has those that are not the defaults.
         """
-        special = ("n_best", "sampling", "prefix", "min_length", "no_repeat_ngram", "mbr")
-        values = {name: getattr(self, name) for name in special}
-        given = {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
-        if self.sampling is not None:
-            given["sampling"] = asdict(self.sampling)
-        if self.mbr:
-            given["mbr"] = _name_of(self.mbr_metric)
+        special = {
+            "n_best": self.n_best,
+            "sampling": self.sampling and asdict(self.sampling),
+            "prefix": self.prefix,
+            "min_length": self.min_length,
+            "no_repeat_ngram": self.no_repeat_ngram,
+            "mbr": self.mbr and _name_of(self.mbr_metric),
+        }
+        given = {name: x for name, x in special.items() if x != getattr(DEFAULTS, name)}
         always = ("beams", "alpha", "max_source_length", "max_target_length", "batch_rows")
         return given | {name: getattr(self, name) for name in always}
 
@@ -117,14 +99,12 @@ class Decoding:
 
     def trial(self, own: Mapping[str, Any]) -> str:
         """Returns `differing` as the name of a folder, "beams=1,test_sentences=20", or ""."""
-
-        def short(name: str, value: Any) -> str:
-            if value is None or isinstance(value, bool | int | float):
-                return str(value)
-            said = json.dumps([value, self.translated().get(name)], default=str)
-            return hashlib.sha256(said.encode()).hexdigest()[:8]
-
-        return ",".join(f"{name}={short(name, v)}" for name, v in self.differing(own).items())
+        values = self.differing(own)
+        for name, value in values.items():
+            if value is not None and not isinstance(value, bool | int | float):
+                said = json.dumps([value, self.translated().get(name)], default=str)
+                values[name] = hashlib.sha256(said.encode()).hexdigest()[:8]
+        return ",".join(f"{name}={value}" for name, value in values.items())
 
 
 def _name_of(metric: Metric) -> Any:

@@ -1,25 +1,10 @@
-"""The dev and test sentences of a corpus by direction, and their translation with progress."""
+"""The dev and test sentences of a corpus by direction."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import NamedTuple, TypeVar
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import key_of, pair_of, sides_of, split_direction, zero_shot_directions
-from m4.eval.decoding.decode import (
-    Batch,
-    BatchCounts,
-    TrainedModel,
-    as_json,
-    cut_said,
-    translations,
-    warn,
-)
-from m4.eval.decoding.routing_counter import RoutingCounter
-from m4.parallel import distributed
-from m4.progress import ProgressBar
 from m4.settings import InputError
 
 _Row = TypeVar("_Row")
@@ -40,8 +25,7 @@ def split_pairs(
 def n_way_pairs(cache: Cache, direction: str, split: str) -> list[tuple[str, str]]:
     """Returns (source, reference) of each test sentence of a direction, also one without pairs.
 
-    Those are translations of the same sentence of a third language: of English, or else of the
-    first one that has any.
+    Those are translations of one sentence of a third language: English, else the first with any.
     """
     source, target = split_direction(direction)
 
@@ -78,8 +62,7 @@ class Portion(NamedTuple):
     def pairs(self, cache: Cache) -> dict[str, list[tuple[str, str]]]:
         """Returns direction -> (source, reference) of the chosen sentences.
 
-        Directions without training pairs are there where they are asked for. InputError: the
-        corpus has no such languages.
+        Directions without training pairs are there where they are asked for.
         """
         trained = cache.directions
         if unknown := {*self.directions} - {*trained, *zero_shot_directions(trained)}:
@@ -95,12 +78,9 @@ class Portion(NamedTuple):
 
     def subsets(self, cache: Cache) -> dict[str, dict[str, Sequence[bool]]]:
         """Returns pair of languages -> the marks of the chosen sentences by subset."""
-        return {
-            pair: {
-                name: self.chosen(marks) for name, marks in cache.subsets(pair, self.split).items()
-            }
-            for pair in cache.language_pairs()
-        }
+        marks = {pair: cache.subsets(pair, self.split) for pair in cache.language_pairs()}
+        return {pair: {name: self.chosen(each) for name, each in of.items()}
+                for pair, of in marks.items()}  # fmt: skip
 
     def chosen(self, rows: Sequence[_Row]) -> list[_Row]:
         """Returns the rows of the chosen sentences out of those of the split."""
@@ -125,83 +105,11 @@ def pair_sizes(known: Mapping[str, int], directions: Iterable[str]) -> dict[str,
 
 
 def check_held_out(cache: Cache) -> None:
-    """Raises InputError for a pair of languages without dev or test sentences.
-
-    Dev sentences choose a baseline's parameters, test sentences are what it is compared on.
-    """
+    """Raises InputError for a pair of languages without dev or test sentences."""
     for split in ("dev", "test"):
-        if lacking := [
-            key_of(pair) for pair in cache.tested_pairs() if not cache.size(pair, split)
-        ]:
+        pairs = cache.tested_pairs()
+        if lacking := [key_of(pair) for pair in pairs if not cache.size(pair, split)]:
             raise InputError(
                 f"no {split} sentences of {', '.join(lacking)}: bilingual baselines need them; "
                 "leave these languages out (CorpusSpec.languages), or add the files"
-            )
-
-
-class ProgressDecoder:
-    """`translate` of `decode_to_files`: shows progress over all calls and counts batches.
-
-    Several processes all call it; the primary one writes the counts and warns.
-    """
-
-    def __init__(
-        self,
-        bar: ProgressBar,
-        trained: TrainedModel,
-        counter: RoutingCounter | None = None,
-        directions: Sequence[str] = (),
-    ) -> None:
-        """Begins to count. Directions that are not training's have no number for gates by task."""
-        self.cut, self.batches = 0, BatchCounts()  # number of sources that were too long
-        self._numbers = {name: number for number, name in enumerate(directions)}
-        self._bar, self._counter, self._trained = bar, counter, trained
-
-    def __call__(self, sources: Sequence[str], directions: list[str]) -> list[dict[str, Any]]:
-        """Returns what a file of hypotheses says of each source: "hypothesis".
-
-        With Decoding.n_best it says its direction, and all translations with their scores, too.
-        """
-        before, counter = self.batches.sentences, self._counter
-
-        def progress(done: int, *_: int) -> None:
-            rate = self.batches.tokens / self.batches.seconds
-            self._bar.update(before + done, f"{rate:,.0f} tokens/s")
-
-        def on_cut(*_: int) -> None:
-            self.cut += 1
-
-        def on_batch(batch: Batch, best_BT: np.ndarray) -> None:
-            self.batches(batch, best_BT)
-            if counter is not None:
-                counter(batch, best_BT)
-
-        if counter is not None:
-            counter.starting(directions)
-        known = self._numbers.keys() >= {*directions}
-        found = translations(
-            self._trained, sources,
-            directions=[self._numbers[name] for name in directions] if known else None,
-            progress=progress, on_cut=on_cut, on_batch=on_batch,
-        )  # fmt: skip
-        if counter is not None and distributed.is_primary():
-            counter.save()
-        rows = [{"hypothesis": each.texts[0]} for each in found]
-        if self._trained.decoding.n_best == 1:
-            return rows
-        return [
-            {**row, "direction": direction, **as_json(each)}
-            for row, direction, each in zip(rows, directions, found, strict=True)
-        ]
-
-    def warn_of_cut(self, name: str) -> None:
-        """Prints a line of translations that were cut, and one on stderr of cut sources."""
-        if not distributed.is_primary():
-            return
-        if cut := Counter(limit for _, limit in self.batches.unended):
-            print(f"{name}: {cut_said(cut, self._trained.decoding, self._trained.factors)}")
-        if self.cut:
-            warn(
-                f"{name}: {self.cut} sources were cut to Decoding.max_source_length = "
-                f"{self._trained.decoding.max_source_length} pieces"
             )

@@ -1,6 +1,7 @@
 """Translates lines: a list of them, or what a user types or pipes in, each answered at once."""
 
 import difflib
+import itertools
 import json
 import os
 from collections import Counter
@@ -9,6 +10,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, TextIO
 
+import numpy as np
+
 from m4.data.directions import split_direction
 from m4.data.languages import describe
 from m4.data.preprocess import tag
@@ -16,6 +19,7 @@ from m4.data.sentences import Chunks, chunks, joined
 from m4.data.sources.reading.lines import Reason, carriage_return, line_of
 from m4.data.vocabulary.vocabulary import SourceAndTarget, Vocabulary
 from m4.eval.decoding.decode import (
+    Batch,
     BatchCounts,
     TrainedModel,
     Translations,
@@ -35,9 +39,8 @@ def check_language(to: str, languages: Sequence[str]) -> None:
     """Raises InputError, with the nearest match and all languages, if `to` is none of them."""
     if to in languages:
         return
-    by_name = {}
-    for code in languages:
-        known = describe(code)
+    by_name: dict[str, str] = {}
+    for code, known in zip(languages, map(describe, languages), strict=True):
         for name in (code, known.code, known.iso639_3, known.name):
             by_name.setdefault(name.lower(), code)
     wanted = to.lower().replace("-", "_")
@@ -52,24 +55,18 @@ def check_language(to: str, languages: Sequence[str]) -> None:
     )
 
 
-# (a line, its translations) -> what is written for it
-Written = Callable[[str, Translations], str]
+# (a line, its translations, their language) -> what is written for it
+Written = Callable[[str, Translations, str], str]
 
 
-def first_text(line: str, found: Translations) -> str:
+def first_text(line: str, found: Translations, to: str) -> str:
     """Returns the translation alone."""
     return found.texts[0]
 
 
-def all_texts(line: str, found: Translations) -> str:
-    """Returns all translations, one a line, the best first."""
-    return "\n".join(found.texts)
-
-
 def json_line(line: str, found: Translations, to: str) -> str:
     """Returns the line, its target language, its translations and their scores as JSON."""
-    said = {"source": line, "to": to, **as_json(found)}
-    return json.dumps(said, ensure_ascii=False)
+    return json.dumps({"source": line, "to": to, **as_json(found)}, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -84,21 +81,23 @@ class Translator(TrainedModel):
     trained: Sequence[str] = ()  # directions of training, in their order
     source: str | None = None  # language of the lines, for a gate by task; defaults to English
 
-    def directions(self, to: str, lines: int) -> list[int] | None:
+    def directions(self, targets: Sequence[str]) -> list[int] | None:
         """Returns the direction of each line, or None for a model that does not look at them.
 
         Raises:
-            InputError: The model routes by task, and was not trained on this direction.
+            InputError: The model routes by task, and was not trained on a direction.
         """
         if not getattr(self.model, "by_task", False):
             return None
-        direction = f"{self.source or 'en'}-{to}"
-        if direction not in self.trained:
-            raise InputError(
-                f"--from={self.source or 'en'}, --to={to}: the experts of this model depend on the "
-                f"direction, and {direction} is none of {', '.join(self.trained)}"
-            )
-        return [self.trained.index(direction)] * lines
+        number = {name: number for number, name in enumerate(self.trained)}
+        source = self.source or "en"
+        for to in targets:
+            if f"{source}-{to}" not in number:
+                raise InputError(
+                    f"--from={source}, --to={to}: the experts of this model depend on the "
+                    f"direction, and {source}-{to} is none of {', '.join(self.trained)}"
+                )
+        return [number[f"{source}-{to}"] for to in targets]
 
     @property
     def languages(self) -> Sequence[str]:
@@ -119,11 +118,7 @@ class Translator(TrainedModel):
         Each has `decoding.n_best` translations, the best first; an empty line has an empty one. A
         line that is too long is translated in chunks, and a warning with its number (counted from
         `first_line`) goes to stderr. `prefix` is text that the translations begin with, one or one
-        a line. It defaults to `decoding.prefix`.
-
-        Raises:
-            InputError: The model has no language `to`, or a line has a carriage return inside.
-            TypeError: `lines` is one text.
+        a line. InputError: the model has no language `to`, or a line has a carriage return inside.
         """
         if isinstance(lines, str):
             raise TypeError("lines: must be a list of texts, not one text")
@@ -156,39 +151,32 @@ class Translator(TrainedModel):
         """Translates the lines of a file descriptor (stdin: 0) as they come; returns their number.
 
         Lines that are already waiting are translated together, a few batches at a time. No line
-        waits for a later one to come: all are written and flushed before more is read.
-        `written` makes the text that is written of a line and its translations.
-
-        Raises:
-            InputError: The model has no language `to`, or a line is no text (lines before it are
-                answered).
+        waits for a later one to come: all are written and flushed before more is read. InputError:
+        the model has no language `to`, or a line is no text (lines before it are answered).
         """
         check_language(to, self.languages)
         number, most = 0, _BATCHES_AT_ONCE * self.batch_rows
         for waiting in waiting_lines(source):
             for start in range(0, len(waiting), most):
-                lines, bad = _decode_lines(waiting[start : start + most])
+                some = [*map(line_of, waiting[start : start + most])]
+                lines = [*itertools.takewhile(lambda one: not isinstance(one, Reason), some)]
                 found = self.candidates(lines, to, first_line=number + 1)
                 for line, each in zip(lines, found, strict=True):
                     try:
-                        output.write(written(line, each) + "\n")
+                        output.write(written(line, each, to) + "\n")
                         output.flush()
                     except OSError as error:
                         error.filename = f"the translation of line {number + 1}"
                         raise
                     number += 1
-                if bad is not None:
-                    raise InputError(f"line {number + 1}: {bad}")
+                if len(lines) < len(some):
+                    raise InputError(f"line {number + 1}: {some[len(lines)]}")
         return number
 
 
 def waiting_lines(source: int) -> Iterator[list[bytes]]:
-    """Yields the complete lines that a file descriptor has ready, without their line ends.
-
-    os.read returns as soon as there is anything, unlike Python's buffered files, which would wait
-    for a full buffer. A last line may lack its line end.
-    """
-    rest = b""
+    """Yields the complete lines that a file descriptor has ready; the last may lack its end."""
+    rest = b""  # os.read returns as soon as there is anything; Python's files wait for a buffer
     try:
         while chunk := os.read(source, _PIPE_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -198,16 +186,6 @@ def waiting_lines(source: int) -> Iterator[list[bytes]]:
         raise InputError(f"standard input cannot be read: {error.strerror}") from error
     if rest:
         yield [rest]
-
-
-def _decode_lines(raw: Sequence[bytes]) -> tuple[list[str], Reason | None]:
-    """Returns lines as text up to the first that is none, and what is wrong with that one."""
-    lines = []
-    for line in map(line_of, raw):
-        if isinstance(line, Reason):
-            return lines, line
-        lines.append(line)
-    return lines, None
 
 
 class Line(NamedTuple):
@@ -239,24 +217,29 @@ def translate_lines(
         fit), "unended LIMIT" (translations at this limit).
     """
     each = _chunks(translator, lines, too_long)
-    counts = [Counter(lines=1, blank=not found.texts, split=len(found.texts) > 1, cut=found.cut,
-                      chunks=len(found.texts)) for found in each]  # fmt: skip
-    sources = [(i, text) for i, found in enumerate(each) for text in found.texts]
+    # Whole numbers, not True: a job that resumes reads them from its file, and checks them.
+    counts = [Counter(lines=1, blank=int(not found.texts), split=int(len(found.texts) > 1),
+                      cut=found.cut, chunks=len(found.texts)) for found in each]  # fmt: skip
     begins = prefixes or [translator.normalise(translator.decoding.prefix or "")] * len(lines)
-    begins = [begins[i] if k == 0 else "" for i, found in enumerate(each)
-              for k, _ in enumerate(found.texts)]  # fmt: skip
+    sources = [(i, text, "" if k else begins[i]) for i, found in enumerate(each)
+               for k, text in enumerate(found.texts)]  # fmt: skip
+    before = batches.sentences
 
     def on_cut(index: int, pieces: int, limit: int) -> None:
         counts[sources[index][0]]["shortened"] += 1
         too_long(sources[index][0], f"{pieces} pieces, cut to {limit}")
 
+    def on_batch(batch: Batch, best_BT: np.ndarray) -> None:
+        batches(batch, best_BT)
+        progress(len(lines) * (batches.sentences - before) // len(sources))
+
     batches.unended = []
     done = iter(
         translations(
-            translator, [tag(text, lines[i].to) for i, text in sources],
-            prefixes=begins, directions=_directions(translator, [lines[i].to for i, _ in sources]),
-            progress=lambda done, all_sentences, _: progress(len(lines) * done // all_sentences),
-            on_cut=on_cut, on_batch=batches,
+            translator, [tag(text, lines[i].to) for i, text, _ in sources],
+            prefixes=[begin for *_, begin in sources],
+            directions=translator.directions([lines[i].to for i, *_ in sources]),
+            on_cut=on_cut, on_batch=on_batch,
         )
     )  # fmt: skip
     for index, limit in batches.unended:
@@ -264,13 +247,6 @@ def translate_lines(
     whole = [together([next(done) for _ in found.texts], line.to)
              for line, found in zip(lines, each, strict=True)]  # fmt: skip
     return list(zip(whole, counts, strict=True))
-
-
-def _directions(translator: Translator, targets: Sequence[str]) -> list[int] | None:
-    """Returns the direction of each source, or None for a model that does not look at them."""
-    by_target = {to: translator.directions(to, 1) for to in set(targets)}
-    found = [each for to in targets for each in by_target[to] or ()]
-    return found or None
 
 
 def _chunks(
@@ -304,20 +280,11 @@ def together(chunks: Sequence[Translations], to: str) -> Translations:
     """
     if not chunks:
         return Translations([""], [0.0])
-    most = max(len(each.texts) for each in chunks)
-    ranks = [[min(rank, len(each.texts) - 1) for each in chunks] for rank in range(most)]
-
-    def means(values: Sequence[Sequence[float]]) -> list[float]:
-        return [fmean(each[k] for each, k in zip(values, rank, strict=True)) for rank in ranks]
-
-    gains = [each.utilities for each in chunks if each.utilities is not None]
-    # Byte fallback can spell a line break; a line must stay one line.
-    texts = [
-        joined(
-            [" ".join(each.texts[k].splitlines()) for each, k in zip(chunks, rank, strict=True)], to
-        )
-        for rank in ranks
-    ]
-    return Translations(
-        texts, means([each.scores for each in chunks]), means(gains) if gains else None
-    )
+    texts, scores, gains = [], [], []
+    for rank in range(max(len(each.texts) for each in chunks)):
+        at = [(each, min(rank, len(each.texts) - 1)) for each in chunks]
+        # Byte fallback can spell a line break; a line must stay one line.
+        texts.append(joined([" ".join(each.texts[k].splitlines()) for each, k in at], to))
+        scores.append(fmean(each.scores[k] for each, k in at))
+        gains.append([each.utilities[k] for each, k in at if each.utilities is not None])
+    return Translations(texts, scores, [*map(fmean, gains)] if all(gains) else None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,8 +20,7 @@ NAME = r"[\w.-]+"  # of a metric, in scores.jsonl and in file names
 References = Sequence[str | Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """A corpus score in percent, with sacreBLEU's signature and its 95% bootstrap interval."""
 
     value: float
@@ -91,14 +90,13 @@ def counted(
     """Returns a metric's statistics. SettingError: a metric of the user's own returns others."""
     found: Any = metric(hypotheses, references, language, sources)
     count = len(hypotheses)
-    right = (
+    if not (
         isinstance(found, Statistics)
         and re.fullmatch(NAME, found.metric)
-        and np.shape(found.counts)[:1] == (count,)
         and np.ndim(found.counts) == 2
+        and len(found.counts) == count
         and np.shape(found.formula(found.counts)) == (count,)
-    )
-    if not right:
+    ):
         allowed = (
             "functions that return m4.eval.metrics.Statistics(name of letters, digits, _, - and "
             f"., counts [{count} sentences, counts], formula of [..., counts], signature)"

@@ -60,8 +60,7 @@ def statistics(
 ) -> Statistics:
     """Returns statistics of corpus BLEU in the tokenization of `metric`.
 
-    Its counts of a sentence are the two lengths in tokens (of several references the nearest one),
-    then correct and total n-grams for n = 1..4.
+    Its counts of a sentence: both lengths in tokens, then correct and total n-grams for n = 1..4.
     """
     rows = []
     for hypothesis, several in zip(hypotheses, references, strict=True):

@@ -67,10 +67,8 @@ def _matches(hypothesis: Ngrams, reference: Ngrams) -> list[int]:
 
 
 def _formula(sums: np.ndarray) -> np.ndarray:
-    """SacreBLEU's F score with its defaults (effective order, no epsilon), vectorised.
-
-    Orders are added one after the other, as there: of equal references the same one is the best.
-    """
+    """SacreBLEU's F score with its defaults (effective order, no epsilon), vectorised."""
+    # Orders are added one after the other, as there: of equal references the same one is the best.
     sums = np.asarray(sums, np.float64)
     hypothesis, reference, match = sums[..., 0::3], sums[..., 1::3], sums[..., 2::3]
     counted = (hypothesis > 0) & (reference > 0)

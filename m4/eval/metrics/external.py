@@ -12,7 +12,6 @@ import re
 import shlex
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +24,7 @@ from m4.eval.metrics import NAME, References, Statistics, each_of, reference_cou
 from m4.progress import ProgressBar
 from m4.settings import InputError, SavedText, SettingError, checked
 
-
-class _MoreLinesError(InputError):
-    """A scorer printed more numbers than it was asked for."""
+_LONGEST = 1000  # characters of a line that are read
 
 
 @checked
@@ -35,7 +32,7 @@ class _MoreLinesError(InputError):
 class External:
     """A metric that a command computes; the score is the mean of its numbers, as they are.
 
-    What was scored is kept: a text is scored once, and a scorer that ended goes on where it was.
+    A score is kept as soon as it is printed: a text is scored once, also after Ctrl-C or a kill.
 
     Attributes:
         command: its words. Of a saved config they are data, and not run.
@@ -76,8 +73,8 @@ class External:
         counts = np.array([[scores[row], 1] for row in rows], np.float64).reshape(len(rows), 2)
         count = reference_count(several)
         fields = [f"nrefs:{'var' if count < 0 else count}", f"scorer:{self.name}"]
-        fields += [f"version:{self.version}"] if self.version else []
-        signature = "|".join([*fields, f"sha256:{checksum}"])
+        fields += [f"version:{self.version}"] * bool(self.version) + [f"sha256:{checksum}"]
+        signature = "|".join(fields)
         return Statistics(self.name, counts, _mean, signature, self.lower_is_better)
 
     def _check(self) -> None:
@@ -117,10 +114,10 @@ class External:
                         file.write(json.dumps([keys[row], score]).encode() + b"\n")
                         done += 1
                         bar.update(done)
-                except _MoreLinesError:  # a heading, say: which line is whose is not known
-                    file.truncate(begin)
-                    raise
                 except InputError as error:
+                    if done == len(missing):  # one line more: which line is whose is not known
+                        file.truncate(begin)
+                        raise
                     raise InputError(
                         f"{error}; {done:,} of {len(missing):,} sentences were scored and are kept "
                         f"in {path}: the same command goes on there"
@@ -128,55 +125,48 @@ class External:
         return {row: kept[key] for row, key in keys.items()}
 
     def _answers(self, rows: Sequence[str]) -> Iterator[float]:
-        """Yields the command's numbers, one for each row."""
-        pipe = subprocess.PIPE
-        with tempfile.TemporaryFile() as said:
+        """Yields the command's numbers as it prints them, one for each row."""
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8") as given,
+            tempfile.TemporaryFile() as said,
+        ):
+            given.writelines(f"{row}\n" for row in rows)
+            given.seek(0)
             try:
                 process = subprocess.Popen(
-                    [*self.command], stdin=pipe, stdout=pipe, stderr=said, encoding="utf-8"
-                )
+                    [*self.command], stdin=given, stdout=subprocess.PIPE, stderr=said,
+                    encoding="utf-8", errors="replace",
+                )  # fmt: skip
             except OSError as error:
                 raise InputError(f"{self.name}: {self.command[0]}: {error.strerror}") from error
-            assert process.stdin is not None
-            assert process.stdout is not None
-            writer = threading.Thread(target=_write, args=(process.stdin, rows), daemon=True)
-            writer.start()
-            try:
-                for number in range(1, len(rows) + 1):
-                    line = process.stdout.readline()
-                    if not line:
-                        status = process.wait()
-                        raise InputError(
-                            f"{self.name}: the scorer ended with status {status} before line "
-                            f"{number} ({_last_line(said)})"
-                        )
-                    yield _number(self.name, number, line)
-                if more := process.stdout.readline():
-                    said = f"{self.name}: more lines than sentences: {more.strip()[:60]}"
-                    raise _MoreLinesError(f"{said}; none is kept")
-            finally:
-                process.kill()
-                process.wait()
-                process.stdout.close()
-                writer.join()
+            with process:
+                assert process.stdout is not None
+                try:
+                    for number in range(1, len(rows) + 1):
+                        if not (line := process.stdout.readline(_LONGEST)):
+                            raise InputError(
+                                f"{self.name}: the scorer ended with status {process.wait()} "
+                                f"before line {number} ({_last_line(said)})"
+                            )
+                        yield _number(self.name, number, line)
+                    if more := process.stdout.readline(_LONGEST):
+                        said_more = f"more lines than sentences: {more.strip()[:60]}"
+                        raise InputError(f"{self.name}: {said_more}; none is kept")
+                except BaseException:  # a scorer that prints without end, Ctrl-C
+                    process.kill()
+                    raise
 
 
 def _mean(sums: np.ndarray) -> np.ndarray:
     return sums[..., 0] / np.maximum(sums[..., 1], 1)
 
 
-def _write(file: IO[str], rows: Sequence[str]) -> None:
-    with suppress(BrokenPipeError), file:
-        for row in rows:
-            file.write(f"{row}\n")
-
-
-def _number(name: str, line: int, text: str) -> float:
+def _number(name: str, number: int, line: str) -> float:
     with suppress(ValueError):
-        if math.isfinite(score := float(text)):
+        if math.isfinite(score := float(line)):
             return score
     raise InputError(
-        f"{name}: line {line} of the scorer is {text.strip()[:60]!r}: must be a number, and "
+        f"{name}: line {number} of the scorer is {line.strip()[:60]!r}: must be a number, and "
         "nothing else on its standard output"
     )
 
@@ -184,7 +174,7 @@ def _number(name: str, line: int, text: str) -> float:
 def _last_line(file: IO[bytes]) -> str:
     """Returns the last words of a process on stderr."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - 10_000))
-    lines = file.read().decode(errors="replace").split("\n")
+    lines = file.read().decode(errors="replace").splitlines()
     return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "no message")
 
 

@@ -46,10 +46,8 @@ def _model(name: str) -> tuple[sentencepiece.SentencePieceProcessor, str]:
     """Returns a model and its SHA-256."""
     try:
         content = Path(name).read_bytes()
-        return (
-            sentencepiece.SentencePieceProcessor(model_proto=content),
-            hashlib.sha256(content).hexdigest(),
-        )
+        model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        return model, hashlib.sha256(content).hexdigest()
     except (OSError, RuntimeError) as error:
         allowed = "the file of a SentencePiece model, as FLORES's flores200_sacrebleu_tokenizer_spm"
         raise SettingError("spbleu.model", name, allowed) from error

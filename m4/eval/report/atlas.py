@@ -6,7 +6,7 @@ layer.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rich.box import SIMPLE_HEAD
@@ -24,7 +24,7 @@ from rich.table import Table
 from m4.data.directions import key_of, label_of, pair_of, side_of
 from m4.eval.report.figures import FEW, LIGHT, SEQUENTIAL, blank, colorbar, page_size, png
 from m4.eval.scoring.levels import SIDES
-from m4.settings import InputError, pasted
+from m4.settings import InputError, pasted, some
 from m4.storage.files import keep_result
 from m4.train.measuring import routing_counts
 
@@ -41,19 +41,16 @@ _MOST_COLUMNS = 256  # of a panel
 class Atlas:
     """Counts of assigned choices."""
 
-    split: str
     directions: list[str]  # those with any count, into English first, by falling training size
     languages: list[str]  # `label_of` each direction
     # Name of a layer -> counts, int64 [directions, E]; the encoder's first, by depth.
     layers: dict[str, npt.NDArray[np.int64]]
 
-    def sides(self) -> list[str]:
-        """Returns the side of each direction, one of `SIDES`."""
-        return [side_of(direction) for direction in self.directions]
-
-    def all_sides(self) -> list[str]:
-        """Returns the sides that there are, in the order of `SIDES`."""
-        return [side for side in SIDES if side in self.sides()]
+    def blocks(self) -> dict[str, list[int]]:
+        """Returns side -> the rows of its directions, for the sides that there are."""
+        rows = [(side_of(direction), row) for row, direction in enumerate(self.directions)]
+        found = {side: [row for here, row in rows if here == side] for side in SIDES}
+        return {side: block for side, block in found.items() if block}
 
 
 def path_of(folder: Path, split: str) -> Path:
@@ -85,22 +82,17 @@ def read(path: Path) -> Atlas:
     )
     if not kept:
         raise InputError(f"{path}: nothing is counted yet")
-    order = sorted(found.layers, key=lambda name: (_stack(name) != "encoder", _depth(name), name))
     return Atlas(
-        saved.get("split", ""),
         [found.directions[i] for i in kept],
         [languages[i] for i in kept],
-        {name: found.layers[name][kept] for name in order},
+        {name: found.layers[name][kept] for name in sorted(found.layers, key=_place)},
     )
 
 
-def _stack(layer: str) -> str:
-    return layer.rpartition("_")[0]
-
-
-def _depth(layer: str) -> int:
-    number = layer.rpartition("_")[2]
-    return int(number) if number.isdecimal() else 0
+def _place(layer: str) -> tuple[bool, int, str]:
+    """Sorts "encoder_2" before "encoder_11" before "decoder_1"."""
+    stack, _, number = layer.rpartition("_")
+    return stack != "encoder", int(number) if number.isdecimal() else 0, layer
 
 
 def shares(count_DE: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -141,21 +133,10 @@ def alarms(atlas: Atlas) -> list[str]:
     return [
         f"ALARM {layer}: {len(gone)} of {count_DE.shape[1]} experts "
         f"{'is' if len(gone) == 1 else 'are'} dead (under {100 * DEAD / count_DE.shape[1]:.3g}% of "
-        f"the choices, a tenth of an even share): {_first(map(str, gone), 24)}"
+        f"the choices, a tenth of an even share): {some([*map(str, gone)], 24)}"
         for layer, count_DE in atlas.layers.items()
         if (gone := dead(count_DE))
     ]
-
-
-def _first(names: Iterable[str], most: int) -> str:
-    """Joins the first `most` names, and says how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def _arrow(side: str) -> str:
-    return side.replace("->", " → ")
 
 
 def tables(atlas: Atlas) -> dict[str, Table]:
@@ -163,23 +144,21 @@ def tables(atlas: Atlas) -> dict[str, Table]:
 
     Of many experts, the table has those with languages.
     """
-    made = {}
-    sides = atlas.sides()
+    made, blocks = {}, atlas.blocks()
     for layer, count_DE in atlas.layers.items():
         experts = count_DE.shape[1]
         load_E, share_DE, gone = load_of(count_DE), shares(count_DE), set(dead(count_DE))
         special = specialists(count_DE)
-        table = Table(box=SIMPLE_HEAD)
-        table.add_column("expert", justify="right")
-        table.add_column("load", justify="right")
-        for side in atlas.all_sides():
-            table.add_column(f"{_arrow(side)}, over {100 * SPECIAL / experts:.3g}%")
+        over = f"over {100 * SPECIAL / experts:.3g}%"
+        sides = [f"{side.replace('->', ' → ')}, {over}" for side in blocks]
+        table = Table("expert", "load", *sides, box=SIMPLE_HEAD)
+        for column in table.columns[:2]:
+            column.justify = "right"
         for expert in range(experts) if experts <= _MOST_LINES else list(special)[:_MOST_LINES]:
-            rows = special.get(expert, [])
             cells = [
-                _first((f"{atlas.languages[r]} {100 * share_DE[r, expert]:.0f}%" for r in rows
-                        if sides[r] == side), _MOST_NAMES)
-                for side in atlas.all_sides()
+                some([f"{atlas.languages[r]} {100 * share_DE[r, expert]:.0f}%"
+                      for r in special.get(expert, []) if r in block], _MOST_NAMES)
+                for block in blocks.values()
             ]  # fmt: skip
             mark = " dead" if expert in gone else ""
             table.add_row(f"{expert}", f"{100 * load_E[expert]:.2f}%{mark}", *cells)
@@ -189,11 +168,9 @@ def tables(atlas: Atlas) -> dict[str, Table]:
 
 
 def show(folder: Path, split: str, console: Console, output: Path | None = None) -> None:
-    """Prints tables and alarms, and draws the picture.
+    """Prints tables and alarms of "train" or a test set's split, and draws the picture.
 
-    Args:
-        split: "train" or the split of a test set.
-        output: File of the picture. Defaults to atlas.png next to the counts, if it can be written.
+    `output` is its file. Defaults to atlas.png next to the counts, if it can be written.
     """
     atlas = load(folder, split)
     for heading, table in tables(atlas).items():
@@ -210,14 +187,14 @@ def figure(atlas: Atlas) -> Figure:
     Rows are languages by falling training size, a block into English and one out of it; columns are
     experts. A cross marks a dead expert.
     """
-    stacks = list(dict.fromkeys(_stack(layer) for layer in atlas.layers))
-    columns = [[layer for layer in atlas.layers if _stack(layer) == stack] for stack in stacks]
-    deep, sides = max(map(len, columns)), atlas.sides()
-    blocks = {side: [i for i, here in enumerate(sides) if here == side] for side in SIDES}
-    wide = max(map(len, blocks.values())) > FEW
+    stacks: dict[str, list[str]] = {}
+    for layer in atlas.layers:
+        stacks.setdefault(layer.rpartition("_")[0], []).append(layer)
+    columns, blocks = [*stacks.values()], atlas.blocks()
+    deep, wide = max(map(len, columns)), max(map(len, blocks.values())) > FEW
     width, size = page_size(wide)
     line = 1.3 * size / 72  # inches of a line of text
-    tall = min(0.055 if wide else line, _TALLEST / (deep * (len(sides) + 1)))
+    tall = min(0.055 if wide else line, _TALLEST / (deep * (len(atlas.directions) + 1)))
     rows, names = _rows(blocks, max(round(line / tall), 1))
     chosen = [row for block in blocks.values() for row in block[:: math.ceil(0.95 * line / tall)]]
     page = blank(width, deep * (len(rows) * tall + 3.5 * line) + 3.8 * line, layout="constrained")
@@ -225,14 +202,45 @@ def figure(atlas: Atlas) -> Figure:
     most = max(SPECIAL / experts, *(shares(x).max() for x in atlas.layers.values()))
     # With many experts an even share is small next to the largest: its root is visible.
     norm = PowerNorm(1.0 if experts <= 16 else 0.5, 0, most)
+
+    def draw(panel: Axes, layer: str) -> None:
+        """Draws one layer's heat map, with crosses at the foot of the columns of dead experts."""
+        count_DE = atlas.layers[layer]
+        share_DE = shares(count_DE)
+        experts = share_DE.shape[1]
+        nothing = np.full(experts, np.nan)
+        drawn = np.stack([nothing if row is None else share_DE[row] for row in rows])
+        # More than the picture has points for: of some adjacent ones the most.
+        together = -(-experts // _MOST_COLUMNS)
+        drawn = np.pad(drawn, ((0, 0), (0, -experts % together)), mode="edge")
+        drawn = drawn.reshape(len(rows), -1, together).max(axis=2)
+        edges = (-0.5, drawn.shape[1] * together - 0.5, len(rows) - 0.5, -0.5)
+        panel.imshow(drawn, aspect="auto", cmap=SEQUENTIAL, norm=norm, extent=edges)
+        panel.set_facecolor(LIGHT.paper)
+        panel.set_title(layer, fontsize=size, color=LIGHT.ink, fontweight="bold", loc="left", pad=2)
+        panel.spines[:].set_visible(False)
+        panel.tick_params(length=0, colors=LIGHT.ink, labelsize=0.9 * size)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+        if experts <= 8:
+            panel.set_xticks(range(experts))
+        gone = dead(count_DE)
+        named = f"expert (most of {together})" if together > 1 else "expert"
+        panel.set_xlabel(named + ", × dead" * bool(gone), fontsize=0.95 * size, color=LIGHT.ink,
+                         labelpad=1)  # fmt: skip
+        cross = min(0.6 * size, max(180 / experts, 0.4 * size))
+        if gone:  # a line without points would have no size, and the layout none to give
+            panel.plot(gone, [len(rows) - 1] * len(gone), "x", color=LIGHT.series[1],
+                       markersize=cross, markeredgewidth=1.5, clip_on=False)  # fmt: skip
+        panel.set_xlim(-0.5, experts - 0.5)
+        panel.set_ylim(len(rows) - 0.5, -0.5)
+
     panels = []
     for (depth, column), panel in np.ndenumerate(page.subplots(deep, len(columns), squeeze=False)):
         if depth >= len(columns[column]):
             panel.remove()
             continue
         panels.append(panel)
-        layer = columns[column][depth]
-        _panel(panel, layer, atlas.layers[layer], rows, norm, size)
+        draw(panel, columns[column][depth])
         for y, name in names.items():
             panel.annotate(name, (-0.5, y), va="center", fontsize=0.9 * size, color=LIGHT.ink)
         labels = [atlas.languages[row] for row in chosen] if column == 0 else []
@@ -254,45 +262,6 @@ def _rows(
     rows: list[int | None] = []
     names = {}
     for side, block in blocks.items():
-        if block:
-            names[len(rows) + (gap - 1) / 2] = _arrow(side)
-            rows += [None] * gap + list(block)
+        names[len(rows) + (gap - 1) / 2] = side.replace("->", " → ")
+        rows += [None] * gap + list(block)
     return [*rows, *([None] * max(gap // 2, 1))], names
-
-
-def _panel(
-    panel: Axes,
-    layer: str,
-    count_DE: npt.NDArray[np.int64],
-    rows: Sequence[int | None],
-    norm: Normalize,
-    size: float,
-) -> None:
-    """Draws one layer's heat map, with crosses at the foot of the columns of dead experts."""
-    share_DE = shares(count_DE)
-    experts = share_DE.shape[1]
-    nothing = np.full(experts, np.nan)
-    drawn = np.stack([nothing if row is None else share_DE[row] for row in rows])
-    # More than the picture has points for: of some adjacent ones the most.
-    together = -(-experts // _MOST_COLUMNS)
-    drawn = np.pad(drawn, ((0, 0), (0, -experts % together)), mode="edge")
-    drawn = drawn.reshape(len(rows), -1, together).max(axis=2)
-    edges = (-0.5, drawn.shape[1] * together - 0.5, len(rows) - 0.5, -0.5)
-    panel.imshow(drawn, aspect="auto", cmap=SEQUENTIAL, norm=norm, extent=edges)
-    panel.set_facecolor(LIGHT.paper)
-    panel.set_title(layer, fontsize=size, color=LIGHT.ink, fontweight="bold", loc="left", pad=2)
-    panel.spines[:].set_visible(False)
-    panel.tick_params(length=0, colors=LIGHT.ink, labelsize=0.9 * size)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-    if experts <= 8:
-        panel.set_xticks(range(experts))
-    gone = dead(count_DE)
-    named = "expert" + (f" (most of {together})" if together > 1 else "")
-    panel.set_xlabel(named + (", × dead" if gone else ""), fontsize=0.95 * size, color=LIGHT.ink,
-                     labelpad=1)  # fmt: skip
-    cross = min(0.6 * size, max(180 / experts, 0.4 * size))
-    if gone:  # a line without points would have no size, and the layout none to give
-        panel.plot(gone, [len(rows) - 1] * len(gone), "x", color=LIGHT.series[1],
-                   markersize=cross, markeredgewidth=1.5, clip_on=False)  # fmt: skip
-    panel.set_xlim(-0.5, experts - 0.5)
-    panel.set_ylim(len(rows) - 0.5, -0.5)

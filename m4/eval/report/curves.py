@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from m4.eval.report.figures import LIGHT, SIZE, blank, legend, style
-from m4.eval.scoring.by_step import ALL
-from m4.eval.scoring.delta import METRIC_NAMES
 from m4.eval.scoring.levels import LEVELS
+from m4.eval.scoring.score import ALL, METRIC_NAMES
 
 # What curves are drawn over.
 AXES = {"steps": "training step", "tokens": "tokens of both sides", "hours": "device hours"}
@@ -31,12 +30,11 @@ def points(rows: Iterable[Mapping[str, Any]], key: str) -> Points:
 
     Where a run was resumed and a step comes twice, the later row counts.
     """
-    at = {}
-    for row in rows:
-        value = row.get(key)
-        if isinstance(value, int | float) and math.isfinite(value):
-            at[row["step"]] = float(value)
-    return sorted(at.items())
+    values = ((row["step"], row.get(key)) for row in rows)
+    finite = {
+        step: float(x) for step, x in values if isinstance(x, int | float) and math.isfinite(x)
+    }
+    return sorted(finite.items())
 
 
 def over(line: Points, rows: Rows, axis: str) -> Points:
@@ -44,10 +42,8 @@ def over(line: Points, rows: Rows, axis: str) -> Points:
     if axis == "steps":
         return line
     if axis == "tokens":
-        counted = (
-            {**row, "all": sum(row[name] for name in _TOKENS)} for row in rows if _TOKENS[0] in row
-        )
-        counts = points(counted, "all")
+        some = [row for row in rows if _TOKENS[0] in row]
+        counts = points([{**row, "all": sum(row[name] for name in _TOKENS)} for row in some], "all")
         places = np.cumsum([count for _, count in counts])
     else:
         counts = points(rows, "device_seconds")
@@ -76,8 +72,8 @@ def training(lines: Mapping[str, Mapping[str, Points]], axis: str = "steps") -> 
 def by_step(rows: Rows) -> Figure:
     """Returns a panel a metric, by rows of scores_by_step.jsonl of one split.
 
-    Lines are means over the directions of a level and over all, in percent. Each panel rings its
-    highest mean over all. The best step, by the first metric, has a line through all panels.
+    Lines are means over the directions of a level and over all. Each panel rings its highest mean
+    over all. The best step, by the first metric, has a line through all panels.
     """
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     drawn, panels = _panels([f"{METRIC_NAMES.get(m, m)}, {rows[0]['split']}" for m in metrics])

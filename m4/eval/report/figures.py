@@ -1,12 +1,9 @@
-"""Parts that the figures of reports share: a sheet of panels over languages, and their files."""
-
-from __future__ import annotations
+"""Parts that the figures of reports share: colours, letters, legends, and their files."""
 
 import io
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,9 +17,7 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from m4.data.inspection.preview import short
 from m4.settings import InputError
 from m4.storage.files import whole
 
@@ -54,13 +49,12 @@ METADATA: Mapping[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
 }
-_POINTS = 72  # an inch
+POINTS = 72  # an inch
 _DPI = 200
-_SMALLEST = 4.0  # points; smaller labels of languages are left out
 
 
 def halfway(colour: str) -> str:
-    """The colour halfway between `colour` and the paper."""
+    """Returns the colour halfway between `colour` and the paper."""
     return to_hex(tuple((np.array(to_rgb(colour)) + np.array(to_rgb(LIGHT.paper))) / 2))
 
 
@@ -92,8 +86,7 @@ def save(drawn: Figure, paths: Iterable[Path]) -> None:
 
 def png(drawn: Figure) -> bytes:
     """Returns the figure as the bytes of a PNG file."""
-    buffer = io.BytesIO()
-    _save(drawn, buffer, ".png")
+    _save(drawn, buffer := io.BytesIO(), ".png")
     return buffer.getvalue()
 
 
@@ -154,102 +147,10 @@ def colorbar(drawn: Figure, shown: ScalarMappable, size: float, **options: Any) 
 def legend(drawn: Figure, handles: Sequence[Any], size: float, below: bool = False) -> None:
     """Puts a legend above or below the panels, in as few lines as fit the figure's width."""
     letters = [0.55 * len(handle.get_label()) + 3.6 for handle in handles]
-    across = drawn.get_figwidth() * _POINTS / (0.95 * size)
+    across = drawn.get_figwidth() * POINTS / (0.95 * size)
     fits = (columns for columns in range(len(handles), 1, -1)
             if sum(map(max, np.array_split(letters, columns))) < across)  # fmt: skip
     place = "outside lower center" if below else "outside upper center"
     drawn.legend(handles=handles, loc=place, ncols=next(fits, 1), frameon=False,
                  fontsize=0.95 * size, labelcolor=LIGHT.ink, columnspacing=1.2,
                  handlelength=1.4)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A figure of panels one above the other, with languages at x = 0, 1, 2, ..."""
-
-    figure: Figure
-    panels: list[Axes]
-    labels: Sequence[str]
-    size: float  # size of letters in points
-    slot: float  # width of a language in points
-
-    @classmethod
-    def make(
-        cls,
-        labels: Sequence[str],
-        ratios: Sequence[float],
-        inches: float,
-        width: float | None = None,
-    ) -> Sheet:
-        """Returns an empty sheet.
-
-        Args:
-            labels: One a language.
-            ratios: Heights of the panels, relative to each other.
-            inches: Height of all panels on a page 7 inches wide, or of the given width.
-            width: Width of the figure in inches. Defaults to the one of `page_size`.
-        """
-        size = SIZE
-        if width is None:
-            width, size = page_size(len(labels) > FEW)
-            inches *= width / 7.0
-        slot = 0.87 * width * _POINTS / len(labels)
-        letters, upright = _label_letters(labels, size, slot)
-        below = 0.6 * letters * max(map(len, labels)) / _POINTS if upright else 0.0
-        drawn = blank(width, inches + below, layout="constrained")
-        grid = drawn.subplots(len(ratios), 1, sharex=True, height_ratios=ratios, squeeze=False)
-        for panel in grid[:, 0]:
-            style(panel, size)
-            panel.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-            panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _signed(y)))
-        return cls(drawn, list(grid[:, 0]), labels, size, slot)
-
-    def size_bars(
-        self, sizes: Sequence[int], note: str = "", colours: Sequence[str] | None = None
-    ) -> None:
-        """Draws the last panel: training pairs as bars on a log scale, and the languages' labels.
-
-        The bars' foot is half of the smallest. `note` is more text for the label of the axis.
-        """
-        panel, size = self.panels[-1], self.size
-        floor = max(min(sizes), 1) / 2  # of translations without a corpus no size is known
-        panel.bar(range(len(sizes)), [n - floor for n in sizes], 0.72, floor,
-                  color=colours or LIGHT.bar)  # fmt: skip
-        panel.set_yscale("log")
-        panel.set_ylim(floor, max(sizes) * 1.3)
-        panel.set_ylabel("training\npairs", fontsize=0.85 * size, color=LIGHT.ink)
-        panel.yaxis.set_minor_formatter(NullFormatter())
-        panel.set_xlim(-0.7, len(sizes) - 0.3)
-        texts = [short(n) for n in sizes]
-        if 0.6 * 0.8 * size * max(map(len, texts)) < self.slot:
-            panel.set_yticks([])
-            panel.spines[["left"]].set_visible(False)
-            for i, text in enumerate(texts):
-                panel.annotate(text, (i, sizes[i]), va="bottom", ha="center", fontsize=0.8 * size,
-                               color=LIGHT.ink)  # fmt: skip
-        else:
-            ends = sorted({max(sizes), min(sizes)})
-            panel.set_yticks(ends, [short(n) for n in ends])
-        panel.minorticks_off()
-        letters, upright = _label_letters(self.labels, size, self.slot)
-        shown = self.labels if letters >= _SMALLEST else []
-        panel.set_xticks(range(len(shown)), shown, fontsize=letters, color=LIGHT.ink,
-                         rotation=90 if upright else 0, rotation_mode="anchor" if upright else None,
-                         ha="right" if upright else "center",
-                         va="center" if upright else "top")  # fmt: skip
-        text = "languages, by falling number of training pairs" + note
-        if 0.5 * 0.95 * size * len(text) > self.figure.get_figwidth() * _POINTS:
-            text = text.replace(note, note.replace("; ", "\n"))
-        panel.set_xlabel(text, fontsize=0.95 * size, color=LIGHT.ink)
-
-
-def _signed(y: float) -> str:
-    return f"{y:+.0f}".replace("-", "−") if round(y) else "0"
-
-
-def _label_letters(labels: Sequence[str], size: float, slot: float) -> tuple[float, bool]:
-    """Returns the size of the labels' letters in points, and whether they are upright."""
-    letters = 0.95 * size
-    if 0.62 * letters * max(map(len, labels)) < slot:
-        return letters, False
-    return min(letters, 0.92 * slot), True

@@ -1,28 +1,139 @@
-"""Plots of differences: ΔBLEU by language, and what is forgotten against what is gained.
+"""Plots over languages: ΔBLEU, what is forgotten against what is gained, heat maps of directions.
 
 The first is Figure 6 of the GShard paper (arXiv 2006.16668), for any number of languages.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from m4.data.directions import key_of, pair_of
+from m4.data.directions import key_of, languages_of, pair_of, split_direction
+from m4.data.inspection.preview import short
 from m4.data.languages import OTHER, shown_families
-from m4.eval.report.figures import FEW, LIGHT, SIZE, Sheet, blank, halfway, legend, style
-from m4.eval.scoring.delta import METRIC_NAMES, Delta, hollow_means, small_tests
-from m4.eval.scoring.forgetting import Forgotten
+from m4.eval.report.figures import (
+    FEW,
+    LIGHT,
+    POINTS,
+    SEQUENTIAL,
+    SIZE,
+    blank,
+    colorbar,
+    halfway,
+    legend,
+    page_size,
+    save,
+    style,
+)
+from m4.eval.scoring.delta import UNDERTRAINED, Delta, small_tests
 from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, SIDES, ResourceLevels
-from m4.eval.scoring.winners import Winner
+from m4.eval.scoring.score import METRIC_NAMES
+from m4.eval.scoring.winners import Forgotten, Winner
 from m4.settings import InputError
 
 # Widths of the figure in a page, in inches of 72 pixels: on a screen, and on a phone.
-WIDTHS = {"wide": 1180 / 72, "narrow": 390 / 72}
+WIDTHS = {"wide": 1180 / POINTS, "narrow": 390 / POINTS}
 _MARKERS = ("o", "s", "^", "D")
+_SMALLEST = 4.0  # points; smaller labels of languages are left out
+_DIVERGING = LinearSegmentedColormap.from_list(
+    "difference", ["#a03c00", "#f0a070", "#f7f7f7", "#6fb2dc", "#004d7a"]
+)
+# Up to so many languages cells have room for their numbers.
+_NUMBERED = 16
+
+
+class _Sheet(NamedTuple):
+    """A figure of panels one above the other, with languages at x = 0, 1, 2, ..."""
+
+    figure: Figure
+    panels: list[Axes]
+    labels: Sequence[str]
+    size: float  # size of letters in points
+    slot: float  # width of a language in points
+    letters: float  # size of the labels' letters in points
+    upright: bool  # whether labels are turned
+
+
+def _sheet(
+    labels: Sequence[str], ratios: Sequence[float], inches: float, width: float | None
+) -> _Sheet:
+    """Returns an empty sheet with a panel a ratio of heights, for one label a language.
+
+    `inches` is the height of all panels on a page 7 inches wide, or of the given width. The width
+    of the figure in inches defaults to the one of `page_size`.
+    """
+    size = SIZE
+    if width is None:
+        width, size = page_size(len(labels) > FEW)
+        inches *= width / 7.0
+    slot, longest = 0.87 * width * POINTS / len(labels), max(map(len, labels))
+    letters = 0.95 * size
+    if upright := 0.62 * letters * longest >= slot:
+        letters = min(letters, 0.92 * slot)
+        inches += 0.6 * letters * longest / POINTS
+    drawn = blank(width, inches, layout="constrained")
+    grid = drawn.subplots(len(ratios), 1, sharex=True, height_ratios=ratios, squeeze=False)
+    for panel in grid[:, 0]:
+        style(panel, size)
+        panel.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _signed(y)))
+    return _Sheet(drawn, list(grid[:, 0]), labels, size, slot, letters, upright)
+
+
+def _signed(y: float) -> str:
+    return f"{y:+.0f}".replace("-", "−") if round(y) else "0"
+
+
+def _size_bars(
+    sheet: _Sheet, sizes: Sequence[int], note: str, colours: Sequence[str] | None
+) -> None:
+    """Draws the last panel: training pairs as bars on a log scale, and languages' labels."""
+    panel, size = sheet.panels[-1], sheet.size
+    floor = max(min(sizes), 1) / 2  # of the bars; without a corpus no size is known
+    panel.bar(range(len(sizes)), [n - floor for n in sizes], 0.72, floor,
+              color=colours or LIGHT.bar)  # fmt: skip
+    panel.set_yscale("log")
+    panel.set_ylim(floor, max(sizes) * 1.3)
+    panel.set_ylabel("training\npairs", fontsize=0.85 * size, color=LIGHT.ink)
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlim(-0.7, len(sizes) - 0.3)
+    texts = [short(n) for n in sizes]
+    if 0.6 * 0.8 * size * max(map(len, texts)) < sheet.slot:
+        panel.set_yticks([])
+        panel.spines[["left"]].set_visible(False)
+        for i, text in enumerate(texts):
+            panel.annotate(text, (i, sizes[i]), va="bottom", ha="center", fontsize=0.8 * size,
+                           color=LIGHT.ink)  # fmt: skip
+    else:
+        ends = sorted({max(sizes), min(sizes)})
+        panel.set_yticks(ends, [short(n) for n in ends])
+    panel.minorticks_off()
+    shown, turned = sheet.labels if sheet.letters >= _SMALLEST else [], {}
+    if sheet.upright:
+        turned = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
+    panel.set_xticks(range(len(shown)), shown, fontsize=sheet.letters, color=LIGHT.ink, **turned)
+    text = "languages, by falling number of training pairs" + note
+    if 0.5 * 0.95 * size * len(text) > sheet.figure.get_figwidth() * POINTS:
+        text = text.replace(note, note.replace("; ", "\n"))
+    panel.set_xlabel(text, fontsize=0.95 * size, color=LIGHT.ink)
+
+
+def draw(
+    rows: Sequence[Delta], folder: Path, levels: ResourceLevels = DEFAULT_LEVELS
+) -> list[Path]:
+    """Draws differences of one metric from one baseline as delta_<metric>.png and .svg.
+
+    No run is needed: `delta.from_plain` reads a deltas.jsonl.
+    """
+    pictures = [Path(folder) / f"delta_{rows[0].metric}.{kind}" for kind in ("png", "svg")]
+    save(figure(rows, levels), pictures)
+    return pictures
 
 
 def figure(
@@ -35,15 +146,11 @@ def figure(
     system has a trend line, the mean of a sliding window (`window_size`). Of many languages the
     bars have the colours of families. Pale points have a closely related language in the run.
     Hollow ones are undertrained, or have test sets of fewer than `levels.min_test_sentences`: these
-    decide neither axis nor trend, and one that lies beyond the axis is at its edge. Languages are
-    labelled with their codes, which every font has.
+    decide neither axis nor trend, and one that lies beyond the axis is at its edge.
 
     Args:
         page: One of `WIDTHS`: for a page, where each language has an area that its script finds
             (gid "language:gl"). Defaults to a figure of files.
-
-    Raises:
-        InputError: There are no rows.
     """
     if not rows:
         raise InputError("nothing to plot: no direction is decoded by a system and its baseline")
@@ -52,7 +159,7 @@ def figure(
     sides = [side for side in SIDES if any(row.side == side for row in rows)]
     ratios = [1.0] * len(sides) + [0.27]
     inches = 2.7 * len(sides) + (1.1 if page is None else 1.6)
-    sheet = Sheet.make(languages, ratios, inches, None if page is None else WIDTHS[page])
+    sheet = _sheet(languages, ratios, inches, None if page is None else WIDTHS[page])
     systems = list(dict.fromkeys(row.system for row in rows))
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
     small = small_tests(rows, levels)
@@ -63,7 +170,7 @@ def figure(
     for panel, side in zip(sheet.panels, sides, strict=False):
         panel.set_ylim(min(edges) - margin, max(edges) + 2 * margin)
         mine = [row for row in rows if row.side == side]
-        _panel(sheet, panel, mine, languages, systems, small)
+        _panel(sheet, panel, mine, systems, small)
         arrow = side.replace("->", " → ")
         panel.set_ylabel(f"Δ{metric}, {arrow}", fontsize=sheet.size, color=LIGHT.ink)
     sizes = [pairs[language] for language in languages]
@@ -72,7 +179,8 @@ def figure(
     taken = window_size(len(counted))
     note = f"; line: mean of {taken}" if taken > 1 else ""
     colours = family_colours(languages) if page or len(languages) > FEW else {}
-    sheet.size_bars(sizes, note, [colours[one][1] for one in languages] if colours else None)
+    bars = [colours[one][1] for one in languages] if colours else None
+    _size_bars(sheet, sizes, note, bars)
     if colours and page is None:
         chips = [
             Patch(color=colour, label=name) for name, colour in dict.fromkeys(colours.values())
@@ -116,14 +224,14 @@ def trend(values: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _panel(
-    sheet: Sheet,
+    sheet: _Sheet,
     panel: Axes,
     rows: Sequence[Delta],
-    languages: Sequence[str],
     systems: Sequence[str],
     small: Collection[str],
 ) -> None:
     """Draws points, whiskers and trend of every system; directions in `small` are hollow."""
+    languages = sheet.labels
     panel.axhline(0, color=LIGHT.ink, linewidth=1.2, zorder=2)
     dot = min(0.6 * sheet.size, 0.34 * sheet.slot + 1.2)
     step = min(0.24, 0.8 / len(systems)) if len(systems) > 1 else 0.0
@@ -159,7 +267,7 @@ def _panel(
                        solid_capstyle="round", solid_joinstyle="round")  # fmt: skip
 
 
-def _levels(sheet: Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None:
+def _levels(sheet: _Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None:
     """Marks where a resource level ends, and writes its name where there is room for it."""
     start = 0
     for name in LEVELS:
@@ -177,7 +285,7 @@ def _levels(sheet: Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None:
 
 
 def _legend(
-    sheet: Sheet, rows: Sequence[Delta], small: Mapping[str, str], levels: ResourceLevels
+    sheet: _Sheet, rows: Sequence[Delta], small: Mapping[str, str], levels: ResourceLevels
 ) -> None:
     """Says what the colours are, and what pale and hollow points are if there are any."""
     panel, entries = sheet.panels[0], []
@@ -187,18 +295,20 @@ def _legend(
     if any(row.closely_related for row in rows):
         entries += panel.plot([], [], "o", label="closely related", color=LIGHT.ink,
                               markerfacecolor=halfway(LIGHT.ink))  # fmt: skip
-    if label := hollow_means(rows, small, levels):
-        entries += panel.plot([], [], "o", label=label, color=LIGHT.ink,
+    hollow = [f"under {levels.min_test_sentences} test sentences"] * bool(small)
+    hollow += [UNDERTRAINED] * any(row.undertrained for row in rows)
+    if hollow:
+        entries += panel.plot([], [], "o", label=" or ".join(hollow), color=LIGHT.ink,
                               markerfacecolor=LIGHT.paper)  # fmt: skip
     entries += panel.plot([], [], color=LIGHT.ink, linewidth=1.2, label=f"{rows[0].baseline} = 0")
     legend(sheet.figure, entries, sheet.size)
 
 
 def trade_off(new: Winner, forgotten: Mapping[str, Forgotten], metric: str) -> Figure:
-    """Returns a point a run: what it keeps, and what that costs the new languages.
+    """Returns a point a run, with 95% intervals: what it keeps and what that costs new languages.
 
     Across is the mean change of the kept directions, up how far the run is below the best system
-    of all on the new languages (`new`, the winner on average), with 95% intervals.
+    of all on the new languages (`new`, the winner on average).
     """
     drawn = blank(7.0, 4.2, layout="constrained")
     panel = drawn.subplots()
@@ -216,4 +326,60 @@ def trade_off(new: Winner, forgotten: Mapping[str, Forgotten], metric: str) -> F
     panel.axvline(0.0, color=LIGHT.bar, linewidth=0.9, linestyle=(0, (2, 3)))
     panel.set_xlabel(f"change of kept directions, {metric}", fontsize=SIZE, color=LIGHT.ink)
     panel.set_ylabel(f"below the best on new languages, {metric}", fontsize=SIZE, color=LIGHT.ink)
+    return drawn
+
+
+def heat_map(
+    values: Mapping[str, float],
+    names: Mapping[str, str],
+    *,
+    signed: bool = False,
+    framed: Collection[str] = (),
+    percent: bool = False,
+) -> Figure:
+    """Returns a cell for each direction, sources as rows and targets as columns, English first.
+
+    Args:
+        names: Label of each language. Defaults to its code.
+        signed: Colours are of two hues, for values below and above 0.
+        framed: Directions whose cells have a frame.
+        percent: Numbers are whole, and the darkest colour is 100.
+    """
+    codes = sorted(languages_of(values), key=lambda code: (code != "en", code))
+    grid = np.full((len(codes), len(codes)), np.nan)
+    for direction, value in values.items():
+        row, column = map(codes.index, split_direction(direction))
+        grid[row, column] = value
+    numbered = len(codes) <= _NUMBERED
+    # Narrower than other figures: shrunk to a phone's width, numbers stay legible.
+    width, size = (6.0, SIZE) if numbered else page_size(many=True)
+    slot = 0.73 * 72 * width / len(codes)  # points of a cell
+    labels = [names.get(code, code) for code in codes]
+    letters = min(0.95 * size, 0.9 * slot)
+    drawn = blank(width, width, layout="constrained")
+    panel = drawn.subplots()
+    most = 100.0 if percent else float(np.nanmax(np.abs(grid))) or 1.0
+    low, colours = (-most, _DIVERGING) if signed else (min(0.0, float(np.nanmin(grid))), SEQUENTIAL)
+    image = panel.imshow(grid, cmap=colours, vmin=low, vmax=most, aspect="auto")
+    cells = np.argwhere(np.isfinite(grid)) if numbered else []
+    texts = [f"{grid[*at]:{'+' * signed}.{0 if percent else 1}f}".replace("-", "−") for at in cells]
+    for (row, column), text in zip(cells, texts, strict=True):
+        dark = abs(grid[row, column]) / most > 0.6
+        panel.text(column, row, text, ha="center", va="center",
+                   fontsize=min(0.9 * size, 0.95 * slot / (0.6 * max(map(len, texts)))),
+                   color=LIGHT.paper if dark else LIGHT.ink)  # fmt: skip
+    for row, column in (map(codes.index, split_direction(each)) for each in framed):
+        panel.add_patch(Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False,
+                                  edgecolor=LIGHT.series[1], linewidth=1.2))  # fmt: skip
+    if not numbered:
+        colorbar(drawn, image, size, ax=panel, fraction=0.03, pad=0.01)
+    panel.set_facecolor(LIGHT.paper)
+    panel.spines[:].set_visible(False)
+    panel.tick_params(length=0, colors=LIGHT.ink, top=True, bottom=False, labeltop=True,
+                      labelbottom=False)  # fmt: skip
+    panel.set_xticks(range(len(codes)), labels, fontsize=letters, rotation=90)
+    panel.set_yticks(range(len(codes)), labels, fontsize=letters)
+    panel.set_xlabel("into", fontsize=0.95 * size, color=LIGHT.ink)
+    panel.xaxis.set_label_position("top")
+    panel.set_ylabel("from", fontsize=0.95 * size, color=LIGHT.ink)
     return drawn

@@ -3,6 +3,7 @@
 GShard, section 4.4 and Table 1: ΔBLEU = BLEU - BLEU of the bilingual baseline.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -15,18 +16,14 @@ from m4.data.directions import key_of, label_of, pair_of, side_of
 from m4.data.languages import closely_related, title_of
 from m4.eval.metrics import bootstrap
 from m4.eval.scoring.levels import DEFAULT_LEVELS, LEVELS, SIDES, ResourceLevels
-from m4.eval.scoring.score import COPY, Measured, text_table
-from m4.settings import InputError
+from m4.eval.scoring.score import COPY, METRIC_NAMES, Measured, text_table
+from m4.settings import InputError, counted
 
 BILINGUAL = "bilingual"
 # In the place of a difference.
 UNDERTRAINED = "undertrained"
 MOST_LINES = 40  # of a table in a terminal
 UNDERTRAINED_MEANS = "below the score of the source itself as the translation"
-METRIC_NAMES = {
-    "bleu": "BLEU", "chrf": "chrF", "chrfpp": "chrF++", "spbleu": "spBLEU", "ter": "TER",
-    "exact_match": "exact match",
-}  # fmt: skip
 SIGNIFICANT = 0.05
 SIGNIFICANT_MEANS = "significant at 5% over all directions (Holm)"
 
@@ -106,62 +103,33 @@ def deltas(
         known = ", ".join(system.name for system in measured.systems)
         raise InputError(f"no hypotheses of the baseline {baseline!r} among: {known}")
     languages = {label_of(direction) for direction in ours}
-    rows = [
-        _delta(measured, direction, system.name, baseline, metric, train_pairs)
-        for system in measured.systems
-        for direction in measured.directions(system.name)
-        if system.name != baseline and direction in ours
-    ]
-    order = {system.name: rank for rank, system in enumerate(measured.systems)}
-    # Languages of equal size keep one order in both groups and in all systems.
-    rows.sort(key=lambda r: (order[r.system], -r.train_pairs, r.language, SIDES.index(r.side)))
-    p_values: list[float] = []  # of the rows, which are sorted by system
-    for system in order:
-        mine = [row for row in rows if row.system == system]
-        found = [bootstrap.normal_p_value(row.delta, row.replicates) for row in mine]
-        p_values += bootstrap.holm(found)
     related = {name: tuple(closely_related(name, sorted(languages))) for name in languages}
-    return [
-        replace(row, closely_related=related[row.language], p_holm=p_value)
-        for row, p_value in zip(rows, p_values, strict=True)
-    ]
 
+    def made(direction: str, system: str) -> Delta:
+        language, pair = label_of(direction), key_of(pair_of(direction))
+        if pair not in train_pairs:
+            raise InputError(f"no number of training pairs for {pair!r} ({direction})")
+        ours, theirs, copy = (
+            measured.statistics.get((name, direction, metric)) for name in (system, baseline, COPY)
+        )
+        assert ours is not None
+        assert theirs is not None
+        return Delta(
+            direction, language, title_of(language), side_of(direction), system, baseline, metric,
+            train_pairs[pair], ours.sentences, theirs.value(), ours.value(),
+            copy.value() if copy else None, **bootstrap.paired_difference(ours, theirs)._asdict(),
+            closely_related=related[language], lower_is_better=ours.lower_is_better,
+        )  # fmt: skip
 
-def _delta(
-    measured: Measured,
-    direction: str,
-    system: str,
-    baseline: str,
-    metric: str,
-    train_pairs: Mapping[str, int],
-) -> Delta:
-    language, pair = label_of(direction), key_of(pair_of(direction))
-    if pair not in train_pairs:
-        raise InputError(f"no number of training pairs for {pair!r} ({direction})")
-    ours = measured.statistics[system, direction, metric]
-    theirs = measured.statistics[baseline, direction, metric]
-    copy = measured.statistics.get((COPY, direction, metric))
-    difference = bootstrap.paired_difference(ours, theirs)
-    return Delta(
-        direction=direction,
-        language=language,
-        name=title_of(language),
-        side=side_of(direction),
-        system=system,
-        baseline=baseline,
-        metric=metric,
-        train_pairs=train_pairs[pair],
-        sentences=ours.sentences,
-        baseline_score=theirs.value(),
-        system_score=ours.value(),
-        copy_score=copy.value() if copy else None,
-        delta=difference.delta,
-        low=difference.low,
-        high=difference.high,
-        p_value=difference.p_value,
-        replicates=difference.replicates,
-        lower_is_better=ours.lower_is_better,
-    )
+    found: list[Delta] = []
+    for system in (one.name for one in measured.systems if one.name != baseline):
+        mine = [made(each, system) for each in measured.directions(system) if each in ours]
+        # Languages of equal size keep one order in both groups and in all systems.
+        mine.sort(key=lambda r: (-r.train_pairs, r.language, SIDES.index(r.side)))
+        p_values = [bootstrap.normal_p_value(row.delta, row.replicates) for row in mine]
+        corrected = zip(mine, bootstrap.holm(p_values), strict=True)
+        found += [replace(row, p_holm=p_value) for row, p_value in corrected]
+    return found
 
 
 def plain(rows: Iterable[Delta]) -> list[dict]:
@@ -183,20 +151,9 @@ def small_tests(rows: Iterable[Delta], levels: ResourceLevels) -> dict[str, str]
 def small_tests_line(small: Mapping[str, str], levels: ResourceLevels) -> str:
     """Returns a sentence on what is left out of the means, or ''."""
     languages = sorted(set(small.values()))
-    if not languages:
-        return ""
-    many = f"{len(languages)} language{'s' if len(languages) > 1 else ''}"
-    return (
-        f"{many} with fewer than {levels.min_test_sentences} test sentences in no mean: "
-        f"{', '.join(languages)}"
-    )
-
-
-def hollow_means(rows: Sequence[Delta], small: Mapping[str, str], levels: ResourceLevels) -> str:
-    """Returns what hollow points are, for a legend, or '' where there are none."""
-    why = [f"under {levels.min_test_sentences} test sentences"] * bool(small)
-    why += [UNDERTRAINED] * any(row.undertrained for row in rows)
-    return " or ".join(why)
+    said = f"with fewer than {levels.min_test_sentences} test sentences in no mean: "
+    many = counted(len(languages), "language")
+    return f"{many} {said}{', '.join(languages)}" if languages else ""
 
 
 def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> list[Average]:
@@ -207,39 +164,26 @@ def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> 
     same sentences of all test sets of one size, so what parallel test sets have in common is not
     taken for independent evidence.
     """
+    small, systems = small_tests(rows, levels), dict.fromkeys(row.system for row in rows)
     result = []
-    systems = list(dict.fromkeys(row.system for row in rows))
-    small = small_tests(rows, levels)
-    for side in SIDES:
-        for system in systems:
-            mine = [row for row in rows if row.side == side and row.system == system]
-            mine = [row for row in mine if row.direction not in small]
-            groups = {name: [r for r in mine if levels.of(r.train_pairs) == name]
-                      for name in LEVELS}  # fmt: skip
-            for name, group in {**groups, "all": mine}.items():
-                if group:
-                    result.append(_average(side, name, system, group))
+    for side, system, level in itertools.product(SIDES, systems, (*LEVELS, "all")):
+        group = [row for row in rows
+                 if (row.side, row.system) == (side, system) and row.direction not in small
+                 and level in ("all", levels.of(row.train_pairs))]  # fmt: skip
+        if not group:
+            continue
+        low, high = bootstrap.interval(np.mean([row.replicates for row in group], axis=0))
+        baseline, ours, delta = (
+            float(np.mean([getattr(row, name) for row in group]))
+            for name in ("baseline_score", "system_score", "delta")
+        )
+        copies = [row.copy_score for row in group if row.copy_score is not None]
+        sign = -1 if group[0].lower_is_better else 1
+        bad = len(copies) == len(group) and sign * (ours - float(np.mean(copies))) < 0
+        result.append(
+            Average(side, level, system, len(group), baseline, ours, delta, low, high, bad)
+        )
     return result
-
-
-def _average(side: str, name: str, system: str, group: Sequence[Delta]) -> Average:
-    bounds = bootstrap.interval(np.mean([row.replicates for row in group], axis=0))
-    system_score = float(np.mean([row.system_score for row in group]))
-    copies = [row.copy_score for row in group if row.copy_score is not None]
-    sign = -1 if group[0].lower_is_better else 1
-    return Average(
-        side=side,
-        level=name,
-        system=system,
-        languages=len(group),
-        baseline_score=float(np.mean([row.baseline_score for row in group])),
-        system_score=system_score,
-        delta=float(np.mean([row.delta for row in group])),
-        low=bounds[0],
-        high=bounds[1],
-        undertrained=len(copies) == len(group)
-        and sign * (system_score - float(np.mean(copies))) < 0,
-    )
 
 
 def tables(
@@ -263,14 +207,11 @@ def tables(
 
 
 def _table(
-    rows: Sequence[Delta],
-    means: Sequence[Average],
-    system: str,
-    sides: list[str],
+    all_rows: Sequence[Delta], all_means: Sequence[Average], system: str, sides: Sequence[str],
     levels: ResourceLevels,
-) -> Table:
-    rows = [row for row in rows if row.system == system and row.side in sides]
-    means = [mean for mean in means if mean.system == system and mean.side in sides]
+) -> Table:  # fmt: skip
+    rows = [row for row in all_rows if row.system == system and row.side in sides]
+    means = [mean for mean in all_means if mean.system == system and mean.side in sides]
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
     small, related = small_tests(rows, levels), any(row.closely_related for row in rows)
     table = text_table(
@@ -284,11 +225,10 @@ def _table(
     )
     table.add_column("\n\nlanguage", no_wrap=True)
     table.add_column("\ntraining\npairs", justify="right", no_wrap=True)
+    two = ("\nbilin-\ngual", "\nmulti-\nlingual")
+    two = two if rows[0].baseline == BILINGUAL else ("\nbase-\nline", f"\n\n{system}")
     for side in sides:
-        two = ("\nbilin-\ngual", "\nmulti-\nlingual")
-        two = two if rows[0].baseline == BILINGUAL else ("\nbase-\nline", f"\n\n{system}")
-        headings = (f"{side}\n\ncopy", *two, f"\n\nΔ{metric}")
-        for heading in headings:
+        for heading in (f"{side}\n\ncopy", *two, f"\n\nΔ{metric}"):
             table.add_column(heading, justify="right", no_wrap=True)
     at = {(row.language, row.side): row for row in rows}
     many = len({row.language for row in rows}) > MOST_LINES
@@ -316,9 +256,6 @@ def _cells(row: Delta | Average | None) -> list[str]:
     if row is None:
         return ["", "", ""]
     mark = "*" * (isinstance(row, Delta) and row.significant)
-    interval = f"[{row.low:+.1f}, {row.high:+.1f}]"
-    return [
-        f"{row.baseline_score:.1f}",
-        f"{row.system_score:.1f}",
-        UNDERTRAINED if row.undertrained else f"{row.delta:+.1f}{mark} {interval}",
-    ]
+    said = f"{row.delta:+.1f}{mark} [{row.low:+.1f}, {row.high:+.1f}]"
+    scores = f"{row.baseline_score:.1f}", f"{row.system_score:.1f}"
+    return [*scores, UNDERTRAINED if row.undertrained else said]

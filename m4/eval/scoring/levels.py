@@ -24,11 +24,8 @@ class ResourceLevels:
 
     def __post_init__(self) -> None:
         if self.low_resource_below > self.high_resource_from:
-            raise SettingError(
-                "ResourceLevels.low_resource_below",
-                self.low_resource_below,
-                f"at most high_resource_from = {self.high_resource_from}",
-            )
+            most = f"at most high_resource_from = {self.high_resource_from}"
+            raise SettingError("ResourceLevels.low_resource_below", self.low_resource_below, most)
 
     def of(self, train_pairs: int) -> str:
         """Returns the resource level of a language with so many training pairs."""

@@ -40,8 +40,8 @@ RATES = {
 FORMAT = 1
 # Identifiers guess at shorter texts. In Latin letters, or what letters of other scripts stand for.
 _LEAST_LETTERS = 20
-# A loop: a text of at most so many characters, so often in a row (the last one without what
-# divides them), of so many characters in all.
+# A loop: at most so many characters, so often in a row (the last one without what divides them), of
+# so many characters in all.
 _LONGEST_UNIT, _TIMES, _DIVIDES, _LEAST_LOOP = 40, 4, 2, 16
 # Languages are confused where so many references of one are taken for the other.
 _CONFUSED = 0.1
@@ -84,11 +84,11 @@ def rates(
         scripts = _scripts(direction, references)
         for name, decodes in {REFERENCE: references, **systems}.items():
             made_of = _digest(decodes, known)
-            row = kept.get((name, direction, made_of))
-            if row is None:
-                head = {"system": name, "direction": direction, "split": measured.split}
-                row = {**head, **_row(decodes, direction, scripts, known), "of": made_of}
-            rows.append(row)
+            head = {"system": name, "direction": direction, "split": measured.split}
+            rows.append(
+                kept.get((name, direction, made_of))
+                or {**head, **_row(decodes, direction, scripts, known), "of": made_of}
+            )
     return rows
 
 
@@ -121,29 +121,19 @@ def _chunk(decodes: Sequence[Decode], direction: str) -> Chunk:
 
 
 def _scripts(direction: str, references: Sequence[Decode]) -> frozenset[str] | None:
-    """Returns the scripts of the target language, or None where they are not known.
-
-    Scripts that are only likely do not count where most references are in others.
-    """
+    """Returns the scripts of the target language, or None where they are not known."""
     target = split_direction(direction)[1]
-    if (scripts := scripts_of(target)) is not None:
+    if (scripts := scripts_of(target)) is not None or (likely := likely_scripts_of(target)) is None:
         return scripts
-    likely = likely_scripts_of(target)
-    if (
-        likely is None
-        or Script().wrong(_chunk(references, direction), "second", likely).mean() > 0.5
-    ):
-        return None
-    return likely
+    # Scripts that are only likely do not count where most references are in others.
+    wrong = Script().wrong(_chunk(references, direction), "second", likely).mean()
+    return None if wrong > 0.5 else likely
 
 
 def _row(
     decodes: Sequence[Decode], direction: str, scripts: frozenset[str] | None, known: _Known | None
 ) -> dict[str, Any]:
-    """Returns the rates of one direction: shares of its sentences, 0 to 1.
-
-    `length_ratio` is characters of the translations by those of the references.
-    """
+    """Returns the rates of one direction: shares of its sentences, and characters by characters."""
     chunk = _chunk(decodes, direction)
     texts = chunk.second
     empty = np.array([is_empty(text) for text in texts])
@@ -199,18 +189,16 @@ def loops(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
 def confused(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Returns the languages that the identifier cannot tell apart, the worst first.
 
-    First come those of one code ('zh = zh_Hant'), then 'gl as pt 12%' where a tenth or more of the
-    references of one are taken for the other.
+    First come those of one code ('zh = zh_Hant'), then 'gl as pt 12%'.
     """
     pairs: dict[tuple[str, str], float] = {}
     by_code: dict[str, set[str]] = {}
-    for row in rows:
-        if row["system"] == REFERENCE and row["code"]:
-            target = split_direction(row["direction"])[1]
-            by_code.setdefault(row["code"], set()).add(target)
-            for code, share in row["taken_for"].items():
-                if share >= _CONFUSED:
-                    pairs[target, code] = max(share, pairs.get((target, code), 0.0))
+    for row in (row for row in rows if row["system"] == REFERENCE and row["code"]):
+        target = split_direction(row["direction"])[1]
+        by_code.setdefault(row["code"], set()).add(target)
+        for code, share in row["taken_for"].items():
+            if share >= _CONFUSED:
+                pairs[target, code] = max(share, pairs.get((target, code), 0.0))
     order = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
     same = [" = ".join(sorted(languages)) for languages in by_code.values() if len(languages) > 1]
     return [*same, *(f"{language} as {code} {share:.0%}" for (language, code), share in order)]
@@ -219,30 +207,24 @@ def confused(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def summary(
     rows: Sequence[Mapping[str, Any]], levels: ResourceLevels
 ) -> list[dict[str, str | float | int | None]]:
-    """Returns means over the directions of a side, a row a side and system, references first.
-
-    Small test sets do not count (`ResourceLevels.min_test_sentences`).
-    """
+    """Returns means over the large enough directions of a side, a row a side and system."""
     found = []
     large = [row for row in rows if row["sentences"] >= levels.min_test_sentences]
     for side in SIDES:
         mine = [row for row in large if side_of(row["direction"]) == side]
         for system in dict.fromkeys(row["system"] for row in mine):
             group = [row for row in mine if row["system"] == system]
-            means: dict[str, str | float | int | None] = {}
+            found.append({"system": system, "side": side, "directions": len(group)})
             for name in RATES:
                 values = [row[name] for row in group if row[name] is not None]
-                means[name] = float(np.mean(values)) if values else None
-            found.append({"system": system, "side": side, "directions": len(group), **means})
+                found[-1][name] = float(np.mean(values)) if values else None
     return found
 
 
 def table(rows: Sequence[Mapping[str, Any]], levels: ResourceLevels) -> Table:
     """Returns `summary` for a terminal, with the languages that are confused."""
     caption = Text("\n".join(notes(rows)))  # brackets of theirs are no markup
-    made = text_table("Means of how translations fail, in %", caption)
-    made.add_column("system")
-    made.add_column("")
+    made = text_table("Means of how translations fail, in %", caption, "system", "")
     for name in RATES.values():
         made.add_column(name, justify="right")
     for row in summary(rows, levels):

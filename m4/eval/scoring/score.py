@@ -1,12 +1,15 @@
 """From hypotheses to rows of scores.jsonl: every system, direction, metric and subset.
 
 decodes/<split>.<direction>.jsonl[.gz]  ->  Measured  ->  rows of scores.jsonl
+
+And from the scores of a run's checkpoints to rows of scores_by_step.jsonl.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -16,14 +19,22 @@ from rich.text import Text
 from m4.data.directions import key_of, pair_of, split_direction
 from m4.data.preprocess import tag_symbol
 from m4.eval.metrics import Metric, Statistics, bootstrap, counted
+from m4.eval.scoring.levels import LEVELS
 from m4.settings import InputError
-from m4.storage.files import read_jsonl
-from m4.storage.records import count, listed, number, record, text
+from m4.storage.files import read_jsonl, write_jsonl
+from m4.storage.records import count, flag, listed, number, record, text
 
 COPY = "copy"
+ALL = "all"
+METRIC_NAMES = {
+    "bleu": "BLEU", "chrf": "chrF", "chrfpp": "chrF++", "spbleu": "spBLEU", "ter": "TER",
+    "exact_match": "exact match",
+}  # fmt: skip
 
 # Pair of languages, or direction -> subset ('seen') -> a mark for every sentence, in order.
 Subsets = Mapping[str, Mapping[str, Sequence[bool]]]
+# Metric -> direction -> score.
+Scores = Mapping[str, Mapping[str, float]]
 
 
 class Decode(NamedTuple):
@@ -45,23 +56,17 @@ _DECODE = record(
 )
 
 
-def _direction(value: Any, where: str) -> None:
-    """Kind of a direction's name, as "en-gl"."""
-    text(value, where)
-    try:
-        split_direction(value)
-    except InputError as error:
-        raise ValueError(f"{where} is {value[:20]!r}: must be a direction as 'en-xx'") from error
-
-
 _SCORE = record(
     {
-        **dict.fromkeys(("system", "metric", "subset", "signature"), text),
+        **dict.fromkeys(("system", "direction", "metric", "subset", "signature"), text),
         **dict.fromkeys(("score", "low", "high"), number),
-        "direction": _direction,
         "sentences": count,
         "train_pairs?": count,
     }
+)
+_BY_STEP = record(
+    dict.fromkeys(("split", "metric", "level"), text)
+    | {"step": count, "score": number, "best": flag}
 )
 
 
@@ -120,14 +125,13 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
 
 def find_decodes(folder: Path, split: str) -> dict[str, Path]:
     """Returns direction -> its file of hypotheses, sorted by direction."""
-    found = [*folder.glob(f"{split}.*.jsonl"), *folder.glob(f"{split}.*.jsonl.gz")]
+    # Of a direction that is there twice, the plain file.
+    found = [*folder.glob(f"{split}.*.jsonl.gz"), *folder.glob(f"{split}.*.jsonl")]
     if not found:
         raise InputError(
             f"no hypotheses in {folder}: they are {split}.<direction>.jsonl or .jsonl.gz"
         )
-    # Of a direction that is there twice, the plain file.
-    found.sort(key=lambda path: (path.name.split(".")[1], path.suffix != ".gz"))
-    return {path.name.split(".")[1]: path for path in found}
+    return dict(sorted({path.name.split(".")[1]: path for path in found}.items()))
 
 
 def train_pairs_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -149,9 +153,6 @@ def measure(
 ) -> Measured:
     """Reads every system's hypotheses, adds the copy baseline, and counts what scores need.
 
-    Args:
-        directions: Defaults to all that there are.
-
     Raises:
         InputError: Systems disagree on the test set (a difference of scores on different sentences
             would mean nothing), files of hypotheses are missing or damaged, two metrics have one
@@ -161,7 +162,7 @@ def measure(
     decodes: dict[tuple[str, str], list[Decode]] = {}
     first: dict[str, tuple[System, list[Decode]]] = {}
     for system in systems:
-        if system.name == COPY or sum(other.name == system.name for other in systems) > 1:
+        if [COPY, *(other.name for other in systems)].count(system.name) > 1:
             raise InputError(f"system {system.name!r}: names are unique and not {COPY!r}")
         for direction, path in find_decodes(system.decodes, split).items():
             if directions is not None and direction not in directions:
@@ -193,10 +194,10 @@ def measured_of(
         copied = [row._replace(hypothesis=untagged(row.source, direction)) for row in rows]
         copies.setdefault((COPY, direction), copied)
     decodes = {**decodes, **copies}
-    found: dict[tuple[str, str], dict[str, Statistics]] = {}
     # All systems of a direction together: metrics keep what they have counted of its references.
-    for name, direction in sorted(decodes, key=lambda key: key[1]):
-        found[name, direction] = _counted(decodes[name, direction], direction, metrics)
+    found = {
+        at: _counted(decodes[at], at[1], metrics) for at in sorted(decodes, key=lambda x: x[1])
+    }
     statistics = {(*at, metric): one for at in decodes for metric, one in found[at].items()}
     return Measured(split, tuple(systems), decodes, statistics)
 
@@ -219,11 +220,7 @@ def _counted(
 
 
 def tried(metrics: Sequence[Metric]) -> dict[str, Statistics]:
-    """Tries each metric on one sentence; returns what it found by its name in rows of scores.
-
-    Raises:
-        InputError: A file or a scorer of a metric is not there.
-    """
+    """Tries each metric on one sentence; returns what it found by its name in rows of scores."""
     found = [counted(metric, ["a"], ["a"], "en", ["a"]) for metric in metrics]
     return {one.metric: one for one in found}
 
@@ -261,23 +258,18 @@ def score_rows(
             score = bootstrap.score(part)
             if not all(map(math.isfinite, (score.value, score.low, score.high))):
                 raise InputError(f"{metric} of {name}, {direction}, {subset} is {score.value}")
-            system = about.get(name)
+            system = about.get(name, System(name, Path()))
+            head = {"system": name, "direction": direction, "split": measured.split}
+            head |= {"subset": subset, "metric": metric}
+            values = {"score": score.value, "low": score.low, "high": score.high}
             rows.append(
-                {
-                    "system": name,
-                    "direction": direction,
-                    "split": measured.split,
-                    "subset": subset,
-                    "metric": metric,
-                    "score": _rounded(score.value),
-                    "low": _rounded(score.low),
-                    "high": _rounded(score.high),
-                    "signature": score.signature,
-                    "sentences": score.sentences,
-                    "config": _of(system.config if system else None, direction),
-                    "checkpoint_step": _of(system.checkpoint_step if system else None, direction),
-                    "train_pairs": train_pairs.get(key_of(pair)),
-                }
+                head
+                # To 1e-6, where the platform's summation order begins to show.
+                | {key: round(value, 6) for key, value in values.items()}
+                | {"signature": score.signature, "sentences": score.sentences}
+                | {"config": _of(system.config, direction)}
+                | {"checkpoint_step": _of(system.checkpoint_step, direction)}
+                | {"train_pairs": train_pairs.get(key_of(pair))}
             )
     return rows
 
@@ -287,54 +279,93 @@ def document_rows(measured: Measured) -> list[dict]:
     rows = []
     for (name, direction, metric), statistics in measured.statistics.items():
         names = [row.document for row in measured.decodes[name, direction]]
-        for document in dict.fromkeys(names):
-            if document is None:
-                continue
+        for document in filter(None, dict.fromkeys(names)):
             part = statistics.select([one == document for one in names])
-            rows.append(
-                {
-                    "system": name,
-                    "direction": direction,
-                    "split": measured.split,
-                    "document": document,
-                    "metric": metric,
-                    "score": _rounded(part.value()),
-                    "sentences": part.sentences,
-                }
-            )
+            head = {"system": name, "direction": direction, "split": measured.split}
+            score = {"metric": metric, "score": round(part.value(), 6)}
+            rows.append({**head, "document": document, **score, "sentences": part.sentences})
     return rows
 
 
-def text_table(title: str, caption: str | Text) -> Table:
+def rows_by_step(
+    scores: Mapping[int, Scores],
+    portion: str,
+    metric: str,
+    levels: Mapping[str, Sequence[str]],
+    kept: Collection[int],
+    *,
+    lower_is_better: bool = False,
+) -> list[dict[str, Any]]:
+    """Returns the rows of scores_by_step.jsonl: a step, metric and level each, and `ALL` levels.
+
+    `best` is true for one row: that of the step whose mean over all directions is highest in
+    `metric`, or lowest; of equal ones the first. Steps that are not `kept` are not compared.
+    """
+    rows = []
+    compared = [step for step in sorted(scores) if step in kept]
+    choose = min if lower_is_better else max
+    best = choose(compared, key=lambda step: fmean(scores[step][metric].values()), default=None)
+    for step in sorted(scores):
+        for name, by_direction in scores[step].items():
+            for level in (*LEVELS, ALL):
+                chosen = [score for direction, score in by_direction.items()
+                          if level == ALL or direction in levels[level]]  # fmt: skip
+                head = {"split": portion, "step": step, "metric": name, "level": level}
+                is_best = (step, name, level) == (best, metric, ALL)
+                if chosen:
+                    means = {"score": round(fmean(chosen), 6), "directions": len(chosen)}
+                    rows.append({**head, **means, "best": is_best})
+    return rows
+
+
+def said_by_step(rows: Sequence[Mapping[str, Any]], step: int) -> str:
+    """Returns a line on a step: its scores over all directions and by resource level."""
+    # All first; the order of the levels stays.
+    here = sorted((row for row in rows if row["step"] == step), key=lambda row: row["level"] != ALL)
+    parts: dict[str, str] = {}
+    for row in here:
+        name = METRIC_NAMES.get(row["metric"]) or str(row["metric"])
+        level = "" if row["level"] == ALL else f"{row['level']} "
+        parts[name] = f"{parts.get(name, name)} {level}{row['score']:.1f}"
+    best = next((row["step"] for row in rows if row["best"]), None)
+    mark = f"best: step {best}" if best else "its checkpoint is gone"
+    mark = "the best" if best == step else mark
+    return f"step {step} {here[0]['split']}: {' · '.join(parts.values())} ({mark})"
+
+
+def read_by_step(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a scores_by_step.jsonl, none where there is no file."""
+    return read_jsonl(path, _BY_STEP) if path.is_file() else []
+
+
+def replace_by_step(path: Path, portion: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes a portion's rows; those of other portions stay."""
+    write_jsonl(path, [*(row for row in read_by_step(path) if row["split"] != portion), *rows])
+
+
+def text_table(title: str, caption: str | Text, *columns: str) -> Table:
     """Returns an empty table of a report, for a terminal."""
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
     space: dict[str, Any] = {"padding": (0, 1, 0, 0), "pad_edge": False}
-    return Table(title=title, caption=caption, box=SIMPLE_HEAD, **left, **space)
+    return Table(*columns, title=title, caption=caption, box=SIMPLE_HEAD, **left, **space)
 
 
 def score_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """Returns the scores of whole test sets with their intervals, for a terminal."""
     rows = [row for row in rows if row["subset"] == "all"]
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("system")
-    table.add_column("direction")
+    table = Table("system", "direction", box=SIMPLE_HEAD)
     for metric in metrics:
         table.add_column(metric, justify="right")
     cells: dict[tuple[str, str], dict[str, Text]] = {}
     for row in rows:
         text = Text(f"{row['score']:.1f}").append(f" {row['low']:.1f}..{row['high']:.1f}", "dim")
         cells.setdefault((row["system"], row["direction"]), {})[row["metric"]] = text
-    for (system, direction), by_metric in cells.items():
-        table.add_row(system, direction, *(by_metric.get(metric, "") for metric in metrics))
+    for names, by_metric in cells.items():
+        table.add_row(*names, *(by_metric.get(metric, "") for metric in metrics))
     return table
 
 
 def _of(value: object, direction: str) -> object:
     """Returns the value itself, or the direction's where there is one a direction."""
     return value.get(direction) if isinstance(value, Mapping) else value
-
-
-def _rounded(value: float) -> float:
-    """Rounds to 1e-6, where the platform's summation order begins to show."""
-    return round(value, 6)

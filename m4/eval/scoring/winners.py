@@ -1,4 +1,4 @@
-"""The best of several systems for each language, what each cost, and what follows.
+"""The best of several systems for each language, what each cost, and what each has forgotten.
 
 A system is level with the best one where the interval of the best one's lead, by paired bootstrap,
 reaches 0. Of level systems the cheapest is taken.
@@ -13,12 +13,18 @@ from rich.table import Table
 
 from m4.data.directions import key_of, pair_of
 from m4.data.languages import title_of
-from m4.eval.metrics import bootstrap
-from m4.eval.scoring.delta import METRIC_NAMES, MOST_LINES, UNDERTRAINED
+from m4.eval.metrics import Metric, bootstrap
+from m4.eval.scoring.delta import MOST_LINES, UNDERTRAINED, Delta, deltas, small_tests
 from m4.eval.scoring.levels import ResourceLevels
-from m4.eval.scoring.score import COPY, Measured, text_table
-
-ALL = "all"
+from m4.eval.scoring.score import (
+    ALL,
+    COPY,
+    METRIC_NAMES,
+    Measured,
+    System,
+    measure,
+    text_table,
+)
 
 
 class Cost(NamedTuple):
@@ -82,63 +88,49 @@ def winners(
     systems = [system.name for system in measured.systems]
     by_language: dict[str, list[str]] = {}
     for direction in measured.directions(systems[0]):
-        if direction in aside:
-            continue
-        by_language.setdefault(key_of(pair_of(direction)), []).append(direction)
+        if direction not in aside:
+            by_language.setdefault(key_of(pair_of(direction)), []).append(direction)
+    first = {d: measured.statistics[systems[0], d, metric] for d in measured.directions(systems[0])}
+    sign = -1 if next(iter(first.values())).lower_is_better else 1
 
     def mean(system: str, directions: Sequence[str]) -> tuple[float, np.ndarray]:
         found = [measured.statistics[system, name, metric] for name in directions]
         scores = [one.value() for one in found]
         return float(np.mean(scores)), np.mean([bootstrap.resample(one) for one in found], axis=0)
 
-    first = measured.statistics[systems[0], measured.directions(systems[0])[0], metric]
-    sign = -1 if first.lower_is_better else 1
+    def winner(
+        about: tuple[str, int, int, bool, int], scores: Mapping[str, tuple[float, np.ndarray]]
+    ) -> Winner:
+        values = {name: scores[name][0] for name in systems}
+        best = max(systems, key=lambda name: sign * values[name])
+        leads = {}
+        for name in (name for name in systems if name != best):
+            low, high = bootstrap.interval(sign * (scores[best][1] - scores[name][1]))
+            leads[name] = sign * (values[best] - values[name]), low, high
+        level = [best, *(name for name, (_, low, _) in leads.items() if low <= 0)]
+        hours = [costs[name].hours for name in level]
+        take = best if None in hours else min(level, key=lambda name: costs[name].hours or 0.0)
+        undertrained = sign * (values[best] - scores[COPY][0]) < 0
+        return Winner(*about, values, best, leads, tuple(level), take, undertrained)
+
     rows, kept = [], []
     for language, directions in by_language.items():
-        scores = {name: mean(name, directions) for name in systems}
-        sentences = min(
-            measured.statistics[systems[0], name, metric].sentences for name in directions
-        )
-        copy = mean(COPY, directions)[0]
+        scores = {name: mean(name, directions) for name in (*systems, COPY)}
+        sentences = min(first[name].sentences for name in directions)
         counts = sentences >= levels.min_test_sentences
         about = (language, train_pairs.get(language, 0), sentences, counts, 1)
-        rows.append(_winner(about, scores, costs, copy, sign))
-        kept += [(scores, copy, rows[-1])] if counts else []
+        rows.append(winner(about, scores))
+        kept += [(scores, rows[-1])] if counts else []
     rows.sort(key=lambda row: (-row.train_pairs, row.language))
     if not kept:
         return rows
     everywhere = {}
-    for name in systems:
-        values, replicates = zip(*(scores[name] for scores, *_ in kept), strict=True)
+    for name in (*systems, COPY):
+        values, replicates = zip(*(scores[name] for scores, _ in kept), strict=True)
         everywhere[name] = float(np.mean(values)), np.mean(replicates, axis=0)
-    pairs, sentences = (sum(getattr(row, name) for *_, row in kept)
-                        for name in ("train_pairs", "sentences"))  # fmt: skip
-    copy = float(np.mean([copy for _, copy, _ in kept]))
-    about = (ALL, pairs, sentences, True, len(kept))
-    return [*rows, _winner(about, everywhere, costs, copy, sign)]
-
-
-def _winner(
-    about: tuple[str, int, int, bool, int],
-    scores: Mapping[str, tuple[float, np.ndarray]],
-    costs: Mapping[str, Cost],
-    copy: float,
-    sign: int,
-) -> Winner:
-    best = max(scores, key=lambda name: sign * scores[name][0])
-    ahead, resampled = scores[best]
-    leads = {
-        name: (sign * (ahead - value), *bootstrap.interval(sign * (resampled - replicates)))
-        for name, (value, replicates) in scores.items()
-        if name != best
-    }
-    level = [best, *(name for name, (_, low, _) in leads.items() if low <= 0)]
-    hours = {name: costs[name].hours for name in level}
-    known = [name for name in level if hours[name] is not None]
-    take = min(known, key=lambda name: hours[name] or 0.0) if len(known) == len(level) else best
-    values = {name: value for name, (value, _) in scores.items()}
-    undertrained = sign * (values[best] - copy) < 0
-    return Winner(*about, values, best, leads, tuple(level), take, undertrained)
+    pairs = sum(row.train_pairs for _, row in kept)
+    sentences = sum(row.sentences for _, row in kept)
+    return [*rows, winner((ALL, pairs, sentences, True, len(kept)), everywhere)]
 
 
 def advice(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> str:
@@ -165,12 +157,10 @@ def advice(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> st
     if len(counted) > 1:
         good = sum(whole.take in row.level for row in counted)
         parts.append(f"best or level in {good} of {len(counted)} languages")
-    better: dict[str, list[str]] = {}
-    for row in counted:
-        if whole.take not in row.level:
+        better: dict[str, list[str]] = {}
+        for row in (row for row in counted if whole.take not in row.level):
             better.setdefault(row.take, []).append(row.language)
-    parts += [f"{name} for {', '.join(codes)}" for name, codes in better.items()] if (
-        len(counted) > 1) else []  # fmt: skip
+        parts += [f"{name} for {', '.join(codes)}" for name, codes in better.items()]
     if bad := [row.language for row in counted if row.undertrained]:
         parts.append(f"{UNDERTRAINED}: {', '.join(bad)}")
     return "; ".join(parts) + "."
@@ -193,21 +183,17 @@ def table(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> Tab
         "bootstrap]; ○ too few test sentences to count; hours of a device, on CPUs of a core",
     )
     for title in ("language", "pairs", *costs, "best", "lead", "take"):
-        right = title in ("pairs", "lead") or title in costs
+        right = title in ("pairs", "lead", *costs)
         made.add_column(title, justify="right" if right else "left", no_wrap=True)
     shown = rows if len(rows) <= MOST_LINES else [row for row in rows if row.language == ALL]
     for row in shown:
         name = title_of(row.language) if row.language != ALL else f"all ({row.languages})"
         if row.language == ALL:
             made.add_section()
-        made.add_row(
-            name if row.counts else f"{name} ○",
-            f"{row.train_pairs:,}",
-            *(f"{row.scores[system]:.1f}" for system in costs),
-            UNDERTRAINED if row.undertrained else row.best,
-            lead_of(row),
-            row.take,
-        )
+        scores = [f"{row.scores[system]:.1f}" for system in costs]
+        best = UNDERTRAINED if row.undertrained else row.best
+        name += " ○" * (not row.counts)
+        made.add_row(name, f"{row.train_pairs:,}", *scores, best, lead_of(row), row.take)
     made.add_section()
     for title, cells in cost_rows(costs).items():
         made.add_row(title, "", *cells)
@@ -217,9 +203,65 @@ def table(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> Tab
 def cost_rows(costs: Mapping[str, Cost]) -> dict[str, list[str]]:
     """Returns title -> a cell for each system; of what no system's files say there is no row."""
     made = {
-        "hours": ["" if one.hours is None else f"{one.hours:.2f}" for one in costs.values()],
-        "tokens": ["" if one.tokens is None else f"{one.tokens:,}" for one in costs.values()],
-        "PFLOPs": ["" if one.flops is None else f"{one.flops / 1e15:.3g}"
-                   for one in costs.values()],
-    }  # fmt: skip
+        "hours": [f"{one.hours:.2f}" if one.hours is not None else "" for one in costs.values()],
+        "tokens": [f"{one.tokens:,}" if one.tokens is not None else "" for one in costs.values()],
+        "PFLOPs": [f"{one.flops / 1e15:.3g}" if one.flops else "" for one in costs.values()],
+    }
     return {title: cells for title, cells in made.items() if any(cells)}
+
+
+class Forgotten(NamedTuple):
+    """Mean change of the directions that a run keeps with its 95% interval, and the worst one."""
+
+    directions: int
+    mean: float
+    low: float
+    high: float
+    worst: Delta
+
+
+def changes(
+    old: System,
+    new: System,
+    directions: Collection[str],
+    metric: Metric,
+    train_pairs: Mapping[str, int],
+) -> list[Delta]:
+    """Returns the differences of a model from the one that it began from, on the same sentences."""
+    measured = measure([new, old], [metric], directions=directions)
+    name = next(iter(measured.statistics))[2]
+    return deltas(measured, train_pairs, name, old.name)
+
+
+def forgotten(rows: Sequence[Delta], levels: ResourceLevels) -> Forgotten | None:
+    """Returns mean and worst; test sets that are too small do not count. None: all are."""
+    small = small_tests(rows, levels)
+    rows = [row for row in rows if row.direction not in small]
+    if not rows:
+        return None
+    low, high = bootstrap.interval(np.mean([row.replicates for row in rows], axis=0))
+    mean, sign = float(np.mean([row.delta for row in rows])), -1 if rows[0].lower_is_better else 1
+    worst = min(rows, key=lambda row: sign * row.delta)
+    return Forgotten(len(rows), mean, low, high, worst)
+
+
+def forgotten_table(changed: Mapping[str, Sequence[Delta]], levels: ResourceLevels) -> Table:
+    """Returns a line for each run, for a terminal."""
+    named = {METRIC_NAMES.get(row.metric, row.metric) for rows in changed.values() for row in rows}
+    made = text_table(
+        "What is forgotten",
+        f"change of {'/'.join(named)} of kept directions from the model that the run begins from; "
+        "[95% interval, paired bootstrap]",
+        *("run", "from", "directions", "mean", "worst"),
+    )
+    for run, rows in changed.items():
+        cells = ["0"]
+        if found := forgotten(rows, levels):
+            worst = found.worst
+            cells = [
+                str(found.directions),
+                f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]",
+                f"{worst.direction} {worst.delta:+.1f} [{worst.low:+.1f}, {worst.high:+.1f}]",
+            ]
+        made.add_row(run, rows[0].baseline, *cells)
+    return made

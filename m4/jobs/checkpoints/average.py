@@ -4,7 +4,6 @@ The mean of the last checkpoints often translates better than the last one (Vasw
 section 6.1: the last 5). `m4.train.average` is another mean: over all steps, while training.
 """
 
-import contextlib
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,19 +34,11 @@ def chosen_steps(folder: Path, last: int | None, steps: Sequence[int] | None) ->
         there = complete_steps(folder / "checkpoints")
         steps = there[-last:] if last is not None else there
         if last is not None and len(there) < last:
-            print(
-                f"--last={last} of {counted(len(there), 'checkpoint')} that stayed "
-                "(Training.keep_checkpoints sets how many stay)",
-                file=sys.stderr,
-            )
+            said = f"--last={last} of {counted(len(there), 'checkpoint')} that stayed"
+            print(f"{said} (Training.keep_checkpoints sets how many stay)", file=sys.stderr)
     if len(steps) < 2:
         raise InputError(f"{folder}: {len(steps)} checkpoint; a mean is of two or more")
     return [trained_step(folder, step) for step in steps]
-
-
-def output_of(experiment: Experiment, steps: Sequence[int]) -> str:
-    """The default folder or address of the mean: next to the run."""
-    return f"{experiment.model_dir.rstrip('/')}-average{len(steps)}-{steps[-1]}"
 
 
 def bindings(experiment: Experiment, folder: Path) -> list[str]:
@@ -58,11 +49,8 @@ def bindings(experiment: Experiment, folder: Path) -> list[str]:
     return said
 
 
-def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) -> Path:
-    """Saves the mean of the parameters of steps as the last of them in the folder of `output`.
-
-    A mean of the same checkpoints that is there stays.
-    """
+def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) -> None:
+    """Saves the mean of the parameters of steps in the folder of `output`, if it is not there."""
     run, folder = experiment.folder, output.folder
     of = {str(step): digest(run / "checkpoints", step) for step in steps}
     if (latest := latest_step(folder / "checkpoints")) is not None:
@@ -72,7 +60,7 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
             raise InputError(f"{error}; remove it, and the mean is made again") from error
         if read_note(folder, latest).get(AVERAGED) != of:
             raise InputError(f"{folder}: has the mean of other checkpoints; give another --output")
-        return folder
+        return
     cache = open_vocabulary(experiment)
     parts = build(experiment, cache)
     model, layout = parts.model, parts.layout_or_first_device("m4 average")
@@ -86,11 +74,10 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
             yield tree
 
     keep_vocabulary(output, cache)
-    with contextlib.closing(Checkpoints(folder / "checkpoints")) as store:
+    with Checkpoints(folder / "checkpoints") as store:
         made = mean(params())
         note = {name: value for name, value in notes[-1].items() if name not in _NOT_KEPT}
         store.save(steps[-1], {"params": made}, {**note, AVERAGED: of, "finished": True})
-    return folder
 
 
 def mean(trees: Iterable[Any]) -> Any:

@@ -5,13 +5,11 @@ Inference" (arXiv 2110.03742), section 3.2. For gates by token: Koishekenov et a
 "Memory-efficient NLLB-200: Language-specific Expert Pruning" (arXiv 2212.09811).
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from m4.build import build
 from m4.config import Config
@@ -32,7 +30,7 @@ from m4.eval.decoding.testsets import Portion, split_pairs
 from m4.eval.decoding.translate import Translator
 from m4.eval.metrics import bleu as bleus
 from m4.experiment import Experiment, identity
-from m4.jobs.checkpoints.source_run import tasks_of
+from m4.jobs.checkpoints.initial import tasks_of
 from m4.jobs.corpus import keep_vocabulary, open_corpus
 from m4.model.transformer import Transformer, abstract_variables
 from m4.settings import InputError
@@ -79,18 +77,13 @@ def check(experiment: Experiment, keep: int | None, share: float | None) -> None
 
 
 def chosen(
-    experiment: Experiment,
-    directions: Sequence[str],
-    keep: int | None,
-    share: float | None,
+    experiment: Experiment, directions: Sequence[str], keep: int | None, share: float | None,
     step: int | None,
-) -> Part:
+) -> Part:  # fmt: skip
     """Chooses the experts and pieces that directions need.
 
-    Args:
-        keep: Experts of each layer that stay. Defaults to those of `share`.
-        share: Share of the choices whose experts stay, where the gate is by token, by default 0.95.
-            Of a gate by task all experts stay that its tasks choose.
+    Of each layer `keep` experts stay, or those that have a `share` of the choices (0.95); of a gate
+    by task all that the tasks choose.
     """
     cache = open_corpus(experiment)
     pairs = Portion("dev", _COUNTED, tuple(directions)).pairs(cache)
@@ -101,11 +94,13 @@ def chosen(
     parts, checkpoints = build(experiment, cache), experiment.folder / "checkpoints"
     params, found, _ = restore_params(parts.model, checkpoints, step, cache.vocabulary)
     model = parts.ready(params, experiment.decoding, None)
-    use, shapes, most = use_of(model, pairs), initial.shapes_of(params), 0
+    use, shapes, most = use_of(model, pairs), initial.shapes_of(parts.model), 0
     for layer, count_E in use.items():
         by_task = f"{layer}/moe/tasks/kernel" in shapes
-        if by_task or keep is None:
-            most = max(most, _needed(count_E, 1.0 if by_task else share or _SHARE))
+        if by_task or keep is None:  # the fewest experts that have this share of the choices
+            least = (1.0 if by_task else share or _SHARE) * count_E.sum()
+            reached = np.cumsum(np.sort(count_E)[::-1]) >= least
+            most = max(most, int(np.argmax(reached)) + 1)
     if keep is not None and keep < most:
         raise InputError(f"--keep={keep}: the tasks of these directions choose {most} experts")
     tags = [*map(base_language, languages_of(map(pair_of, directions)))]
@@ -129,12 +124,6 @@ def use_of(model: Translator, pairs: Mapping[str, Sequence[tuple[str, str]]]) ->
             here = run_model(None, what, counted, model.model, model.params, batch)
             found.add(jax.device_get(here))
     return {layer: count_DE.sum(axis=0) for layer, count_DE in found.layers.items()}
-
-
-def _needed(count_E: npt.NDArray[np.int64], share: float) -> int:
-    """Returns the fewest experts that have a share of the choices."""
-    reached = np.cumsum(np.sort(count_E)[::-1]) >= share * count_E.sum()
-    return int(np.argmax(reached)) + 1
 
 
 def _vocabulary(cache: Cache, role: str | None) -> Vocabulary:
@@ -211,7 +200,7 @@ def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> It
     run_folder.note(folder, extracted=about)
     keep_vocabulary(experiment, cache)
     note = {"vocabulary": cache.vocabulary.fingerprint, "finished": True}
-    with contextlib.closing(Checkpoints(folder / "checkpoints")) as store:
+    with Checkpoints(folder / "checkpoints") as store:
         store.save(part.step, {"params": new.params}, note)
 
 
@@ -226,7 +215,7 @@ def cut(part: Part, module: Transformer, cache: Cache) -> Any:
         role = None if None in part.ids else "source" if "source_token" in path else "target"
         return initial.Rows(np.array(part.ids[role], np.int32), {})
 
-    plan = initial.plan(initial.shapes_of(params), initial.shapes_of(like), None, rows)
+    plan = initial.plan(initial.shapes_of(old), module, None, rows)
     return plan.take_over(initial.unscanned(params), {}, part.use, like)
 
 

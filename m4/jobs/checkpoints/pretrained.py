@@ -16,7 +16,7 @@ from m4.data.preprocess import tag_symbol
 from m4.data.sources.reading.lines import text_lines
 from m4.data.vocabulary.pieces import trimmed, used_ids
 from m4.data.vocabulary.vocabulary import Vocabulary
-from m4.jobs.checkpoints.source_hf import CONFIG, SourceHf, is_hf
+from m4.jobs.checkpoints.initial import CONFIG, SourceHf, is_hf
 from m4.model.transformer import Transformer
 from m4.settings import InputError
 from m4.storage import run_folder, safetensors
@@ -30,10 +30,7 @@ _LONGEST_LINE = 1 << 20  # bytes
 
 
 def inspect(run: str, output: Path | None) -> str | None:
-    """Returns the gin file that begins from a model; with `output` it is written, and summed up.
-
-    None: a run of m4 without `output`, of which its arrays are to be shown.
-    """
+    """Returns the gin file that begins from a model, or writes it; None: a run's, not asked for."""
     if not (is_hf(folder := fetched(run)) or output):
         return None
     found = beginning(folder)
@@ -82,12 +79,9 @@ def _of_run(folder: Path, languages: Sequence[str]) -> Beginning:
     others = tuple(f"{value.strip('@').rpartition('/')[0]}/" for name, value
                    in record["config"].items() if name.startswith("experiment.Baselines.")
                    and value.startswith("@"))  # fmt: skip
-    settings = {
-        name: value
-        for name, value in record["config"].items()
-        if name.rpartition("/")[2].split(".")[0] in of_model
-        and not (others and name.startswith(others))
-    }
+    settings = {name: value for name, value in record["config"].items()
+                if name.rpartition("/")[2].split(".")[0] in of_model
+                and not (others and name.startswith(others))}  # fmt: skip
     source, target = cache.source_vocabulary, cache.target_vocabulary
     room = _room(source, languages)
     lines = [f"{name} = {value}" for name, value in settings.items()]
@@ -95,11 +89,7 @@ def _of_run(folder: Path, languages: Sequence[str]) -> Beginning:
               f"corpus.CorpusSpec.vocabulary_size = {source.size + room}"]  # fmt: skip
     if cache.separate:
         lines += [f"corpus.CorpusSpec.target_vocabulary_size = {target.size + room}"]
-    for name in (
-        "corpus.CorpusSpec.normalization",
-        "corpus.CorpusSpec.mixture",
-        "experiment.Experiment.vocabulary_multiple",
-    ):
+    for name in ("corpus.CorpusSpec.mixture", "experiment.Experiment.vocabulary_multiple"):
         if name in record["config"]:
             lines.append(f"{name} = {record['config'][name]}")
     lines.append(f"INITIAL_CHECKPOINT_PATH = {str(folder)!r}")
@@ -206,26 +196,16 @@ def check_new(output: Path) -> None:
 
 
 def write_config(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:
-    """Writes config.json and what Hugging Face's tokenizer of a SentencePiece model reads.
-
-    config: With the ids of pad, eos and start in the vocabulary's file.
-    """
+    """Writes config.json, with the ids of the vocabulary's file, and the tokenizer's config."""
     pad, eos, unk = vocabulary.special_pieces
     tokenizer = {
-        "tokenizer_class": "T5Tokenizer",
-        "pad_token": pad,
-        "eos_token": eos,
-        "unk_token": unk,
+        "tokenizer_class": "T5Tokenizer", "pad_token": pad, "eos_token": eos, "unk_token": unk,
         "additional_special_tokens": [tag_symbol(language) for language in vocabulary.languages],
-        "extra_ids": 0,
-        "legacy": False,
-    }
+        "extra_ids": 0, "legacy": False,
+    }  # fmt: skip
     ids = {name: config[name] for name in hf_layout.IDS}
-    for name, content in (
-        (CONFIG, config),
-        ("generation_config.json", ids),
-        ("tokenizer_config.json", tokenizer),
-    ):
+    files = {CONFIG: config, "generation_config.json": ids, "tokenizer_config.json": tokenizer}
+    for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

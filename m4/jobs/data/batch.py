@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from m4.build import Parts
-    from m4.data.cache.cache import Cache
 
 EXAMPLE = "m4 data batch runs/demo --step=100"
-_COLUMNS = ("row", "direction", "source_pieces", "target_pieces", "file", "line")
-_COLUMNS += ("first", "second")
+_COLUMNS = ["row", "direction", "source_pieces", "target_pieces", "file", "line", "first", "second"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,32 +42,24 @@ def run(arguments: argparse.Namespace) -> None:
         parts = build(experiment, cache)
         _take_learned_rates(parts, run.folder, step)
         pairs, rows = parts.stream.pairs(step - 1)
-        lengths = [
-            (rows[name] > 0).sum(axis=1)
-            for name in ("encoder_input_tokens", "decoder_target_tokens")
-        ]
+        names = "encoder_input_tokens", "decoder_target_tokens"
+        lengths = [(rows[name] > 0).sum(axis=1) for name in names]
         wanted: dict[str, set[int]] = {}
         for pair in pairs:
             wanted.setdefault(pair_of(pair.direction), set()).add(pair.index)
-        texts = {pair: _texts(cache, pair, indices) for pair, indices in wanted.items()}
+        texts: dict[str, dict[int, tuple[str, str]]] = {}
+        for name, indices in wanted.items():
+            given = enumerate(islice(cache.pairs(name, "train"), max(indices) + 1))
+            texts[name] = {i: (pair.first, pair.second) for i, pair in given if i in indices}
         origins = {pair: cache.origins(pair, "train") for pair in wanted}
-        print("\t".join(_COLUMNS))
-        for pair, source, target in sorted(
-            zip(pairs, *lengths, strict=True), key=lambda one: (one[0].row, one[0].direction)
-        ):
+        print(*_COLUMNS, sep="\t")
+        drawn = zip(pairs, *lengths, strict=True)
+        for pair, *pieces in sorted(drawn, key=lambda one: (one[0].row, one[0].direction)):
             code = pair_of(pair.direction)
             place = (f"train.{key_of(code)}", pair.index + 1)
             if (known := origins[code]) is not None:
                 place = known[pair.index]
-            print(
-                pair.row, pair.direction, source, target, *place, *texts[code][pair.index], sep="\t"
-            )
-
-
-def _texts(cache: Cache, name: str, indices: set[int]) -> dict[int, tuple[str, str]]:
-    """Returns the texts of two languages' training pairs: index -> (first, second)."""
-    pairs = enumerate(islice(cache.pairs(name, "train"), max(indices) + 1))
-    return {index: (pair.first, pair.second) for index, pair in pairs if index in indices}
+            print(pair.row, pair.direction, *pieces, *place, *texts[code][pair.index], sep="\t")
 
 
 def _take_learned_rates(parts: Parts, folder: Path, step: int) -> None:
@@ -79,10 +69,9 @@ def _take_learned_rates(parts: Parts, folder: Path, step: int) -> None:
 
     if (sampling := parts.sampling()) is None:
         return
-    period, latest = parts.training.dev_period, latest_step(folder / "checkpoints") or 0
+    period = parts.experiment.training.dev_period
+    latest = latest_step(folder / "checkpoints") or 0
     if (step - 1) // period > latest // period:
-        raise InputError(
-            f"--step={step}: its batch is not known, because the sampler learns its rates and the "
-            f"latest checkpoint is of step {latest}"
-        )
+        why = f"the sampler learns its rates and the latest checkpoint is of step {latest}"
+        raise InputError(f"--step={step}: its batch is not known, because {why}")
     sampling.resume(read_note(folder, latest).get("sampling") if latest else None)

@@ -11,19 +11,10 @@ EXAMPLE = "m4 data cleaning_report --gin_file=gin_configs/demo.gin --stages=all"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
-    parser.add_argument(
-        "--stages",
-        choices=["configured", "all"],
-        default="configured",
-        help="run the stages that the config names, or all that there are (default: configured)",
-    )
-    parser.add_argument(
-        "--list",
-        nargs="?",
-        const="",
-        metavar="REASON",
-        help="write dropped.jsonl.gz: every dropped pair, or those of a stage or reason",
-    )
+    text = "run the stages that the config names, or all that there are (default: configured)"
+    parser.add_argument("--stages", choices=["configured", "all"], default="configured", help=text)
+    text = "write dropped.jsonl.gz: every dropped pair, or those of a stage or reason"
+    parser.add_argument("--list", nargs="?", const="", metavar="REASON", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -34,6 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
         from m4.data.inspection import cleaning_report as reports
         from m4.jobs import corpus
         from m4.progress import ProgressBar
+        from m4.storage.local_copy import finished_folder, local_place
 
         spec, listed = run.experiment.data.corpus, arguments.list
         cleaning = spec.cleaning
@@ -41,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
             cleaning = clean.thorough(cleaning.stages)
         place = corpus.place_of(run.experiment)
         # Its counts are taken over, where it is built.
-        corpus.fetched(place, fingerprint_of(spec.identity()), corpus.everything)
+        finished_folder(place, fingerprint_of(spec.identity()))
         path = run.folder / "dropped.jsonl.gz"
         listing = nullcontext() if listed is None else reports.listing(path, listed)
         with ProgressBar("cleaning", 100, "%") as bar, listing as on_drop:
@@ -49,8 +41,8 @@ def run(arguments: argparse.Namespace) -> None:
             def progress(done: int, total: int, what: str) -> None:
                 bar.update(round(100 * done / max(total, 1)), what)
 
-            given = corpus.local_data_dir(place), cleaning, on_drop, progress
-            ledger = reports.clean_corpus(spec, *given)
+            folder = local_place(place)
+            ledger = reports.clean_corpus(spec, folder, cleaning, on_drop, progress)
         written = reports.write_report(run.folder, ledger)
     screen = streams.console()
     for table in reports.tables(ledger):

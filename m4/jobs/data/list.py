@@ -15,12 +15,10 @@ EXAMPLE = "m4 data list runs/*/data --runs runs/*"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", nargs="+", type=Path, help="folders of corpora, as runs/demo/data"
-    )
-    parser.add_argument(
-        "--runs", nargs="*", type=Path, default=[], help="run folders that may use them"
-    )
+    text = "folders of corpora, as runs/demo/data"
+    parser.add_argument("folder", nargs="+", type=Path, help=text)
+    text = "run folders that may use them"
+    parser.add_argument("--runs", nargs="*", type=Path, default=[], help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -24,18 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="who prepares the corpus, which is the same: processes of this machine or a runner of "
         "Apache Beam (make beam); direct is Beam on this machine (default: local)",
     )
-    parser.add_argument(
-        "--beam_options",
-        default="",
-        metavar="OPTIONS",
-        help="options of Apache Beam, as '--project=P --region=R --temp_location=gs://B/tmp'",
-    )
-    parser.add_argument(
-        "--cpu_hour_price",
-        type=float,
-        metavar="DOLLARS",
-        help="price of a CPU hour, for the cost that is printed before Beam starts",
-    )
+    text = "options of Apache Beam, as '--project=P --region=R --temp_location=gs://B/tmp'"
+    parser.add_argument("--beam_options", default="", metavar="OPTIONS", help=text)
+    text = "price of a CPU hour, for the cost that is printed before Beam starts"
+    parser.add_argument("--cpu_hour_price", type=float, metavar="DOLLARS", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -43,11 +35,12 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.runner == "local" and (arguments.beam_options or arguments.cpu_hour_price):
         raise InputError("--beam_options and --cpu_hour_price need a --runner of Beam")
     with command.experiment_of(arguments) as (experiment, config):
-        from m4.data.beam import Engine
+        from m4.data.beam import Engine, cost
         from m4.data.cache.cache import Cache, fingerprint_of
-        from m4.data.preparation_cost import cost
         from m4.jobs import corpus
         from m4.jobs.open_run import open_run
+        from m4.storage.files import check_output
+        from m4.storage.local_copy import local_place
         from m4.storage.objects import is_address
 
         spec, place = experiment.data.corpus, corpus.place_of(experiment)
@@ -59,7 +52,9 @@ def run(arguments: argparse.Namespace) -> None:
             engine, price = Engine(arguments.runner, options, workers), arguments.cpu_hour_price
 
             def by_engine(folder: Path, identity: Mapping[str, Any], **more: Any) -> Cache:
-                engine.open(f"{place.rstrip('/')}/.{fingerprint_of(identity)}.beam")
+                name = fingerprint_of(identity)
+                check_output(folder / name, f"data_dir = {place}")
+                engine.open(f"{place.rstrip('/')}/.{name}.beam")
                 print(cost(spec.opened_source, spec.cleaning, spec.read_pairs(), price))
                 done.append(engine.work.remove)
                 return spec.build(folder, identity=identity, engine=engine, **more)
@@ -73,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
             for remove in done:  # its shards, when the corpus is there
                 remove()
             here = corpus.place_of(experiment)
-            cache = Cache(corpus.local_data_dir(here) / name, spec.mixture)
+            cache = Cache(local_place(here) / name, spec.mixture)
             if not is_address(here):
                 cache.verify()
             print(f"{place}: {corpus.size_of(cache)}, corpus {name}")

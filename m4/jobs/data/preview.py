@@ -13,12 +13,8 @@ EXAMPLE = "m4 data preview --gin_file=gin_configs/demo.gin"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
-    parser.add_argument(
-        "--most_epochs",
-        type=float,
-        default=16.0,
-        help="warn of languages that are repeated more often (default: 16)",
-    )
+    text = "warn of languages that are repeated more often (default: 16)"
+    parser.add_argument("--most_epochs", type=float, default=16.0, help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -38,14 +34,10 @@ def run(arguments: argparse.Namespace) -> None:
         drawn = previews.drawn_of(cache, seen)
         name = getattr(data.sampler, "__name__", type(data.sampler).__name__)
         made = {
-            "total_steps": steps,
-            "sampler": name,
-            "sample_by": data.sample_by,
-            "most_epochs": most,
-            "repeated_more": previews.repeated_more_than(drawn, most),
-            "directions": seen,
+            "total_steps": steps, "sampler": name, "sample_by": data.sample_by, "most_epochs": most,
+            "repeated_more": previews.repeated_more_than(drawn, most), "directions": seen,
             "pairs": {key: {"name": title_of(key), **one._asdict()} for key, one in drawn.items()},
-        }
+        }  # fmt: skip
         path = run.folder / "data_preview.json"
         write_text(path, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
     screen = streams.console()

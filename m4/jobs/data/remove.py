@@ -12,9 +12,8 @@ EXAMPLE = "m4 data remove runs/demo/data/d3c1eb69... --runs runs/*"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("corpus", nargs="+", type=Path, help="folders that data list names")
-    parser.add_argument(
-        "--runs", nargs="*", type=Path, default=[], help="run folders whose corpora stay"
-    )
+    text = "run folders whose corpora stay"
+    parser.add_argument("--runs", nargs="*", type=Path, default=[], help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -1,31 +1,94 @@
-"""`m4 data vocabulary`: measures what the vocabulary makes of each language."""
+"""`m4 data vocabulary`: measures what the vocabulary makes of each language.
+
+Text that falls apart into bytes makes long sentences: raise CorpusSpec.vocabulary_size, or
+vocabulary_temperature.
+"""
+
+from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, NamedTuple
 
 from m4.jobs import command, streams
 from m4.settings import InputError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from m4.data.cache.cache import Cache
+
 EXAMPLE = "m4 data vocabulary --gin_file=gin_configs/demo.gin"
+_COLUMNS = {"sentences": "{:,}", "pieces a sentence": "{:.2f}", "a word": "{:.2f}"}
+_COLUMNS |= {"a character": "{:.2f}", "bytes": "{:.2%}"}
+
+
+class Row(NamedTuple):
+    """Numbers of a vocabulary on training sentences of a language, without tag and eos."""
+
+    language: str  # its code
+    vocabulary: str  # "shared", "source" or "target"
+    sentences: int
+    pieces_per_sentence: float
+    # Words are what stands between spaces: in scripts that write none, whole stretches of text.
+    pieces_per_word: float
+    pieces_per_character: float  # without spaces
+    byte_share: float  # share of the pieces that are bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
-    parser.add_argument(
-        "--sentences", type=int, default=2000, help="sentences per language (default: 2000)"
-    )
+    text = "sentences per language (default: 2000)"
+    parser.add_argument("--sentences", type=int, default=2000, help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints a table of the languages; those that are spelled in bytes stand out."""
+    """Prints a table of the languages, those with the most bytes first."""
     if arguments.sentences < 1:
         raise InputError(f"--sentences={arguments.sentences}: must be at least 1")
     with command.opened(arguments, "data", computes=False) as run:
-        from m4.data.inspection import vocabulary_report
-        from m4.jobs.corpus import open_corpus
+        from rich.table import Table
 
-        rows = vocabulary_report.measure(open_corpus(run.experiment), arguments.sentences)
-    screen = streams.console()
-    screen.print(vocabulary_report.table(rows))
-    if any(row.byte_share > vocabulary_report.MANY_BYTES for row in rows):
-        remedies = "CorpusSpec.vocabulary_size, CorpusSpec.vocabulary_temperature"
-        screen.print(f"bytes make long sentences: {remedies}", style="yellow")
+        from m4.data.languages import title_of
+        from m4.jobs.corpus import arrays, open_corpus
+
+        rows = measure(open_corpus(run.experiment, arrays), arguments.sentences)
+    table = Table("language", "vocabulary")
+    for title in _COLUMNS:
+        table.add_column(title, justify="right")
+    for row in sorted(rows, key=lambda row: -row.byte_share):
+        cells = (form.format(one) for form, one in zip(_COLUMNS.values(), row[2:], strict=True))
+        table.add_row(f"{row.language} {title_of(row.language)}", row.vocabulary, *cells)
+    streams.console().print(table)
+
+
+def measure(cache: Cache, sentences: int) -> list[Row]:
+    """Returns a row for each vocabulary and language that it is made for.
+
+    Args:
+        sentences: Number of training sentences of each language, at even distances.
+    """
+    import numpy as np
+
+    from m4.data.directions import ROLES, split_direction
+    from m4.data.vocabulary.vocabulary import EOS_ID
+
+    sizes, firsts = cache.manifest["sentences"]["train"], cache.first_sentences("train")
+    served: dict[str, Iterable[str]] = {"shared": cache.languages()}
+    if cache.separate:
+        sides = zip(*map(split_direction, cache.directions), strict=True)
+        served = dict(zip(ROLES, sides, strict=True))
+    rows = []
+    for name, languages in served.items():
+        target = name == "target"
+        vocabulary = cache.target_vocabulary if target else cache.source_vocabulary
+        stored = cache.sentences("train", "target" if target else "source")
+        for code in dict.fromkeys(languages):
+            size = min(sentences, sizes[code])
+            found = stored.take(firsts[code] + np.arange(size) * sizes[code] // max(size, 1))
+            ids = found.ids[found.ids != EOS_ID]  # which a source of ids has kept
+            words = " ".join(vocabulary.decode(found.rows())).split()
+            counts = size, len(words), sum(map(len, words))
+            sentence, word, character = (len(ids) / max(count, 1) for count in counts)
+            share = float(np.isin(ids, vocabulary.byte_ids).sum()) / max(len(ids), 1)
+            rows.append(Row(code, name, size, sentence, word, character, share))
+    return rows

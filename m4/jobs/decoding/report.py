@@ -1,12 +1,16 @@
-"""`m4 report`: scores, ΔBLEU, its plot and report.html, of what is decoded; nothing is trained."""
+"""`m4 report`: scores, ΔBLEU, its plot and report.html, of what is decoded; nothing is trained.
+
+Of one run, or of several from their translations (RUN_A RUN_B --baseline=RUN_C).
+"""
 
 import datetime
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import key_of, pair_of
@@ -19,72 +23,64 @@ from m4.eval.decoding.hypotheses import (
     steps_of,
 )
 from m4.eval.decoding.settings import DEFAULTS
-from m4.eval.decoding.testsets import Portion, train_pairs
-from m4.eval.report.page import DELTA_TITLE, Background, Results
-from m4.eval.report.results import write_results
-from m4.eval.scoring import forgetting, rates, winners
+from m4.eval.decoding.testsets import Portion, pair_sizes, train_pairs
+from m4.eval.metrics import Metric
+from m4.eval.report.results import DELTA_TITLE, Background, Results, write_results
+from m4.eval.scoring import rates, winners
 from m4.eval.scoring.delta import BILINGUAL, Delta, tables
-from m4.eval.scoring.levels import ResourceLevels
-from m4.eval.scoring.score import System, score_table
+from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
+from m4.eval.scoring.score import (
+    COPY,
+    System,
+    find_decodes,
+    read_scores,
+    score_table,
+    train_pairs_of,
+)
 from m4.experiment import Experiment
 from m4.jobs import streams
-from m4.jobs.bilingual.baselines import Finished, find_baselines
+from m4.jobs.bilingual import Baseline, find_baselines
 from m4.jobs.checkpoints.initial import name_and_step
 from m4.jobs.corpus import open_corpus, test_sets
 from m4.jobs.decoding.evaluate import system_of, tested
 from m4.jobs.decoding.testsets import command_of, decodes_folder, scores_folder, trained_step
-from m4.settings import pasted
+from m4.settings import InputError, annotations_of, check_name, pasted, some
 from m4.storage import run_folder
 from m4.storage.checkpoints import read_note
-from m4.storage.files import read_jsonl, whole_folder
+from m4.storage.files import check_tree, read_jsonl, whole_folder
 from m4.storage.local_copy import fetched
 from m4.storage.metrics_log import read_metrics, warn_if_changed
 
 
 def report(experiment: Experiment) -> Results:
-    """Scores everything that is decoded against the bilingual baselines; writes the report.
-
-    An experiment that names no baselines has no ΔBLEU.
-    """
+    """Scores everything that is decoded, against bilingual baselines if any; writes the report."""
     step = trained_step(experiment.folder)
     note, steps = read_note(experiment.folder, step), str(step)
     if (best := note.get("best_step")) is not None:
         steps += f"; parameters of step {best}, dev's best"
     cache = open_corpus(experiment, test_sets)
     model = system_of(experiment, cache)
-    check_hypotheses(
-        model.decodes,
-        "test",
-        tested(cache),
-        command_of(experiment, "decode"),
-        experiment.decoding.search(),
-    )
+    remedy, search = command_of(experiment, "decode"), experiment.decoding.search()
+    check_hypotheses(model.decodes, "test", tested(cache), remedy, search)
     compared = experiment.baselines is not None
     found = find_baselines(experiment, cache) if compared else {}
     systems = [model, *(_bilingual(experiment, cache, found) if compared else [])]
     shares, epochs = _seen(experiment.folder, note, cache)
     folder, data = scores_folder(experiment), experiment.data
     untrained = sorted(path.parent.name for path in folder.glob("zero_shot*/report.html"))
-    return write_results(
-        folder=folder,
-        systems=systems,
-        train_pairs=train_pairs(cache),
-        subsets=Portion("test", test_sentences=experiment.decoding.test_sentences).subsets(cache),
-        background=Background(
-            title=DELTA_TITLE if compared else "Scores of one multilingual model",
-            corpus=data.about or "",
-            facts=_facts(experiment, cache, found, steps),
-            configs={"multilingual": folder / "operative_config.gin"},
-            curves={model.name: curve(experiment.folder)},
-            sampling=shares,
-            epochs=epochs,
-            testsets={"test": "report.html"} | {name: f"{name}/report.html" for name in untrained},
-            forgotten=forgotten([(experiment.folder, model)], train_pairs(cache)),
-        ),
-        metrics=experiment.decoding.metrics,
-        levels=data.levels,
-        baseline=BILINGUAL if compared else None,
-    )
+    pairs, decoding = train_pairs(cache), experiment.decoding
+    subsets = Portion("test", test_sentences=decoding.test_sentences).subsets(cache)
+    background = Background(
+        title=DELTA_TITLE if compared else "Scores of one multilingual model",
+        corpus=data.about or "", facts=_facts(experiment, cache, found, steps),
+        configs={"multilingual": folder / "operative_config.gin"},
+        curves={model.name: curve(experiment.folder)}, sampling=shares, epochs=epochs,
+        testsets={"test": "report.html"} | {name: f"{name}/report.html" for name in untrained},
+        forgotten=forgotten([(experiment.folder, model)], pairs),
+    )  # fmt: skip
+    baseline = BILINGUAL if compared else None
+    given = folder, systems, decoding.metrics, pairs, subsets, background
+    return write_results(*given, baseline=baseline, levels=data.levels)
 
 
 def show(written: Results, levels: ResourceLevels) -> None:
@@ -97,7 +93,7 @@ def show(written: Results, levels: ResourceLevels) -> None:
         terminal.print(score_table(read_jsonl(written.scores)))
     terminal.print(rates.table(written.rate_rows, levels))
     if written.background.forgotten:
-        terminal.print(forgetting.table(written.background.forgotten, levels))
+        terminal.print(winners.forgotten_table(written.background.forgotten, levels))
     if written.best:
         costs, metric = written.background.costs, written.rows[0].metric
         terminal.print(winners.table(written.best, costs, metric))
@@ -114,11 +110,8 @@ def _seen(
     warn_if_changed(folder, note)
     counts = folder / "atlas.train.json"
     if "assigned" in note and not counts.is_file():
-        print(
-            f"{counts}: missing; the report does not show which experts training chose. Training "
-            "writes it with every checkpoint",
-            file=sys.stderr,
-        )
+        said = "missing; the report does not show which experts training chose, which writes it"
+        print(f"{counts}: {said}", file=sys.stderr)
     seen = note.get("seen")
     if seen is None or seen["from_step"]:  # trained before this was counted
         return {}, {}
@@ -132,20 +125,15 @@ def _seen(
     return shares, epochs
 
 
-def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Finished]) -> list[System]:
+def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Baseline]) -> list[System]:
     """Returns the bilingual models as one system, with hypotheses gathered in one folder."""
-    gathered = decodes_folder(experiment) / BILINGUAL
+    gathered, search = decodes_folder(experiment) / BILINGUAL, experiment.decoding.search()
     configs, steps = {}, {}
     paths: list[Path] = []
     for direction in tested(cache):
         baseline = found[key_of(pair_of(direction))]
-        check_hypotheses(
-            baseline.decodes,
-            "test",
-            [direction],
-            f"{command_of(experiment, 'baselines')}, after removing {baseline.decodes}",
-            experiment.decoding.search(),
-        )
+        remedy = f"{command_of(experiment, 'baselines')}, after removing {baseline.decodes}"
+        check_hypotheses(baseline.decodes, "test", [direction], remedy, search)
         path = hypotheses_path(baseline.decodes, "test", direction)
         paths += [path, path.with_suffix(".json")]
         configs[direction] = str(baseline.folder / "result.json")
@@ -170,7 +158,7 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 
 
 def _facts(
-    experiment: Experiment, cache: Cache, found: Mapping[str, Finished], steps: str
+    experiment: Experiment, cache: Cache, found: Mapping[str, Baseline], steps: str
 ) -> dict[str, str]:
     about = run_folder.read(experiment.folder)
     facts = {
@@ -199,10 +187,9 @@ def _facts(
 def forgotten(
     runs: Sequence[tuple[Path, System]], train_pairs: Mapping[str, int]
 ) -> dict[str, list[Delta]]:
-    """Returns run -> changes of the directions that it keeps; runs that keep none are left out.
+    """Returns run -> changes of the directions that it keeps, of runs that keep any.
 
-    Where the old model has not translated them with the run's settings, a line on stderr says which
-    command does.
+    Where the old model has not translated them alike, stderr has the command that does.
     """
     found = {}
     for folder, system in runs:
@@ -229,19 +216,193 @@ def forgotten(
             continue
         pairs = {key: train_pairs.get(key, 0) for key in (key_of(pair_of(one)) for one in kept)}
         before = System(Path(name).name, at)
-        found[system.name] = forgetting.changes(before, system, kept, DEFAULTS.metrics[0], pairs)
+        found[system.name] = winners.changes(before, system, kept, DEFAULTS.metrics[0], pairs)
     return found
 
 
 def _fits(folder: Path, decodes: Path, directions: Sequence[str], step: int) -> bool:
     """Returns whether a step has translated the sentences of `decodes` with the same search."""
     steps = steps_of(folder, "test") if folder.is_dir() else {}
-    return (
-        all(steps.get(name) == step for name in directions)
-        and same_sentences(folder, decodes, "test", directions)
-        and all(
-            other_search(folder, "test", [name], search) is None
-            for name in directions
-            if (search := search_of(hypotheses_path(decodes, "test", name))) is not None
-        )
+    if not all(steps.get(name) == step for name in directions):
+        return False
+    searches = {name: search_of(hypotheses_path(decodes, "test", name)) for name in directions}
+    return same_sentences(folder, decodes, "test", directions) and not any(
+        search is not None and other_search(folder, "test", [name], search)
+        for name, search in searches.items()
     )
+
+
+class ComparedRun(NamedTuple):
+    """A system of the report."""
+
+    name: str
+    folder: Path  # the one that was given
+    decodes: Path  # its translations: itself, its decodes/, or decodes/bilingual/
+
+    @property
+    def bilingual(self) -> bool:
+        """True for a run's gathered baselines: the run's config is not theirs."""
+        return self.decodes.name == BILINGUAL and self.decodes.parent.name == "decodes"
+
+    @property
+    def config(self) -> Path | None:
+        """Its operative config, if it is kept with the translations."""
+        return None if self.bilingual else self.above("operative_config.gin")
+
+    def above(self, name: str) -> Path | None:
+        """Returns a file of the translations' run: in their folder or the two above it."""
+        # As the folder was given: rows of scores name the path, on any machine.
+        places = (Path(os.path.normpath(self.decodes / up / name)) for up in ("", "..", "../.."))
+        return next((path for path in places if path.is_file()), None)
+
+
+def compare(
+    runs: Sequence[str], baseline: str | None, output: Path, levels: ResourceLevels | None = None,
+    testsets: Sequence[str] = ("test",), metrics: Sequence[Metric] = DEFAULTS.metrics,
+) -> Results:  # fmt: skip
+    """Scores the translations of all runs and the baseline's, and writes the files of a report.
+
+    Of several `testsets` there are several pages, which lead to each other, those after the first
+    one in folders of their names; the first is returned. No config is read, nothing is translated.
+    Runs are folders of runs or of translations, named by their last part or NAME=FOLDER. The
+    baseline is another one or one of them (by default the first); a run with bilingual baselines
+    stands for these. Levels default to those of the first run that has a config.
+    """
+    if (output / "run.json").is_file():
+        raise InputError(f"--output={output}: a run's folder, whose own report is there")
+    folders = [output if name == testsets[0] else output / name for name in testsets]
+    pages = []
+    for split, here in zip(testsets, folders, strict=True):
+        links = {name: os.path.relpath(folder / "report.html", here)
+                 for name, folder in zip(testsets, folders, strict=True)}  # fmt: skip
+        sources = _opened(runs, baseline, split)
+        directions = _common(sources, split)
+        sizes: dict[str, int] = {}
+        for one in sources:  # the baseline's come last, and count
+            sizes |= _sizes(one)
+        sizes |= pair_sizes(sizes, directions)
+        languages = {key_of(pair_of(direction)) for direction in directions}
+        # With the steps of the translations, where their notes name them.
+        systems = [System(one.name, one.decodes, one.config and str(one.config),
+                          steps_of(one.decodes, split) or None) for one in sources]  # fmt: skip
+        *others, against = sources
+        began = [(run.parent, system) for one, system in zip(sources, systems, strict=True)
+                 if split == "test" and not one.bilingual
+                 and (run := one.above("run.json"))]  # fmt: skip
+        background = Background(
+            title=f"{', '.join(one.name for one in others)} against {against.name}",
+            facts={one.name: str(one.folder) for one in sources},
+            testsets=links,
+            configs={one.name: path for one in sources if (path := one.config) is not None},
+            curves={one.name: curve(path.parent) for one in others
+                    if not one.bilingual and (path := one.above("metrics.jsonl"))},
+            costs={one.name: _cost(one) for one in sources},
+            forgotten=forgotten(began, sizes),
+        )  # fmt: skip
+        found = levels or next(filter(None, map(_levels, sources)), DEFAULT_LEVELS)
+        sizes = {code: pairs for code, pairs in sizes.items() if code in languages}
+        pages.append(
+            write_results(
+                here, systems, metrics, sizes, background=background, baseline=against.name,
+                split=split, levels=found, directions=directions,
+            )
+        )  # fmt: skip
+        show(pages[-1], found)
+    return pages[0]
+
+
+def _opened(runs: Sequence[str], baseline: str | None, split: str) -> list[ComparedRun]:
+    """Returns the runs, the baseline last, whose names differ and whose translations are whole."""
+    sources = [_source(text, split) for text in runs]
+    against = sources[0]
+    if baseline is not None:
+        named = {one.name: str(one.folder) for one in sources}
+        against = _source(named.get(baseline, baseline), split, as_baseline=True)
+    # One of the runs, where the baseline is their folder, by the name that it has there.
+    against = next((one for one in sources if one.decodes == against.decodes), against)
+    sources = [*(one for one in sources if one is not against), against]
+    if len(sources) == 1:
+        raise InputError(f"{against.folder}: is compared with itself; give another run, too")
+    names = [one.name for one in sources]
+    for one in sources:
+        if names.count(one.name) > 1 or one.name in (COPY, rates.REFERENCE):
+            raise InputError(f"{one.folder}: the name {one.name!r} is taken; give NAME=FOLDER")
+        # Translations are compared with their notes, where they have them: kept results have none.
+        if any(one.decodes.glob(f"{split}.*.json")):
+            remedy = pasted("report" if one.bilingual else "decode", f"--model_dir={one.folder}")
+            check_hypotheses(one.decodes, split, find_decodes(one.decodes, split), remedy)
+    return sources
+
+
+def _source(text: str, split: str, as_baseline: bool = False) -> ComparedRun:
+    name, equals, given = text.partition("=")
+    if not equals or Path(text).exists():
+        name, given = "", text
+    folder = Path(given)
+    if "://" in given:
+        raise InputError(f"{given}: a report of several runs reads folders on this machine")
+    check_name(name or given)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
+    check_tree(folder)
+    gathered = folder / "decodes" / "bilingual"
+    places = [folder, *([gathered] if as_baseline else []), folder / "decodes"]
+    for place in places:
+        if [*place.glob(f"{split}.*.jsonl"), *place.glob(f"{split}.*.jsonl.gz")]:
+            default = BILINGUAL if place == gathered else folder.resolve().name
+            return ComparedRun(name or default, folder, place)
+    more = [] if split == "test" else [f"--testset={split}"]
+    remedy = pasted("decode", f"--model_dir={folder}", *more)
+    raise InputError(f"{folder}: no translations of {split}; make them with {remedy}")
+
+
+def _common(sources: Sequence[ComparedRun], split: str) -> list[str]:
+    """Returns the directions that all have translated: a mean over others would not compare.
+
+    InputError: there is none, or two runs searched otherwise; kept results do not say how.
+    """
+    found = [set(find_decodes(one.decodes, split)) for one in sources]
+    common = sorted(set.intersection(*found))
+    if not common:
+        names = ", ".join(one.name for one in sources)
+        raise InputError(f"no direction is translated by all of {names}")
+    if left := sorted(set.union(*found).difference(common)):
+        print(f"left out, not translated by all: {some(left, 12)}", file=sys.stderr)
+    searches = (search_of(hypotheses_path(one.decodes, split, common[0])) for one in sources)
+    first = next(filter(None, searches), {})
+    for one in sources:
+        if other := other_search(one.decodes, split, common, first):
+            raise InputError(f"{other} as others are; make it again with {pasted('decode')}")
+    return common
+
+
+def _sizes(source: ComparedRun) -> dict[str, int]:
+    """Returns `key_of` a pair of languages -> training pairs, by the run's scores or its corpus."""
+    if (scores := source.above("scores.jsonl")) is not None:
+        return train_pairs_of(read_scores(scores))
+    if (manifest := source.above("vocabulary/manifest.json")) is not None:
+        return train_pairs(Cache(manifest.parent))
+    return {}
+
+
+def _levels(source: ComparedRun) -> ResourceLevels | None:
+    """Returns the levels of the run's config, if it is kept with the translations."""
+    if (path := source.above("run.json")) is None:
+        return None
+    config, found = run_folder.read(path.parent)["config"], dict[str, int]()
+    for name in annotations_of(ResourceLevels):
+        full = f"experiment.ResourceLevels.{name}"
+        if (size := run_folder.whole_setting(path.parent, config, full)) is not None:
+            found[name] = size
+    return ResourceLevels(**found)
+
+
+def _cost(source: ComparedRun) -> winners.Cost:
+    """Returns what a run's training took; of bilingual models together, where scores name them."""
+    if not source.bilingual:
+        path = source.above("metrics.jsonl")
+        return winners.cost_of(read_metrics(path.parent) if path else [])
+    scores = source.above("scores.jsonl")
+    rows = [row for row in (read_scores(scores) if scores else []) if row["system"] == BILINGUAL]
+    folders = {Path(row["config"]).parent for row in rows if row.get("config")}
+    return winners.total([winners.cost_of(read_metrics(folder)) for folder in sorted(folders)])

@@ -1,10 +1,14 @@
-"""The sentences of a portion of the corpus, or of a test set of its own, and their translation."""
+"""The sentences of a portion of the corpus, or of a test set of its own, and their translation.
+
+And how probable given translations are, of the test sets or of a user's files.
+"""
 
 import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,20 +24,23 @@ from m4.data.preprocess import tag
 from m4.data.sources import SPLITS
 from m4.data.splits import normal
 from m4.data.testsets import directions_for, segments_for
-from m4.eval.decoding.hypotheses import Pairs, Translate, decode_to_files, missing
+from m4.eval.decoding.decode import Batch, BatchCounts, as_json, cut_said, translations, warn
+from m4.eval.decoding.hypotheses import Pairs, Translate, decode_to_files, missing, write_tasks
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.routing_counter import RoutingCounter
-from m4.eval.decoding.t5x_lines import write_tasks
-from m4.eval.decoding.testsets import Portion, ProgressDecoder, train_pairs
-from m4.eval.decoding.translate import Translator
+from m4.eval.decoding.score_references import score_references
+from m4.eval.decoding.testsets import Portion, train_pairs
+from m4.eval.decoding.translate import Translator, check_language
 from m4.eval.scoring.score import Subsets
+from m4.eval.text import aligned_lines
 from m4.experiment import Experiment
-from m4.jobs.corpus import local_data_dir, open_corpus, open_vocabulary, place_of, test_sets
+from m4.jobs.corpus import open_corpus, open_vocabulary, place_of, test_sets
 from m4.parallel import distributed
 from m4.progress import ProgressBar
-from m4.settings import InputError, pasted
+from m4.settings import InputError, pasted, some
 from m4.storage import run_folder
-from m4.storage.files import read_json, write_json
+from m4.storage.files import read_json, read_jsonl, write_json
+from m4.storage.local_copy import local_place
 from m4.storage.records import flag, listed, named, record, text
 from m4.storage.steps import digest, whole_step
 
@@ -41,6 +48,7 @@ _SHOWN = 8  # directions of a line
 _MARKS = record({"of": text, "seen": named(listed(flag))})
 
 
+@distributed.by_primary("checkpoints")
 def trained_step(folder: Path, step: int | None = None) -> int:
     """Returns the step of the model in a folder (default: the last whole one)."""
     found = whole_step(folder / "checkpoints", step, used=True)
@@ -52,8 +60,7 @@ def trained_step(folder: Path, step: int | None = None) -> int:
 def decodes_folder(experiment: Experiment, step: int | None = None) -> Path:
     """Returns the folder of a model's translations, decodes/[<trial>/][<step>/].
 
-    The settings that decide them are those that the run was trained with, or a trial's: then its
-    name says which differ. So a trial replaces nothing, and unlike searches do not meet.
+    A trial's settings are not those that the run was trained with, and its name says which differ.
     """
     trial = experiment.decoding.trial(run_folder.decoding_of(experiment.folder))
     parts = [trial, "" if step is None else str(step)]
@@ -89,9 +96,8 @@ def loaded(
 ) -> tuple[Translator, dict[str, Any]]:
     """Returns the model of a step, by default the latest, and everything that decides its texts.
 
-    Only vocabulary and parameters are read. It is sharded over the experiment's mesh. Where these
-    devices cannot make that mesh, it is on the first one, and stderr has a line with the reason;
-    with several processes it is an error.
+    It is sharded over the experiment's mesh. Where these devices cannot make that, it is on the
+    first one, and stderr says why; with several processes it is an error.
     """
     folder, cache = experiment.folder / "checkpoints", open_vocabulary(experiment)
     parts = build(experiment, cache)
@@ -125,15 +131,12 @@ def sentences(experiment: Experiment, cache: Cache, portion: Portion) -> Pairs:
     asked = portion.directions or cache.directions
     chosen = directions_for(name, testset, asked)
     say_lacking(f"testset {name}", asked, chosen, refused=bool(portion.directions))
-    return {
-        ours: portion.chosen(
-            [
-                (one.source, one.references[0], one.more())
-                for one in segments_for(name, testset, theirs)
-            ]
-        )
-        for ours, theirs in chosen.items()
-    }
+    found = {}
+    for ours, theirs in chosen.items():
+        segments = segments_for(name, testset, theirs)
+        rows = [(one.source, one.references[0], one.more()) for one in segments]
+        found[ours] = portion.chosen(rows)
+    return found
 
 
 def say_lacking(what: str, asked: Sequence[str], there: Container[str], *, refused: bool) -> None:
@@ -150,9 +153,8 @@ def say_lacking(what: str, asked: Sequence[str], there: Container[str], *, refus
 def subsets(experiment: Experiment, cache: Cache, portion: Portion, within: str = "") -> Subsets:
     """Returns the subsets of a split, or the marks of a test set's sentences that training saw.
 
-    A sentence is "seen" where its source or a reference is a sentence of the training text, in
-    whatever language, but for case, width and spacing. The marks are kept with the translations, or
-    in a folder `within`.
+    A sentence is "seen" where its source or a reference is one of the training text, but for case,
+    width and spacing. The marks are kept with the translations, or in a folder `within`.
     """
     if portion.split in SPLITS:
         return portion.subsets(cache)
@@ -165,23 +167,19 @@ def subsets(experiment: Experiment, cache: Cache, portion: Portion, within: str 
     path = decodes_folder(experiment) / within / f"seen.{name}.json"
     kept = read_json(path, _MARKS) if path.is_file() else {}
     if kept.get("of") != of:
-        folder = local_data_dir(place_of(experiment)) / cache.fingerprint
-        if not all(path.is_file() for path in _texts(folder, cache)):
+        folder = local_place(place_of(experiment)) / cache.fingerprint
+        trained_on = [text_file(folder, "train", code) for code in cache.languages()]
+        if not all(path.is_file() for path in trained_on):
             print(f"{name}: not compared with the training text, which is not in {folder}",
                   file=sys.stderr)  # fmt: skip
             return {}
-        kept = {"of": of, "seen": _seen(texts, _texts(folder, cache))}
+        kept = {"of": of, "seen": _seen(texts, trained_on)}
         write_json(path, kept)
     counts = {direction: sum(marks) for direction, marks in kept["seen"].items()}
     if found := [f"{direction} {count:,}" for direction, count in counts.items() if count]:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         print(f"{name}: sentences of training text, which subset unseen leaves out: "
-              f"{', '.join(found[:_SHOWN])}{more}", file=sys.stderr)  # fmt: skip
+              f"{some(found, _SHOWN)}", file=sys.stderr)  # fmt: skip
     return {direction: {"seen": marks} for direction, marks in kept["seen"].items() if any(marks)}
-
-
-def _texts(folder: Path, cache: Cache) -> list[Path]:
-    return [text_file(folder, "train", code) for code in cache.languages()]
 
 
 def _seen(texts: dict[str, list[list[str]]], trained_on: list[Path]) -> dict[str, list[bool]]:
@@ -211,13 +209,10 @@ class PortionDecoder:
 
     def __init__(self, experiment: Experiment, portion: Portion) -> None:
         """Raises InputError for sizes that cannot be, or if the corpus has no such direction."""
-        self.folder = experiment.folder
-        self._name = f"decode {portion.split}"
-        self.experiment = experiment
-        self.portion = portion
+        self.experiment, self.portion = experiment, portion
         self.cache = open_for(experiment, portion.split)
         self.pairs = sentences(experiment, self.cache, portion)
-        self.parts = build(self.experiment, self.cache)
+        self.parts = build(experiment, self.cache)
         self._layout = self.parts.layout()  # refused before anything is translated
 
     def missing(self, step: int, folder: Path) -> list[str]:
@@ -227,8 +222,8 @@ class PortionDecoder:
 
     def restored(self, step: int) -> Translator:
         """Returns the model with the parameters of a step."""
-        checkpoints, vocabulary = self.folder / "checkpoints", self.cache.vocabulary
-        params, *_ = restore_params(self.parts.model, checkpoints, step, vocabulary, self._layout)
+        at = self.experiment.folder / "checkpoints", step, self.cache.vocabulary
+        params, *_ = restore_params(self.parts.model, *at, self._layout)
         decoding = self.experiment.decoding
         if decoding.prefix is not None:
             prefix = self.experiment.data.corpus.cleaning.normalise(decoding.prefix)
@@ -238,35 +233,67 @@ class PortionDecoder:
     def decode(self, step: int, folder: Path, through: str | None = None) -> None:
         """Translates what is missing in `folder` with the checkpoint of a step.
 
+        Several processes all call it; the primary one writes and warns.
+
         Args:
             through: A language into which sources are translated first (a pivot), and from it into
                 the target. Only directions whose two halves are trained are translated.
         """
-        cache, pairs = self.cache, self.pairs
+        cache, pairs, split = self.cache, self.pairs, self.portion.name
         of = made_by(self.experiment, cache, step)
         if through is not None:
             of |= {"through": through}
             pairs = {direction: rows for direction, rows in pairs.items()
                      if {*halves(direction, through)} <= {*cache.directions}}  # fmt: skip
-        split = self.portion.name
-        trained, counter = self.restored(step), None
+        trained, counter, batches = self.restored(step), None, BatchCounts()
         if self.parts.model.encoder_experts is not None and {*pairs} <= {*cache.directions}:
             about = {"split": split, "made_by": of, "train_pairs": train_pairs(cache)}
             path = folder / f"atlas.{split}.json"
             counter = RoutingCounter(path, cache.directions, trained, about)
+        name, cut = f"decode {self.portion.split}", list[int]()
         count = sum(map(len, pairs.values())) * (1 if through is None else 2)
-        with ProgressBar(self._name, count, "sentences") as bar:
-            translate = ProgressDecoder(bar, trained, counter, cache.directions)
+        numbers = {direction: number for number, direction in enumerate(cache.directions)}
+
+        def on_batch(batch: Batch, best_BT: np.ndarray) -> None:
+            batches(batch, best_BT)
+            bar.update(batches.sentences, f"{batches.tokens / batches.seconds:,.0f} tokens/s")
+            if counter is not None:
+                counter(batch, best_BT)
+
+        def translate(sources: Sequence[str], directions: list[str]) -> list[dict[str, Any]]:
+            if counter is not None:
+                counter.starting(directions)
+            found = translations(
+                trained, sources,
+                directions=[numbers[direction] for direction in directions]
+                if numbers.keys() >= {*directions} else None,
+                on_cut=lambda i, *_: cut.append(i), on_batch=on_batch,
+            )  # fmt: skip
+            if counter is not None and distributed.is_primary():
+                counter.save()
+            rows = [{"hypothesis": each.texts[0]} for each in found]
+            if trained.decoding.n_best == 1:
+                return rows
+            each = zip(rows, directions, found, strict=True)
+            return [{**row, "direction": name, **as_json(one)} for row, name, one in each]
+
+        with ProgressBar(name, count, "sentences") as bar:
             search = self._normalised(translate)
             if through is not None:
                 search = pivoted(search, through)
             decode_to_files(search, folder, split, pairs, of)
             bar.update(bar.total)
-        if distributed.is_primary() and translate.batches.sentences:
-            print(f"{self._name}: {translate.batches.said()}")
-        translate.warn_of_cut(self._name)
+        if not distributed.is_primary():
+            return
+        if batches.sentences:
+            print(f"{name}: {batches.said()}")
+        if unended := Counter(limit for _, limit in batches.unended):
+            print(f"{name}: {cut_said(unended, trained.decoding, trained.factors)}")
+        if cut:
+            most = f"Decoding.max_source_length = {trained.decoding.max_source_length}"
+            warn(f"{name}: {len(cut)} sources were cut to {most} pieces")
 
-    def _normalised(self, translate: ProgressDecoder) -> Translate:
+    def _normalised(self, translate: Translate) -> Translate:
         """Returns a decoder that reads text of a test set of its own as training text was read."""
         if self.portion.split in SPLITS:
             return translate
@@ -301,21 +328,17 @@ def pivoted(translate: Translate, through: str) -> Translate:
 
 
 def decode(
-    experiment: Experiment,
-    *,
-    split: str = "test",
-    step: int | None = None,
-    sentences: int | None = None,
-    t5x: bool = False,
-) -> Path:
+    experiment: Experiment, *, split: str = "test", step: int | None = None,
+    sentences: int | None = None, t5x: bool = False,
+) -> Path:  # fmt: skip
     """Translates a split of all directions; returns the folder of the hypotheses.
 
     What is there and was made with the same settings is left as it is. Several processes search
     together; the primary writes.
     """
     folder = experiment.folder
-    build(experiment, None).check_decoding()
-    found = distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
+    build(experiment, None).placed_params()  # sizes that cannot be are refused
+    found = trained_step(folder, step)
     decodes = decodes_folder(experiment, step)
     portion = Portion(split, sentences, test_sentences=experiment.decoding.test_sentences)
     decoder = PortionDecoder(experiment, portion)
@@ -324,3 +347,55 @@ def decode(
         written = write_tasks(decodes, portion.name, decoder.pairs)
         print(f"{decodes / 't5x'}: {len(written)} files of T5X's tasks")
     return decodes
+
+
+def score(experiment: Experiment, *, split: str = "test", step: int | None = None) -> None:
+    """Scores the references of a split of all directions.
+
+    A direction's file is logprob-<split>.<direction>.jsonl, a line a sentence. What is there and
+    was made with the same settings is left as it is.
+    """
+    build(experiment, None).placed_params()  # sizes that cannot be are refused
+    found, folder = trained_step(experiment.folder, step), decodes_folder(experiment, step)
+    portion = PortionDecoder(experiment, Portion(split))
+    cache, pairs, trained = portion.cache, portion.pairs, portion.restored(found)
+    decoding = trained.decoding
+    about = {name: getattr(decoding, name) for name in ("alpha", "max_source_length")}
+    about |= {"step": found, "vocabulary": cache.vocabulary.fingerprint}
+
+    with ProgressBar(f"score {split}", sum(map(len, pairs.values())), "sentences") as bar:
+
+        def scored(sources: list[str], directions: list[str]) -> list[dict[str, Any]]:
+            chosen = dict.fromkeys(directions)
+            targets = [reference for each in chosen for _, reference in pairs[each]]
+            given = score_references(
+                trained, sources, targets,
+                directions=[cache.directions.index(each) for each in directions],
+                progress=bar.update,
+            )  # fmt: skip
+            return [each._asdict() for each in given]
+
+        decode_to_files(scored, folder, f"logprob-{split}", pairs, about)
+        bar.update(bar.total)
+    for direction in pairs if distributed.is_primary() else ():
+        path = folder / f"logprob-{split}.{direction}.jsonl"
+        rows = read_jsonl(path)
+        tokens = sum(row["tokens"] for row in rows)
+        nats = -sum(row["logprob"] for row in rows) / tokens
+        print(f"{path}: {nats:.3f} nats a token, {len(rows):,} sentences of {tokens:,} tokens")
+
+
+def score_files(
+    experiment: Experiment, source: Path, target: Path, to: str, language: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Scores each line of `target` as a translation of that of `source`, read as by m4 decode."""
+    sources, targets = aligned_lines(source, target)
+    ready = dataclasses.replace(loaded(experiment)[0], source=language)
+    check_language(to, ready.languages)
+    given = score_references(
+        ready, [tag(ready.normalise(line), to) for line in sources],
+        [ready.normalise(line) for line in targets],
+        directions=ready.directions([to] * len(sources)),
+    )  # fmt: skip
+    for line, translation, each in zip(sources, targets, given, strict=True):
+        yield {"source": line, "target": translation, "to": to, **each._asdict()}

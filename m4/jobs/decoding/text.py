@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import NamedTuple, TextIO
 
 from m4.data.directions import split_direction
 from m4.eval.decoding.decode import BatchCounts, Translations, cut_said, warn
-from m4.eval.decoding.t5x_lines import t5x_line
+from m4.eval.decoding.hypotheses import t5x_line
 from m4.eval.decoding.translate import (
     UNENDED,
     Line,
@@ -22,7 +23,7 @@ from m4.eval.decoding.translate import (
     json_line,
     translate_lines,
 )
-from m4.eval.text import STANDARD, Output, Text, copy_of_standard_input, outputs_of, texts_of
+from m4.eval.text import STANDARD, Output, Text, outputs_of, texts_of
 from m4.experiment import Experiment
 from m4.jobs.corpus import open_vocabulary
 from m4.jobs.decoding.testsets import loaded, trained_step
@@ -47,24 +48,8 @@ def tsv_line(line: str, found: Translations, to: str) -> str:
 
 
 _FORMS: Mapping[str, Callable[[str, Translations, str], str]] = {
-    "text": lambda line, found, to: first_text(line, found),
-    "json": json_line,
-    "t5x": t5x_line,
-    "tsv": tsv_line,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """The arguments of the command line."""
-
-    inputs: Sequence[str]  # files, folders, or "-"
-    targets: Sequence[str]  # Languages; ("all",) stands for all that the model knows.
-    output: str  # A file, a folder, or "-"
-    # Language of the input. Defaults to English, or the only one that the model knows.
-    source: str | None = None
-    overwrite: bool = False  # replace translations that are there
-    format: str = "text"  # form of the lines: text, json, t5x or tsv
+    "text": first_text, "json": json_line, "t5x": t5x_line, "tsv": tsv_line,
+}  # fmt: skip
 
 
 class Missing(NamedTuple):
@@ -76,39 +61,48 @@ class Missing(NamedTuple):
     source: str
 
 
-def decode_text(experiment: Experiment, request: Request, step: int | None = None) -> None:
-    """Translates the texts; what is there stays, what a killed job left is continued.
+def decode_text(
+    experiment: Experiment, inputs: Sequence[str], targets: Sequence[str], output: str, *,
+    source: str | None, step: int | None, overwrite: bool, form: str,
+) -> None:  # fmt: skip
+    """Translates texts; what is there stays, what a killed job left is continued.
 
-    Several processes search together; the primary reads standard input and writes.
+    Args:
+        inputs: Files, folders, or "-".
+        targets: Languages; ["all"]: all that the model knows.
+        output: A file, a folder, or "-".
+        source: Language of the input. None: English, or the only one that the model knows.
+        overwrite: Whether translations that are there are replaced.
+        form: Form of the lines: text, json, t5x or tsv.
     """
-    with _texts(request.inputs) as (inputs, texts):
-        source, targets = _languages(request, open_vocabulary(experiment).directions)
+    with _texts(inputs) as (inputs, texts):
+        directions = open_vocabulary(experiment).directions
+        source, targets = _languages(source, targets, directions)
         folder = experiment.folder
-        distributed.on_primary_then_broadcast("checkpoints", lambda: trained_step(folder, step))
-        suffix = {"text": "txt", "tsv": "tsv"}.get(request.format, "jsonl")
-        outputs = outputs_of(inputs, texts, targets, request.output, suffix)
+        trained_step(folder, step)
+        suffix = {"text": "txt", "tsv": "tsv"}.get(form, "jsonl")
+        outputs = outputs_of(inputs, texts, targets, output, suffix)
         checked = {text: text.checked() for text in texts}
         model, about = loaded(experiment, step)
         translator = dataclasses.replace(model, source=source)
-        made_by = about | ({} if request.format == "text" else {request.format: True})
-        numbers = [translator.directions(to, 1) for to in targets]
-        if any(numbers):
+        made_by = about | ({} if form == "text" else {form: True})
+        if translator.directions(targets) is not None:
             made_by |= {"from": source}
 
         def begin() -> list[int]:
             for one in outputs:
                 lines, digest = checked[one.text]
                 about = {**made_by, "to": one.to, "input's lines": lines, "input": digest}
-                one.begin(about, lines, request.overwrite)
+                one.begin(about, lines, overwrite)
             return [-1 if one.done else one.lines for one in outputs]
 
         there = distributed.on_primary_then_broadcast("the outputs", begin)
         for one, lines in zip(outputs, there, strict=True):
             one.done, one.lines, one.whole = lines < 0, max(lines, 0), checked[one.text][0]
-        where = sys.stderr if request.output == STANDARD else sys.stdout
+        where = sys.stderr if output == STANDARD else sys.stdout
         missing = [one for one in outputs if not one.done]
-        _translate(translator, missing, request.format, where)
-        if request.format == "tsv" and distributed.is_primary():
+        _translate(translator, missing, form, where)
+        if form == "tsv" and distributed.is_primary():
             for one in filter(lambda one: one.path, missing):
                 about = {"run": experiment.model_dir, **made_by, "from": source, "to": one.to}
                 write_json(Path(f"{one.path}.json"), about | {"input": one.text.shown}, indent=1)
@@ -123,16 +117,20 @@ def _texts(inputs: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Text]]]:
     if len(inputs) > 1 or distributed.is_distributed():
         raise InputError("--input=-: standard input alone, for one process")
     with tempfile.TemporaryDirectory(prefix="m4-input-") as folder:
-        text = copy_of_standard_input(Path(folder))
-        yield [str(text.path)], [text]
+        path = Path(folder) / "stdin"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        (text,) = texts_of([str(path)])
+        yield [str(path)], [text._replace(shown="standard input")]
 
 
-def _languages(request: Request, directions: Sequence[str]) -> tuple[str, list[str]]:
+def _languages(
+    source: str | None, asked: Sequence[str], directions: Sequence[str]
+) -> tuple[str, list[str]]:
     """Returns the language of the input, and those to translate into."""
     pairs = [split_direction(direction) for direction in directions]
     sources, known = ([*dict.fromkeys(side)] for side in zip(*pairs, strict=True))
-    source = request.source
-    targets = list(dict.fromkeys(request.targets))
+    targets = list(dict.fromkeys(asked))
     if targets != ["all"]:
         for to in targets:
             check_language(to, known)
@@ -217,10 +215,8 @@ def _translate(translator: Translator, outputs: Sequence[Output], form: str, whe
         return
     for one in outputs:
         if one.lines < one.whole:
-            raise InputError(
-                f"{one.path}: {one.lines:,} lines of {one.whole:,}: the input has changed while it "
-                "was translated; --overwrite begins again"
-            )
+            said = "the input has changed while it was translated; --overwrite begins again"
+            raise InputError(f"{one.path}: {one.lines:,} lines of {one.whole:,}: {said}")
     for line in _said(sum((one.counts for one in outputs), Counter()), translator):
         print(line, file=where)
     print(batches.said(), file=where)

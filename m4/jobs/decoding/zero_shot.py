@@ -13,22 +13,12 @@ from m4.data.testsets import directions_for
 from m4.eval.decoding.hypotheses import steps_of
 from m4.eval.decoding.testsets import Portion, pair_sizes, train_pairs
 from m4.eval.decoding.translate import check_language
-from m4.eval.report.page import Background, Results
-from m4.eval.report.results import write_results
+from m4.eval.report.results import Background, write_results
 from m4.eval.scoring.score import read_scores
 from m4.experiment import Experiment
+from m4.jobs.decoding import testsets
 from m4.jobs.decoding.evaluate import system, system_name
 from m4.jobs.decoding.report import show
-from m4.jobs.decoding.testsets import (
-    PortionDecoder,
-    decodes_folder,
-    halves,
-    open_for,
-    say_lacking,
-    scores_folder,
-    subsets,
-    trained_step,
-)
 from m4.parallel import distributed
 from m4.settings import InputError
 
@@ -37,46 +27,53 @@ ZERO_SHOT, PIVOTED = "zero_shot", "pivot"
 
 
 def evaluate_zero_shot(
-    experiment: Experiment,
-    asked: str = "all",
-    *,
-    split: str = "test",
-    step: int | None = None,
+    experiment: Experiment, asked: str = "all", *, split: str = "test", step: int | None = None,
     sentences: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Translates directions without training pairs, directly and through English, and scores both.
 
     The report in `zero_shot/` of the run, a trial or a step (`zero_shot.flores/` for a test set of
-    its own) has the differences from the pivot. Translations are in decodes/zero_shot/ and
-    decodes/pivot/.
-
-    Args:
-        asked: "all"; a number of directions, always the same ones; or directions, as "fr-wo,wo-fr".
-        split: "test" or "dev", or the name of a test set of its own.
-
-    Raises:
-        InputError: A language is not known, a direction is trained, or has no references.
+    its own) has the differences from the pivot. `asked` is "all", a number of directions, always
+    the same ones, or directions, as "fr-wo,wo-fr". InputError: a language is not known, a direction
+    is trained, or has no references.
     """
-    found = distributed.on_primary_then_broadcast(
-        "checkpoints", lambda: trained_step(experiment.folder, step)
-    )
-    cache = open_for(experiment, split)
+    found = testsets.trained_step(experiment.folder, step)
+    cache = testsets.open_for(experiment, split)
     most = experiment.decoding.test_sentences
     directions = chosen(experiment, cache, Portion(split, sentences, test_sentences=most), asked)
     portion = Portion(split, sentences, tuple(directions), most)
     if build(experiment, cache).model.by_task:
         raise InputError("--zero_shot: the experts of this model depend on the direction, and "
                          f"{directions[0]} has none")  # fmt: skip
-    decodes = decodes_folder(experiment, step=step)
-    decoder = PortionDecoder(experiment, portion)
+    decodes = testsets.decodes_folder(experiment, step=step)
+    decoder = testsets.PortionDecoder(experiment, portion)
     decoder.decode(found, decodes / ZERO_SHOT)
     known = {*cache.directions}
-    pivoted = any({*halves(direction, PIVOT)} <= known for direction in directions)
+    pivoted = any({*testsets.halves(direction, PIVOT)} <= known for direction in directions)
     if pivoted:
         decoder.decode(found, decodes / PIVOTED, PIVOT)
 
     def report() -> None:
-        written = _report(experiment, cache, portion, step, pivoted)
+        place = testsets.scores_folder(experiment, step)
+        more = "" if portion.name == "test" else f".{portion.name}"
+        names = (ZERO_SHOT, PIVOTED)[: 1 + pivoted]
+        systems = [system(experiment, name, decodes / name, steps_of(decodes / name, portion.name))
+                   for name in names]  # fmt: skip
+        ours, path = system_name(build(experiment, cache).model), place / f"scores{more}.jsonl"
+        trained = [row for row in (read_scores(path) if path.is_file() else [])
+                   if row["direction"] in cache.directions and row["system"] == ours]  # fmt: skip
+        pairs = pair_sizes(train_pairs(cache), portion.directions)
+        facts = {
+            "pivot": f"two passes of the same model, through {PIVOT}",
+            "training pairs": "pivoted ones, or the smaller of both languages' with English",
+        }
+        title, folder = "Directions without training pairs", place / f"{ZERO_SHOT}{more}"
+        background = Background(title=title, facts=facts, trained=trained)
+        marks = testsets.subsets(experiment, cache, portion, ZERO_SHOT)
+        given = folder, systems, experiment.decoding.metrics, pairs, marks, background
+        about = {"split": portion.name, "levels": experiment.data.levels}
+        baseline = PIVOTED if pivoted else None
+        written = write_results(*given, baseline=baseline, directions=portion.directions, **about)
         show(written, experiment.data.levels)
 
     distributed.on_primary_then_broadcast("the report", report)
@@ -107,41 +104,6 @@ def chosen(experiment: Experiment, cache: Cache, portion: Portion, asked: str) -
         there = portion._replace(directions=tuple(named or every)).pairs(cache)
     else:
         there = directions_for(split, experiment.testsets[split], named or every)
-    say_lacking(split, named or every, there, refused=bool(named) or not there)
+    testsets.say_lacking(split, named or every, there, refused=bool(named) or not there)
     found = list(there)
     return found if named or asked == "all" else sorted(found, key=text_hash)[: int(asked)]
-
-
-def _report(
-    experiment: Experiment, cache: Cache, portion: Portion, step: int | None, pivoted: bool
-) -> Results:
-    decodes, place = decodes_folder(experiment, step=step), scores_folder(experiment, step)
-    more = "" if portion.name == "test" else f".{portion.name}"
-    names = (ZERO_SHOT, PIVOTED)[: 1 + pivoted]
-    systems = [
-        system(experiment, name, decodes / name, steps_of(decodes / name, portion.name))
-        for name in names
-    ]
-    ours, path = system_name(build(experiment, cache).model), place / f"scores{more}.jsonl"
-    trained = [row for row in (read_scores(path) if path.is_file() else [])
-               if row["direction"] in cache.directions and row["system"] == ours]  # fmt: skip
-    pairs = pair_sizes(train_pairs(cache), portion.directions)
-    return write_results(
-        place / f"{ZERO_SHOT}{more}",
-        systems,
-        experiment.decoding.metrics,
-        pairs,
-        subsets(experiment, cache, portion, ZERO_SHOT),
-        Background(
-            title="Directions without training pairs",
-            facts={
-                "pivot": f"two passes of the same model, through {PIVOT}",
-                "training pairs": "pivoted ones, or the smaller of both languages' with English",
-            },
-            trained=trained,
-        ),
-        baseline=PIVOTED if pivoted else None,
-        split=portion.name,
-        levels=experiment.data.levels,
-        directions=portion.directions,
-    )

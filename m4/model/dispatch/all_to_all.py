@@ -5,12 +5,13 @@ device fills the slots of its groups, sends every expert its slots, and gets the
 and combining are those of `gather`.
 """
 
+import functools
 from collections.abc import Callable
 
 from jax import lax
 
+from m4.model.dispatch import by_groups, experts_over
 from m4.model.dispatch import gather as local
-from m4.model.dispatch.over_devices import by_expert_shards, experts_over
 from m4.model.feed_forward import Experts
 from m4.model.routing import Array, Routing
 from m4.settings import configurable
@@ -24,15 +25,9 @@ def all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
 
     Without a mesh, or where experts are not sharded, it is `gather`: there is nothing to exchange.
     """
-    return by_exchange("all_to_all", x_GSM, routing, experts, _there, _back)
-
-
-def _there(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
-    return lax.all_to_all(x_EGCM, axes, split_axis=0, concat_axis=1, tiled=True)
-
-
-def _back(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
-    return lax.all_to_all(x_EGCM, axes, split_axis=1, concat_axis=0, tiled=True)
+    exchange = functools.partial(lax.all_to_all, tiled=True)
+    ways = [functools.partial(exchange, split_axis=i, concat_axis=1 - i) for i in (0, 1)]
+    return by_exchange("all_to_all", x_GSM, routing, experts, *ways)
 
 
 def by_exchange(
@@ -60,4 +55,4 @@ def by_exchange(
         done_EGCM = back(experts(sent_EGCM), axes).astype(x_GSM.dtype)
         return local.combine(local.by_group(done_EGCM), weight_GSK, slots)
 
-    return by_expert_shards(on_a_device, x_GSM, routing, experts)
+    return by_groups(on_a_device, x_GSM, routing, experts, own=True)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from m4.model.dispatch import by_annotation
 from m4.model.feed_forward import Experts
 from m4.model.layers import constrain
 from m4.model.product import full_product
@@ -24,18 +25,10 @@ def masks(routing: Routing) -> tuple[Array, Array]:
 
 @configurable
 def einsum(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
-    """Carries tokens by products with the masks (Algorithm 2, lines 3-8).
-
-    Each constraint that shards E follows one that shards G: without that pair Shardy gathers
-    everything on every device, instead of one all-to-all.
-    """
+    """Carries tokens by products with the masks (Algorithm 2, lines 3-8)."""
     combine_GSEC, dispatch_GSEC = masks(routing)
     combine_GSEC = constrain(combine_GSEC, ("batch", None, None, None))
     dispatch_GSEC = constrain(dispatch_GSEC, ("batch", None, None, None))
     sent_EGCM = jnp.einsum("GSEC,GSM->EGCM", dispatch_GSEC.astype(x_GSM.dtype), x_GSM)
-    sent_EGCM = constrain(sent_EGCM, (None, "batch", None, "embed"))
-    sent_EGCM = constrain(sent_EGCM, ("expert", "expert_replicas", None, "embed"))
-    done_EGCM = experts(sent_EGCM)
-    done_EGCM = constrain(done_EGCM, ("expert", "expert_replicas", None, "embed"))
-    done_EGCM = constrain(done_EGCM, (None, "batch", None, "embed"))
+    done_EGCM = by_annotation(sent_EGCM, experts)
     return jnp.einsum("GSEC,EGCM->GSM", combine_GSEC.astype(x_GSM.dtype), done_EGCM)

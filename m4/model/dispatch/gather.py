@@ -14,8 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from m4.model.dispatch import by_annotation
 from m4.model.feed_forward import Experts
-from m4.model.layers import constrain
 from m4.model.routing import Array, Routing
 from m4.settings import configurable
 
@@ -27,11 +27,7 @@ def gather(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
         routing.expert_GSK, routing.position_GSK, routing.num_experts, routing.capacity
     )
     sent_EGCM = by_expert(send(x_GSM, slots), routing.num_experts)
-    sent_EGCM = constrain(sent_EGCM, (None, "batch", None, "embed"))
-    sent_EGCM = constrain(sent_EGCM, ("expert", "expert_replicas", None, "embed"))
-    done_EGCM = experts(sent_EGCM)
-    done_EGCM = constrain(done_EGCM, ("expert", "expert_replicas", None, "embed"))
-    done_EGCM = constrain(done_EGCM, (None, "batch", None, "embed"))
+    done_EGCM = by_annotation(sent_EGCM, experts)
     return combine(by_group(done_EGCM), routing.weight_GSK, slots)
 
 
@@ -69,23 +65,74 @@ def by_group(x_EGCM: Array) -> Array:
     return x_EGCM.transpose(1, 0, 2, 3).reshape(G, E * C, M)
 
 
+@jax.custom_vjp
 def send(x_GSM: Array, slots: Slots) -> Array:
     """Returns the token of each slot, [G, P, M]; 0 in empty slots."""
-    return _send(x_GSM, *slots)
+    choices = slots.slot_GJ.shape[1] // x_GSM.shape[1]
+    # Number S*K, no choice, becomes token number S: one past the end.
+    return _rows(x_GSM, slots.owner_GP // choices)
 
 
+def _send_backward(saved, d_GPM: Array):
+    slots, group_tokens = saved
+    choices = slots.slot_GJ.shape[1] // group_tokens
+    if _more_choices(slots):
+        return _sums(d_GPM, slots.owner_GP // choices, group_tokens), None
+    d_GJM = _rows(d_GPM, slots.slot_GJ)
+    return d_GJM.reshape(d_GJM.shape[0], group_tokens, choices, -1).sum(axis=2), None
+
+
+send.defvjp(lambda x_GSM, slots: (send(x_GSM, slots), (slots, x_GSM.shape[1])), _send_backward)
+
+
+@jax.custom_vjp
 def fetch(done_GPM: Array, slots: Slots) -> Array:
     """Returns the row of each choice, [G, J, M]; 0 for a choice without a slot."""
-    return _back(done_GPM, *slots)
+    return _rows(done_GPM, slots.slot_GJ)
+
+
+fetch.defvjp(
+    lambda done_GPM, slots: (fetch(done_GPM, slots), slots.owner_GP),
+    lambda owner_GP, d_GJM: (_rows(d_GJM, owner_GP), None),
+)
 
 
 def combine(done_GPM: Array, weight_GSK: Array, slots: Slots) -> Array:
     """Returns y_GSM, the sum over a token's choices with a slot of weight * the slot's row."""
     G, S, K = weight_GSK.shape
-    if slots.slot_GJ.shape[1] > slots.owner_GP.shape[1]:
-        return _add(done_GPM, weight_GSK, *slots)
-    back_GSKM = _back(done_GPM, *slots).reshape(G, S, K, done_GPM.shape[-1])
+    if _more_choices(slots):
+        return _add(done_GPM, weight_GSK, slots)
+    back_GSKM = fetch(done_GPM, slots).reshape(G, S, K, done_GPM.shape[-1])
     return jnp.einsum("GSKM,GSK->GSM", back_GSKM, weight_GSK.astype(done_GPM.dtype))
+
+
+@jax.custom_vjp
+def _add(done_GPM: Array, weight_GSK: Array, slots: Slots) -> Array:
+    _, S, K = weight_GSK.shape
+    return _sums(_weighted(done_GPM, weight_GSK, slots), slots.owner_GP // K, S)
+
+
+def _add_backward(saved, d_GSM: Array):
+    done_GPM, weight_GSK, slots = saved
+    d_GPM = _rows(d_GSM, slots.owner_GP // weight_GSK.shape[-1])
+    d_weight_GP = jnp.einsum(
+        "GPM,GPM->GP", d_GPM, done_GPM, preferred_element_type=weight_GSK.dtype
+    )
+    d_weight_GSK = _rows(d_weight_GP, slots.slot_GJ).reshape(weight_GSK.shape)
+    return _weighted(d_GPM, weight_GSK, slots), d_weight_GSK, None
+
+
+_add.defvjp(lambda *given: (_add(*given), given), _add_backward)
+
+
+def _more_choices(slots: Slots) -> bool:
+    return slots.slot_GJ.shape[1] > slots.owner_GP.shape[1]
+
+
+def _weighted(x_GPM: Array, weight_GSK: Array, slots: Slots) -> Array:
+    """Multiplies the rows of slots by the weights of their choices."""
+    weight_GP = _rows(weight_GSK.reshape(weight_GSK.shape[0], -1), slots.owner_GP)
+    return x_GPM * weight_GP[..., None].astype(x_GPM.dtype)
 
 
 def _rows(x_GNM: Array, index_GP: Array) -> Array:
@@ -104,74 +151,3 @@ def _sums(x_GPM: Array, index_GP: Array, size: int) -> Array:
         return zeros.at[index_P].add(x_PM.astype(jnp.float32), mode="drop")
 
     return jax.vmap(one)(x_GPM, index_GP).astype(x_GPM.dtype)
-
-
-@jax.custom_vjp
-def _send(x_GSM: Array, owner_GP: Array, slot_GJ: Array) -> Array:
-    choices = slot_GJ.shape[1] // x_GSM.shape[1]
-    # Number S*K, no choice, becomes token number S: one past the end.
-    return _rows(x_GSM, owner_GP // choices)
-
-
-def _send_forward(x_GSM: Array, owner_GP: Array, slot_GJ: Array):
-    return _send(x_GSM, owner_GP, slot_GJ), (owner_GP, slot_GJ, x_GSM.shape[1])
-
-
-def _send_backward(saved, d_GPM: Array):
-    owner_GP, slot_GJ, group_tokens = saved
-    choices = slot_GJ.shape[1] // group_tokens
-    if slot_GJ.shape[1] > owner_GP.shape[1]:
-        return _sums(d_GPM, owner_GP // choices, group_tokens), None, None
-    d_GJM = _rows(d_GPM, slot_GJ)
-    d_GSM = d_GJM.reshape(d_GJM.shape[0], group_tokens, choices, -1).sum(axis=2)
-    return d_GSM, None, None
-
-
-_send.defvjp(_send_forward, _send_backward)
-
-
-@jax.custom_vjp
-def _back(done_GPM: Array, owner_GP: Array, slot_GJ: Array) -> Array:
-    return _rows(done_GPM, slot_GJ)
-
-
-def _back_forward(done_GPM: Array, owner_GP: Array, slot_GJ: Array):
-    return _back(done_GPM, owner_GP, slot_GJ), owner_GP
-
-
-def _back_backward(owner_GP: Array, d_GJM: Array):
-    return _rows(d_GJM, owner_GP), None, None
-
-
-_back.defvjp(_back_forward, _back_backward)
-
-
-@jax.custom_vjp
-def _add(done_GPM: Array, weight_GSK: Array, owner_GP: Array, slot_GJ: Array) -> Array:
-    _, S, K = weight_GSK.shape
-    weight_GP = _slot_weights(weight_GSK, owner_GP)
-    return _sums(done_GPM * weight_GP[..., None].astype(done_GPM.dtype), owner_GP // K, S)
-
-
-def _slot_weights(weight_GSK: Array, owner_GP: Array) -> Array:
-    return _rows(weight_GSK.reshape(weight_GSK.shape[0], -1), owner_GP)
-
-
-def _add_forward(done_GPM: Array, weight_GSK: Array, owner_GP: Array, slot_GJ: Array):
-    y_GSM = _add(done_GPM, weight_GSK, owner_GP, slot_GJ)
-    return y_GSM, (done_GPM, weight_GSK, owner_GP, slot_GJ)
-
-
-def _add_backward(saved, d_GSM: Array):
-    done_GPM, weight_GSK, owner_GP, slot_GJ = saved
-    d_GPM = _rows(d_GSM, owner_GP // weight_GSK.shape[-1])
-    weight_GP = _slot_weights(weight_GSK, owner_GP)
-    d_done_GPM = d_GPM * weight_GP[..., None].astype(d_GPM.dtype)
-    d_weight_GP = jnp.einsum(
-        "GPM,GPM->GP", d_GPM, done_GPM, preferred_element_type=weight_GSK.dtype
-    )
-    d_weight_GSK = _rows(d_weight_GP, slot_GJ).reshape(weight_GSK.shape)
-    return d_done_GPM, d_weight_GSK, None, None
-
-
-_add.defvjp(_add_forward, _add_backward)

@@ -14,6 +14,7 @@ from m4.model.product import input_gradient, weight_gradient
 
 Array = jax.Array
 
+_AT_ONCE = (4, 2, 1)  # blocks of a backward product; the most that are left
 # `lax.ragged_dot` has no other batching rule; a batch is for example the rows of a Jacobian.
 _in_a_loop = jax.custom_batching.sequential_vmap
 
@@ -38,10 +39,6 @@ def grouped_matmul(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) ->
     )
 
 
-def _forward(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array):
-    return grouped_matmul(x_NbM, w_EMF, expert_N, count), (x_NbM, w_EMF, expert_N, count)
-
-
 def _backward(saved, d_NbF: Array):
     d_x_NbM, d_w_EMF = lax.platform_dependent(
         *saved, d_NbF, cpu=_loop_backward, cuda=_on_gpu_backward, default=_grouped_backward
@@ -49,7 +46,7 @@ def _backward(saved, d_NbF: Array):
     return d_x_NbM, d_w_EMF, None, None
 
 
-grouped_matmul.defvjp(_forward, _backward)
+grouped_matmul.defvjp(lambda *given: (grouped_matmul(*given), given), _backward)
 
 
 def _loop(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
@@ -70,18 +67,15 @@ def _loop(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
 def _loop_backward(
     x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array, d_NbF: Array
 ) -> tuple[Array, Array]:
-    """Computes the gradients of `_loop`, several blocks of an expert in one product.
-
-    An expert's blocks are neighbours, and one product of several is faster than several products.
-    `_loop` must not do it: a row's result would depend on how many rows its expert has.
-    """
+    """Computes the gradients of `_loop`, several blocks of an expert in one product."""
+    # `_loop` must not do it: a row's result would depend on how many rows its expert has.
 
     def expert(e: Array, begin: Array, end: Array, sums: tuple[Array, Array]):
         d_x_NbM, d_w_EMF = sums
         w_MF = _at(w_EMF, e)
 
-        def turn(several: int, n: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-            d_x_NbM, d_w_MF = sums
+        def turn(several: int, first: Array, i: Array, sums: tuple[Array, Array]):
+            (d_x_NbM, d_w_MF), n = sums, first + i * several
             x_RM, d_RF = (_rows(blocks, n, several) for blocks in (x_NbM, d_NbF))
             d_x_RM = input_gradient(d_RF, w_MF)
             d_x_NbM = lax.dynamic_update_slice_in_dim(
@@ -91,22 +85,14 @@ def _loop_backward(
 
         sums = d_x_NbM, zeros_as(w_MF.shape, w_MF)
         for several in (many for many in _AT_ONCE if many <= x_NbM.shape[0]):
-            begin, sums = _in_turns(functools.partial(turn, several), begin, end, several, sums)
+            turns = (end - begin) // several
+            sums = lax.fori_loop(0, turns, functools.partial(turn, several, begin), sums)
+            begin = begin + turns * several
         d_x_NbM, d_w_MF = sums
         return d_x_NbM, _put(d_w_EMF, d_w_MF, e)
 
     start = (zeros_as(x_NbM.shape, x_NbM), zeros_as(w_EMF.shape, w_EMF))
     return _by_expert(expert, start, expert_N, count, w_EMF.shape[0])
-
-
-_AT_ONCE = (4, 2, 1)  # blocks of a backward product; the most that are left
-
-
-def _in_turns(turn, begin: Array, end: Array, several: int, state):
-    """Applies turn(n, state) for n = begin, begin + several, ...; returns the n left, the state."""
-    turns = (end - begin) // several
-    state = lax.fori_loop(0, turns, lambda i, state: turn(begin + i * several, state), state)
-    return begin + turns * several, state
 
 
 def _by_expert(expert, state, expert_N: Array, count: Array, E: int):
@@ -182,8 +168,8 @@ def _ragged(x_NbM: Array, w_EMF: Array, expert_N: Array) -> Array:
 
 
 def _sizes(expert_N: Array, E: int, b: int) -> Array:
-    size_E = b * jnp.sum(expert_N[:, None] == jnp.arange(E)[None], axis=0)
-    return size_E.astype(jnp.int32)
+    """Returns the number of rows of each expert."""
+    return b * jnp.sum(expert_N[:, None] == jnp.arange(E)[None], axis=0, dtype=jnp.int32)
 
 
 def _megablox_fits(x_NbM: Array, w_EMF: Array) -> bool:

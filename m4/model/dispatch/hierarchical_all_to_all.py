@@ -1,13 +1,11 @@
 """All-to-all in two stages: inside a node over `expert`, then between nodes over `node`, and back.
 
 HetuMoE (arXiv 2203.14685, section 3.2) first brings together the rows that a node's devices have
-for each other node. There one device of a node sends for all; here each device sends the rows that
-its peers gave it, as in Tutel's two-dimensional all-to-all (arXiv 2206.03382). With N nodes of X
-devices a device sends N - 1 messages between nodes instead of (N - 1) X, each X times as large. The
-price is a second pass of the same bytes inside the node.
+for each other node; each device sends those that its peers gave it, as in Tutel's two-dimensional
+all-to-all (arXiv 2206.03382). With N nodes of X devices a device sends N - 1 messages between nodes
+instead of (N - 1) X, each X times as large, for a second pass of the same bytes inside the node.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -29,7 +27,7 @@ def hierarchical_all_to_all(x_GSM: Array, routing: Routing, experts: Experts) ->
 def _there(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
     """Exchanges experts by (node, device, own) for groups in that order; inside the node first."""
     own = len(axes)
-    x = x_EGCM.reshape(*_sizes(axes), -1, *x_EGCM.shape[1:])
+    x = x_EGCM.reshape(*map(lax.axis_size, axes), -1, *x_EGCM.shape[1:])
     for axis in reversed(range(own)):
         # The axis held the destination before the exchange, and holds the origin after it.
         x = lax.all_to_all(x, axes[axis], split_axis=axis, concat_axis=axis, tiled=True)
@@ -40,13 +38,8 @@ def _there(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
 def _back(x_EGCM: Array, axes: tuple[str, ...]) -> Array:
     """Exchanges groups by (node, device, own) for experts in that order; between nodes first."""
     own = len(axes)
-    x = x_EGCM.reshape(x_EGCM.shape[0], *_sizes(axes), -1, *x_EGCM.shape[2:])
+    x = x_EGCM.reshape(x_EGCM.shape[0], *map(lax.axis_size, axes), -1, *x_EGCM.shape[2:])
     x = jnp.moveaxis(x, 0, own)
     for axis in range(own):
         x = lax.all_to_all(x, axes[axis], split_axis=axis, concat_axis=axis, tiled=True)
     return x.reshape(-1, *x.shape[-3:])
-
-
-def _sizes(axes: tuple[str, ...]) -> tuple[int, ...]:
-    mesh = jax.sharding.get_abstract_mesh()
-    return tuple(mesh.shape[name] for name in axes)

@@ -12,17 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from m4.model.dispatch import by_groups
 from m4.model.dispatch.gather import Slots, combine, send
-from m4.model.dispatch.over_devices import by_own_groups
 from m4.model.feed_forward import Experts
 from m4.model.routing import Array, Routing
 from m4.settings import configurable
-
-# On GPUs measured on an H100 with jax 0.11.2: 34 times the time of `gather` (docs/gpu.md).
-DENSE_WARNING = (
-    "ragged: on CPUs and GPUs lax.ragged_dot is a dense expansion, E times the work and the "
-    "memory; use gather (MoeLayer.dispatch)"
-)
 
 
 @configurable
@@ -38,9 +32,14 @@ def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     device = mesh.abstract_device
     if (device.platform if device is not None else jax.default_backend()) != "tpu":
-        warnings.warn(DENSE_WARNING, UserWarning, stacklevel=2)  # Python shows it once a place
+        # On an H100 with jax 0.11.2 it took 34 times the time of `gather` (docs/gpu.md).
+        said = (
+            "ragged: on CPUs and GPUs lax.ragged_dot is a dense expansion, E times the work and "
+            "the memory; use gather (MoeLayer.dispatch)"
+        )
+        warnings.warn(said, UserWarning, stacklevel=2)  # Python shows it once a place
     on_a_device = functools.partial(_by_rows, routing.num_experts, routing.capacity)
-    return by_own_groups(on_a_device, x_GSM, routing, experts)
+    return by_groups(on_a_device, x_GSM, routing, experts, own=False)
 
 
 def order_by_expert(

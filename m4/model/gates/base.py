@@ -6,25 +6,17 @@ token has a bidder (Bertsekas' algorithm).
 """
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from m4.model.routing import Array, Capacity, Routing, Tokens, at_experts, plan_choices
-from m4.settings import Between, checked
+from m4.settings import checked
 
 
 @checked
-def base(
-    tokens: Tokens,
-    num_experts: int,
-    capacity: Capacity,
-    *,
-    raises: Annotated[float, Between(1)] = 200.0,
-    holding: Annotated[float, Between(0, 1)] = 0.2,
-    max_rounds: Annotated[int, Between(1, 10**6)] = 400,
-) -> Routing:
+def base(tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing:
     """Assigns C = ceil(S/E) tokens to each expert in training, with the highest total score.
 
     Outside training each token goes to its best expert and none is dropped (C = S). The layer's
@@ -34,12 +26,7 @@ def base(
 
     In training a token's expert depends on all tokens of its group, also on later ones and also in
     a decoder, as in the paper, which trains language models. Elsewhere it depends on the token
-    alone.
-
-    Args:
-        raises: See `auction`; fairseq's value is 50, quicker and less exact.
-        holding: See `auction`; fairseq's value is 1.
-        max_rounds: See `auction`. The metric `auction_rounds` is the number of rounds taken.
+    alone. The metric `auction_rounds` is the number of rounds that `auction` took.
     """
     logits_GSE = tokens.score("router", init="orthogonal")
     mask_GS = tokens.mask_GS
@@ -55,7 +42,7 @@ def base(
         scores_GSE = jnp.where(real_GS1, logits_GSE, lowest_G11)
         dummies_GSE = jnp.broadcast_to(lowest_G11, (G, C * E - S, E))
         scores_GSE = jnp.concatenate([scores_GSE, dummies_GSE], axis=1)
-        expert_GS, rounds = auction(scores_GSE, raises, holding, max_rounds)
+        expert_GS, rounds = auction(scores_GSE)
         expert_GSK = expert_GS[:, :S, None]
         metrics["auction_rounds"] = rounds.astype(jnp.float32)
     else:
@@ -65,48 +52,38 @@ def base(
     return plan_choices(expert_GSK, weight_GSK, mask_GS, num_experts, C, metrics=metrics)
 
 
+# The smallest raise of a bid is the range of a group's scores divided by _RAISES. A round costs a
+# token that stays with its holder _HOLDING of that, which makes tokens without an expert cheaper
+# than the others; 0 is exact to S raises, and slow. After _MOST_ROUNDS such tokens go where places
+# are left. (fairseq: 50 and 1; after 100 rounds with rising prices and without holders.)
+_RAISES, _HOLDING, _MOST_ROUNDS = 200.0, 0.2, 400
+
+
 class _Auction(NamedTuple):
     round: Array  # rounds so far
     cost_S: Array  # what each token costs so far
     bidder_S: Array  # the expert that holds each token, or -1
 
 
-def auction(
-    scores_GSE: Array, raises: float = 200.0, holding: float = 0.2, max_rounds: int = 400
-) -> tuple[Array, Array]:
-    """Assigns exactly S/E tokens of each group to each expert.
+def auction(scores_GSE: Array) -> tuple[Array, Array]:
+    """Assigns exactly S/E tokens of each group to each expert; S is a multiple of E.
 
     The assignment is a deterministic function of the scores, without a gradient. Its total score is
-    nearly the best one: for normal random scores, from 8 tokens and 4 experts to 1,024 and 64, at
-    most 0.15% of the best one's distance to the mean assignment was missing (0.3% for scores of
-    rank 4), after 10 to 90 rounds; with fairseq's `raises` and `holding` up to 1.7% (2.2%), after 5
-    to 14. In a round each expert looks for the S/E + 1 largest of S scores.
-
-    Args:
-        scores_GSE: Finite float32; S is a multiple of E.
-        raises: The smallest raise of a bid is the range of a group's scores divided by this.
-        holding: Cost of a round to a token that stays with its holder, in smallest raises. It makes
-            tokens without an expert cheaper than the others; 0 is exact to S raises, and slow.
-        max_rounds: After so many rounds, tokens without a bidder go where places are left.
-            (fairseq goes on after 100, with rising prices and without holders.)
+    nearly the best one: at most 0.15% of the distance to the mean assignment was missing for normal
+    random scores, after 10 to 90 rounds (with fairseq's constants 1.7%, after 14).
 
     Returns:
         expert_GS, int32, and the number of rounds of the slowest group, an int32 scalar.
     """
-    S, E = scores_GSE.shape[1:]
-    assert S % E == 0, f"{S} tokens for {E} experts"
-    assign = jax.vmap(lambda x_SE: _assign(x_SE, raises, holding, max_rounds))
-    expert_GS, rounds_G = assign(jax.lax.stop_gradient(scores_GSE))
+    expert_GS, rounds_G = jax.vmap(_assign)(jax.lax.stop_gradient(scores_GSE))
     return expert_GS, jnp.max(rounds_G)
 
 
-def _assign(
-    scores_SE: Array, raises: float, holding: float, max_rounds: int
-) -> tuple[Array, Array]:
+def _assign(scores_SE: Array) -> tuple[Array, Array]:
     S, E = scores_SE.shape
     if E == 1:
         return jnp.zeros(S, jnp.int32), jnp.zeros((), jnp.int32)
-    share, least = S // E, 1.0 / raises
+    share, least = S // E, 1.0 / _RAISES
     # Where all tokens are assigned, a token's mean score and an expert's mean score do not matter:
     # without them the range is that of what does. Then scaled to [0, 1], so that raises do not
     # vanish next to large scores.
@@ -121,7 +98,7 @@ def _assign(
     turned_ES = (jnp.arange(S)[None] + first_E1) % S
 
     def go_on(state: _Auction) -> Array:
-        return jnp.any(state.bidder_S < 0) & (state.round < max_rounds)
+        return jnp.any(state.bidder_S < 0) & (state.round < _MOST_ROUNDS)
 
     def one_round(state: _Auction) -> _Auction:
         held_ES = state.bidder_S[None] == expert_E1
@@ -139,7 +116,7 @@ def _assign(
         bids_ES = jnp.where(held_ES, least, bids_ES)
         high_S = jnp.max(bids_ES, axis=0)
         bidder_S = jnp.where(high_S > 0, jnp.argmax(bids_ES, axis=0), -1).astype(jnp.int32)
-        paid_S = jnp.where(bidder_S == state.bidder_S, holding * high_S, high_S)
+        paid_S = jnp.where(bidder_S == state.bidder_S, _HOLDING * high_S, high_S)
         return _Auction(state.round + 1, state.cost_S + paid_S, bidder_S)
 
     start = _Auction(jnp.zeros((), jnp.int32), jnp.zeros(S), jnp.full(S, -1, jnp.int32))

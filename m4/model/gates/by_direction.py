@@ -4,7 +4,7 @@ Source: Kudugunta et al. 2021, "Beyond Distillation: Task-level Mixture-of-Exper
 Inference" (arXiv 2110.03742), section 3. A task needs only its own experts in inference.
 """
 
-from m4.model.gates.mixtral import route
+from m4.model.gates.topk import route
 from m4.model.routing import Capacity, Routing, Tokens, check_choices
 from m4.settings import Size, checked
 
@@ -20,10 +20,7 @@ def by_direction(
     direction, or with `Experiment.tasks` a group of directions, such as those of a target language
     or a family (`m4.train.multitask.groups`). A sentence's tokens want slots of the same experts:
     with groups of few sentences `train_capacity_factor = None` keeps them.
-
-    Args:
-        choices: k.
     """
     check_choices("by_direction.choices", choices, num_experts)
-    logits_GSE = tokens.score("router", by_task=True)
-    return route(logits_GSE, tokens.mask_GS, num_experts, capacity, choices)
+    logits_GSE, how = tokens.score("router", by_task=True), {"normalize": True, "by_group": False}
+    return route(logits_GSE, tokens.mask_GS, num_experts, capacity, choices, **how)

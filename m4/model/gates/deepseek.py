@@ -10,20 +10,9 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from m4.model.routing import (
-    Array,
-    Capacity,
-    Routing,
-    Tokens,
-    at_experts,
-    balance_loss,
-    check_choices,
-    plan_choices,
-    top_k,
-)
+from m4.model import routing
+from m4.model.routing import Capacity, Routing, Tokens, at_experts, balance_loss, top_k
 from m4.settings import Factor, OneOf, Rate, SettingError, Size, checked
-
-SCORES = ("sigmoid", "softmax")
 
 
 @checked
@@ -33,7 +22,7 @@ def deepseek(
     capacity: Capacity,
     *,
     choices: Size = 2,
-    scores: Annotated[str, OneOf(SCORES)] = "sigmoid",
+    scores: Annotated[str, OneOf(("sigmoid", "softmax"))] = "sigmoid",
     normalize: bool = True,
     route_scale: Factor = 1.0,
     bias_rate: Rate = 1e-3,
@@ -45,23 +34,19 @@ def deepseek(
     s are scores of the logits. The bias b starts at 0 and has no gradient: after a training step
     b_e += bias_rate * sign(mean load - load_e), where the load is the number of choices of an
     expert in the whole batch, before capacity (`m4.model.moe.move_biases`). It is a parameter,
-    `bias/table`, and stays as it is in evaluation. Ties go to the lowest index of groups and of
-    experts.
+    `bias/table`, and stays as it is in evaluation. Ties go to the lowest index.
 
-    The auxiliary loss is E * sum_e f_e P_e over the real tokens of a group, then the mean over
-    groups, where P is s over its sum and f counts each choice as 1/k: 1 when balanced. (V3 computes
-    it for each sequence, with a factor of 1e-4: `Training.aux_loss_factor`.) The z-loss is 0 for
-    sigmoid scores, which a sum of exponentials does not describe.
+    The auxiliary loss is `balance_loss`, where P is s over its sum. (V3 computes it for each
+    sequence, with a factor of 1e-4: `Training.aux_loss_factor`.) The z-loss is 0 for sigmoid
+    scores, which a sum of exponentials does not describe.
 
     V3 is choices=8, expert_groups=8, best_groups=4, route_scale=2.5; V2 is choices=6,
     scores="softmax", normalize=False, bias_rate=0, expert_groups=8, best_groups=3, route_scale=16.
 
     Args:
-        choices: k.
+        choices, route_scale: k, and a factor of the weights.
         scores: "sigmoid" (V3) or "softmax" over all experts (V2).
         normalize: False takes s itself as weights.
-        route_scale: Factor of the weights.
-        bias_rate: Change of b in a training step; 0 leaves it.
         expert_groups: Number of groups of consecutive experts.
         best_groups: Number of groups that a token may choose from: those with the largest sum of
             two s + b, or for softmax scores with the largest one.
@@ -76,7 +61,7 @@ def deepseek(
     if best_groups > expert_groups:
         allowed = f"at most deepseek.expert_groups = {expert_groups}"
         raise SettingError("deepseek.best_groups", best_groups, allowed)
-    check_choices("deepseek.choices", choices, best_groups * members)
+    routing.check_choices("deepseek.choices", choices, best_groups * members)
     assert tokens.bias is not None
     sigmoid = scores == "sigmoid"
     logits_GSE = tokens.score("router")
@@ -85,8 +70,12 @@ def deepseek(
     score_GSE = jnp.exp(log_GSE)
     biased_GSE = jax.lax.stop_gradient(score_GSE) + tokens.bias()[None, None]
     if best_groups < expert_groups:
-        best_GSE = _in_best_groups(biased_GSE, members, best_groups, 2 if sigmoid else 1)
-        biased_GSE = jnp.where(best_GSE, biased_GSE, -jnp.inf)
+        in_group_GSDN = biased_GSE.reshape(*biased_GSE.shape[:2], -1, members)
+        largest_GSDB = top_k(in_group_GSDN, min(2 if sigmoid else 1, members))[0]
+        best_GSB = top_k(jnp.sum(largest_GSDB, axis=-1), best_groups)[1]
+        group_E = (jnp.arange(num_experts) // members)[None, None, None]
+        is_in_GSE = jnp.any(best_GSB[..., None] == group_E, axis=2)
+        biased_GSE = jnp.where(is_in_GSE, biased_GSE, -jnp.inf)
     expert_GSK = top_k(biased_GSE, choices)[1]
     if normalize:
         weight_GSK = jax.nn.softmax(at_experts(log_GSE, expert_GSK))
@@ -94,23 +83,11 @@ def deepseek(
         weight_GSK = at_experts(score_GSE, expert_GSK)
     share_GSE = jax.nn.softmax(log_GSE)
     chosen_GSKE = jax.nn.one_hot(expert_GSK, num_experts) * tokens.mask_GS[..., None, None]
-    plan = plan_choices(
-        expert_GSK,
-        weight_GSK * route_scale,
-        tokens.mask_GS,
-        num_experts,
-        capacity(choices),
+    weights = weight_GSK * route_scale, tokens.mask_GS
+    plan = routing.plan_choices(
+        *(expert_GSK, *weights, num_experts, capacity(choices)),
         logits_GSE=None if sigmoid else logits_GSE,
         aux_loss=balance_loss(share_GSE, expert_GSK, tokens.mask_GS),
     )
     load_E = jnp.sum(chosen_GSKE, axis=(0, 1, 2))
     return dataclasses.replace(plan, bias_load_E=load_E, bias_rate=bias_rate)
-
-
-def _in_best_groups(biased_GSE: Array, members: int, best_groups: int, largest: int) -> Array:
-    """Returns a mask of the experts in the groups with the largest sums of `largest` entries."""
-    G, S, E = biased_GSE.shape
-    in_group_GSDN = biased_GSE.reshape(G, S, -1, members)
-    score_GSD = jnp.sum(top_k(in_group_GSDN, min(largest, members))[0], axis=-1)
-    best_GSB = top_k(score_GSD, best_groups)[1]
-    return jnp.any(best_GSB[..., None] == (jnp.arange(E) // members)[None, None, None], axis=2)

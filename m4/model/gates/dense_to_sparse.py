@@ -10,8 +10,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from m4.model.gates.switch import switch
-from m4.model.routing import Array, Capacity, Routing, Tokens, make_routing
+from m4.model.gates.topk import route
+from m4.model.routing import Capacity, Routing, Tokens, make_routing
 from m4.settings import Between, InputError, Rate, SettingError, Steps, checked
 
 Temperature = Annotated[float, Between(0, 1e6, above=True)]
@@ -55,16 +55,18 @@ def dense_to_sparse(
     if tau_min > tau_max:
         raise SettingError("dense_to_sparse.tau_min", tau_min, f"at most tau_max = {tau_max}")
     logits_GSE = tokens.score("router")
-    scored = replace(tokens, score=lambda name, **_: logits_GSE)
-    sparse = switch(scored, num_experts, capacity, jitter=0.0)
+    sparse = route(logits_GSE, tokens.mask_GS, num_experts, capacity, 1)
     if not tokens.train:
         return sparse
     if tokens.step is None:
-        raise InputError(
-            "dense_to_sparse needs the training step for its temperature, and this trainer does "
-            "not pass `step` to the model"
-        )
-    tau = temperature(tokens.step, tau_max, tau_min, anneal_steps, warmup_steps)
+        said = "the training step for its temperature, and this trainer does not pass `step`"
+        raise InputError(f"dense_to_sparse needs {said} to the model")
+    # Linear up to tau_max, then a cosine down to tau_min.
+    t = jnp.asarray(tokens.step, jnp.float32)
+    rise = tau_min + (tau_max - tau_min) * t / max(warmup_steps, 1)
+    progress = jnp.clip((t - warmup_steps) / max(anneal_steps, 1), 0.0, 1.0)
+    fall = tau_min + 0.5 * (tau_max - tau_min) * (1.0 + jnp.cos(jnp.pi * progress))
+    tau = jnp.where(t < warmup_steps, rise, fall)
     noisy_GSE = jax.nn.log_softmax(logits_GSE)
     if tokens.rng is not None:
         noisy_GSE = noisy_GSE + jax.random.gumbel(tokens.rng, noisy_GSE.shape)
@@ -83,14 +85,3 @@ def dense_to_sparse(
         metrics={"temperature": tau},
     )
     return replace(routing, shortcut=(use_sparse, sparse))
-
-
-def temperature(
-    step: Array, tau_max: float, tau_min: float, anneal_steps: int, warmup_steps: int
-) -> Array:
-    """Returns tau after `step` steps: linear up to tau_max, cosine down to tau_min, tau_min."""
-    t = jnp.asarray(step, jnp.float32)
-    rise = tau_min + (tau_max - tau_min) * t / max(warmup_steps, 1)
-    progress = jnp.clip((t - warmup_steps) / max(anneal_steps, 1), 0.0, 1.0)
-    fall = tau_min + 0.5 * (tau_max - tau_min) * (1.0 + jnp.cos(jnp.pi * progress))
-    return jnp.where(t < warmup_steps, rise, fall)

@@ -4,34 +4,28 @@ Source: Zhou et al. 2022 (arXiv 2202.09368), section 3.2; Lingvo, gshard_layers.
 TokenShufflingOnlogitsV2, agrees (slots in token order, padding left out).
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from m4.model.routing import (
-    Array,
-    Capacity,
-    CapacityFactor,
-    Routing,
-    Tokens,
-    make_routing,
-    refuse_causal,
-)
+from m4.model import routing
+from m4.model.routing import Capacity, Routing, Tokens
 from m4.settings import checked
 
 
 @checked
 def expert_choice(
-    tokens: Tokens, num_experts: int, capacity: Capacity, *, capacity_factor: CapacityFactor = 2.0
+    tokens: Tokens,
+    num_experts: int,
+    capacity: Capacity,
+    *,
+    capacity_factor: routing.CapacityFactor = 2.0,
 ) -> Routing:
     """Gives each expert the C = ceil(S * capacity_factor / E) tokens with the largest p, at most S.
 
     The weight is p, the softmax over experts, not renormalised. A token may get any number of
     experts, 0 to E; choice k of the plan is expert k. The load is even by construction, so that
-    there is no auxiliary loss. The metric `experts_per_token` is the mean number of experts of real
-    tokens.
+    there is no auxiliary loss.
 
     Outside training an expert takes only ceil(real tokens * capacity_factor / E) of a group.
     There a row is a group, so that its result does not depend on its padding. (With a
@@ -40,37 +34,28 @@ def expert_choice(
     Args:
         capacity_factor: Mean number of experts of a token, in training and outside.
     """
-    refuse_causal(tokens, "MoeLayer.gate", "expert_choice")
-    logits_GSE = tokens.score("router")
+    routing.refuse_causal(tokens, "MoeLayer.gate", "expert_choice")
+    logits_GSE, mask_GS = tokens.score("router"), tokens.mask_GS
     S = logits_GSE.shape[1]
-    # Counted in Python for every number of real tokens: the same number of real tokens must have
-    # the same number of slots in every program.
-    slots_of = np.array([_slots(n, num_experts, capacity_factor) for n in range(S + 1)], np.int32)
+    # Counted here for every number of real tokens: the same number of real tokens must have the
+    # same number of slots in every program. Minus a small number, because a factor such as 8/3 is
+    # itself rounded, perhaps up.
+    count = np.arange(S + 1)
+    shares = np.ceil(count * capacity_factor / num_experts - 1e-6)
+    slots_of = np.minimum(shares, count).astype(np.int32)
     C = max(int(slots_of[S]), 1)
     limit_G = jnp.full(logits_GSE.shape[:1], C)
     if not tokens.train:
-        limit_G = jnp.asarray(slots_of)[jnp.sum(tokens.mask_GS, axis=1)]
-    return route(logits_GSE, tokens.mask_GS, C, limit_G)
-
-
-def _slots(tokens: int, num_experts: int, factor: float) -> int:
-    # Minus a small number, because a factor such as 8/3 is itself rounded, perhaps up.
-    return min(tokens, math.ceil(tokens * factor / num_experts - 1e-6))
-
-
-def route(logits_GSE: Array, mask_GS: Array, capacity: int, limit_G: Array) -> Routing:
-    """Plans for given logits and C; no expert takes more than limit_G tokens of a group."""
-    _, S, E = logits_GSE.shape
+        limit_G = jnp.asarray(slots_of)[jnp.sum(mask_GS, axis=1)]
     probs_GSE = jax.nn.softmax(logits_GSE)
     likes_GES = jnp.where(mask_GS[:, None], jnp.swapaxes(probs_GSE, 1, 2), -1.0)
     # `top_k` has the largest first; ties go to the earlier token.
-    _, token_GEC = jax.lax.top_k(jax.lax.stop_gradient(likes_GES), capacity)
-    within_GEC = jnp.arange(capacity)[None, None] < limit_G[:, None, None]
+    _, token_GEC = jax.lax.top_k(jax.lax.stop_gradient(likes_GES), C)
+    within_GEC = jnp.arange(C)[None, None] < limit_G[:, None, None]
     within_GEC = jnp.broadcast_to(within_GEC, token_GEC.shape)
     mark = jax.vmap(jax.vmap(lambda token_C, taken_C: jnp.zeros(S, bool).at[token_C].set(taken_C)))
     taken_GSE = jnp.swapaxes(mark(token_GEC, within_GEC), 1, 2) & mask_GS[..., None]
     position_GSE = jnp.cumsum(taken_GSE, axis=1, dtype=jnp.int32) - 1
     position_GSE = jnp.where(taken_GSE, position_GSE, -1)
-    return make_routing(
-        *(None, position_GSE, probs_GSE, mask_GS, E, capacity), logits_GSE=logits_GSE
-    )
+    plan = None, position_GSE, probs_GSE, mask_GS, num_experts, C
+    return routing.make_routing(*plan, logits_GSE=logits_GSE)

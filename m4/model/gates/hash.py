@@ -15,8 +15,6 @@ from scipy.cluster.vq import ClusterError, kmeans2
 from m4.model.routing import Capacity, Routing, Tokens, plan_choices
 from m4.settings import Count, InputError, OneOf, SettingError, checked
 
-TABLES = ("random", "balanced", "clustered")
-
 
 @checked
 def hash(
@@ -24,7 +22,7 @@ def hash(
     num_experts: int,
     capacity: Capacity,
     *,
-    table: Annotated[str, OneOf(TABLES)] = "random",
+    table: Annotated[str, OneOf(("random", "balanced", "clustered"))] = "random",
     seed: Count = 0,
     counts: str | None = None,
     embeddings: str | None = None,
@@ -68,16 +66,12 @@ def make_table(
     embeddings: str | None = None,
 ) -> np.ndarray:
     """Returns the expert of each id, int32 [V]; see `hash` for the arguments."""
-    if table == "balanced":
-        counts_V = _load("counts", counts, vocab_size, axes=1)
-        return _balanced(counts_V, num_experts, vocab_size)
+    if table == "random":
+        return np.random.default_rng(seed).integers(0, num_experts, vocab_size, np.int32)
     if table == "clustered":
         embeddings_VM = _load("embeddings", embeddings, vocab_size, axes=2)
         return _clustered(embeddings_VM, num_experts, vocab_size, seed)
-    return np.random.default_rng(seed).integers(0, num_experts, vocab_size, np.int32)
-
-
-def _balanced(counts_V: np.ndarray, num_experts: int, vocab_size: int) -> np.ndarray:
+    counts_V = _load("counts", counts, vocab_size, axes=1)
     counts_V = np.pad(counts_V, (0, vocab_size - len(counts_V)))
     table_V = np.zeros(vocab_size, np.int32)
     # At equal load the expert with fewer ids is next, so that ids that never occur are spread too.
@@ -122,14 +116,14 @@ def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.nd
             rows = np.load(file, allow_pickle=False)
     except FileNotFoundError as error:
         raise InputError(f"{option}: no file {path}") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{option}: {path} is not an .npy file of numbers") from error
-    numbers = isinstance(rows, np.ndarray) and rows.dtype.kind in "iuf"  # an .npz is a dictionary
-    if not numbers or not np.isfinite(rows).all():
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        rows = None
+    # An .npz has several arrays.
+    numbers = isinstance(rows, np.ndarray) and rows.dtype.kind in "iuf"
+    if rows is None or not numbers or not np.isfinite(rows).all():
         raise InputError(f"{option}: {path} is not an .npy file of numbers")
     if rows.ndim != axes or not 1 <= len(rows) <= vocab_size:
-        raise InputError(
-            f"{option}: {path} has the shape {rows.shape}; needed are {axes} axes and a row for an "
-            f"id, at most for each of the {vocab_size} ids of the model's vocabulary"
-        )
+        row = "a number" if axes == 1 else "a row of numbers"
+        needed = f"{row} for an id, of at most {vocab_size} ids"
+        raise InputError(f"{option}: {path} has the shape {rows.shape}; needed is {needed}")
     return rows

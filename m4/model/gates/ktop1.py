@@ -11,25 +11,16 @@ from m4.settings import SettingError, Size, checked
 
 
 @checked
-def ktop1(
-    tokens: Tokens,
-    num_experts: int,
-    capacity: Capacity,
-    *,
-    prototypes: Size = 2,
-    paper_scale: bool = False,
-) -> Routing:
+def ktop1(tokens: Tokens, num_experts: int, capacity: Capacity, *, prototypes: Size = 2) -> Routing:
     """Routes each token to the best expert of every prototype z: y = sum_z p_z FFN_z(x).
 
     A prototype is E/Z consecutive experts with their own softmax; p_z is its largest entry (ties:
     the lowest index), not normalised over prototypes. Prototypes share no expert, so that each
-    hands out its own slots in token order. The auxiliary loss is that of a top-1 gate in each
-    prototype, (E/Z) * sum_e f_e P_e over the real tokens of a group before capacity, averaged over
-    prototypes and groups: 1 when balanced. The z-loss is that of all E logits.
+    hands out its own slots in token order. The auxiliary loss is the mean over prototypes of that
+    of `switch` (the paper's is the sum); the z-loss is that of all E logits.
 
     Args:
         prototypes: Z, the number of experts that a token uses.
-        paper_scale: The auxiliary loss is the sum over prototypes, Z when balanced.
 
     Raises:
         SettingError: Z does not divide E.
@@ -43,15 +34,11 @@ def ktop1(
     probs_GSE = jax.nn.softmax(logits).reshape(logits_GSE.shape)
     first_K = members * jnp.arange(prototypes, dtype=jnp.int32)
     expert_GSK = jnp.argmax(logits, axis=-1).astype(jnp.int32) + first_K[None, None, :]
-    # Divided by Z, the probabilities of all prototypes together sum to 1, as do the shares.
-    aux_loss = balance_loss(probs_GSE / prototypes, expert_GSK, tokens.mask_GS)
+    weight_GSK, mask_GS = at_experts(probs_GSE, expert_GSK), tokens.mask_GS
     return plan_choices(
-        expert_GSK,
-        at_experts(probs_GSE, expert_GSK),
-        tokens.mask_GS,
-        num_experts,
-        capacity(prototypes),
+        *(expert_GSK, weight_GSK, mask_GS, num_experts, capacity(prototypes)),
         logits_GSE=logits_GSE,
-        aux_loss=prototypes * aux_loss if paper_scale else aux_loss,
+        # Divided by Z, the probabilities of all prototypes together sum to 1, as do the shares.
+        aux_loss=balance_loss(probs_GSE / prototypes, expert_GSK, mask_GS),
         ranked=False,
     )

@@ -37,9 +37,7 @@ def noisy_topk(
     of other gates. The load is smooth: each token counts with the probability that the expert is
     among its k best when its noise is drawn again. It is a plain count without noise or for k = E.
     (tensor2tensor multiplies the two by 1e-2, as `Training.aux_loss_factor` does here; the paper
-    by 0.1.) The original drops no token; here the layer's capacity factor decides, and slots go to
-    all first choices of a group in token order, then to all second ones, ... The z-loss is that of
-    x Wg, without noise.
+    by 0.1.) The z-loss is that of x Wg, without noise.
 
     Args:
         choices: k.
@@ -51,33 +49,15 @@ def noisy_topk(
     clean_GSE = tokens.score("router", init="zeros")
     # Asked for without noise too, so that the matrix exists whenever the model is initialised.
     raw_GSE = tokens.score("noise", init="zeros")
-    sd_GSE = noisy_GSE = None
+    noisy_GSE, sd_GSE = clean_GSE, jax.nn.softplus(raw_GSE) + noise_epsilon
     if tokens.train and tokens.rng is not None:
-        sd_GSE = jax.nn.softplus(raw_GSE) + noise_epsilon
         noisy_GSE = clean_GSE + sd_GSE * jax.random.normal(tokens.rng, clean_GSE.shape)
-    plan = num_experts, capacity(choices), choices, importance, load
-    return route(clean_GSE, noisy_GSE, sd_GSE, tokens.mask_GS, *plan)
-
-
-def route(
-    clean_GSE: Array,
-    noisy_GSE: Array | None,
-    sd_GSE: Array | None,
-    mask_GS: Array,
-    num_experts: int,
-    capacity: int,
-    choices: int,
-    importance: float,
-    load: float,
-) -> Routing:
-    """Plans for given x Wg, H and sd; the last two are None where there is no noise."""
-    logits_GSE = clean_GSE if noisy_GSE is None else noisy_GSE
-    best_GSK, expert_GSK = top_k(logits_GSE, min(choices + 1, num_experts))
+    best_GSK, expert_GSK = top_k(noisy_GSE, min(choices + 1, num_experts))
     expert_GSK = expert_GSK[..., :choices]
     weight_GSK = jax.nn.softmax(best_GSK[..., :choices])
     one_GSKE = jax.nn.one_hot(expert_GSK, num_experts, dtype=jnp.float32)
     weight_GSE = full_product("GSK,GSKE->GSE", weight_GSK, one_GSKE)
-    if noisy_GSE is None or sd_GSE is None or choices == num_experts:
+    if noisy_GSE is clean_GSE or choices == num_experts:
         load_GSE = (weight_GSE > 0).astype(jnp.float32)
     else:
         # Each expert's chance to be among the k best if its noise were drawn again (eq. 9). It must
@@ -86,15 +66,11 @@ def route(
         threshold_GSE = jnp.where(noisy_GSE > first_out_GS1, first_out_GS1, last_in_GS1)
         above_GSE = (clean_GSE - threshold_GSE) / (math.sqrt(2.0) * sd_GSE)
         load_GSE = 0.5 * (1.0 + jax.lax.erf(above_GSE))
-    real_GS1 = mask_GS[..., None]
+    real_GS1 = tokens.mask_GS[..., None]
     importance_E = jnp.sum(weight_GSE * real_GS1, axis=(0, 1))
     load_E = jnp.sum(load_GSE * real_GS1, axis=(0, 1))
     return plan_choices(
-        expert_GSK,
-        weight_GSK,
-        mask_GS,
-        num_experts,
-        capacity,
+        *(expert_GSK, weight_GSK, tokens.mask_GS, num_experts, capacity(choices)),
         logits_GSE=clean_GSE,
         aux_loss=importance * cv_squared(importance_E) + load * cv_squared(load_E),
     )

@@ -7,17 +7,8 @@ Source: "Towards More Effective and Economic Sparsely-Activated Model" (arXiv 21
 import jax
 import jax.numpy as jnp
 
-from m4.model.routing import (
-    Capacity,
-    Routing,
-    Tokens,
-    at_experts,
-    balance_loss,
-    check_choices,
-    masked_mean,
-    plan_choices,
-    top_k,
-)
+from m4.model import routing
+from m4.model.routing import Capacity, Routing, Tokens, at_experts, balance_loss, plan_choices
 from m4.settings import Factor, SettingError, Size, checked
 
 
@@ -30,7 +21,6 @@ def sam(
     choices: Size = 2,
     expert_groups: Size = 2,
     alignment: Factor = 1.0,
-    paper_scale: bool = False,
 ) -> Routing:
     """Routes each token to the k best experts of the group with the largest sum of p.
 
@@ -38,47 +28,36 @@ def sam(
     index of groups and of experts (HetuMoE takes the last of equal groups). The weights are p, not
     normalised. Slots go to all first choices in token order, then to all second ones.
 
-    The auxiliary loss is balance + alignment * misfit. The balance is E * sum_e f_e P_e over real
-    tokens, before capacity, each of the k choices counted as 1/k of a token; 1 when balanced. The
-    misfit is the mean over real tokens of the sum over experts outside the chosen group of relu(p -
-    p of the k-th choice): by how much the group keeps a token from better experts.
+    The auxiliary loss is `balance_loss` + alignment * misfit. The misfit is the mean over real
+    tokens of the sum over experts outside the chosen group of relu(p - p of the k-th choice): by
+    how much the group keeps a token from better experts.
 
     Args:
         choices: k.
         expert_groups: D.
-        alignment: Factor of the misfit.
-        paper_scale: Scales as in HetuMoE: the balance is k times as large (the sum over choices),
-            and the misfit is summed over tokens, not averaged.
+        alignment: Factor of the misfit. (HetuMoE's balance is k times as large, and its misfit is
+            summed over tokens.)
 
     Raises:
         SettingError: D does not divide E, or a group has fewer experts than the choices.
     """
     if num_experts % expert_groups:
-        raise SettingError(
-            "sam.expert_groups", expert_groups, f"a divisor of {num_experts} experts"
-        )
+        raise SettingError("sam.expert_groups", expert_groups, f"a divisor of {num_experts}")
     members = num_experts // expert_groups
-    check_choices("sam.choices", choices, members)
+    routing.check_choices("sam.choices", choices, members)
     logits_GSE = tokens.score("router")
     mask_GS = tokens.mask_GS
     probs_GSE = jax.nn.softmax(logits_GSE)
     G, S, E = probs_GSE.shape
     best_GS = jnp.argmax(probs_GSE.reshape(G, S, -1, members).sum(axis=-1), axis=-1)
     inside_GSE = (jnp.arange(E) // members)[None, None, :] == best_GS[..., None]
-    _, expert_GSK = top_k(jnp.where(inside_GSE, logits_GSE, -jnp.inf), choices)
+    _, expert_GSK = routing.top_k(jnp.where(inside_GSE, logits_GSE, -jnp.inf), choices)
     weight_GSK = at_experts(probs_GSE, expert_GSK)
     balance = balance_loss(probs_GSE, expert_GSK, mask_GS)
     above_GSE = jax.nn.relu(probs_GSE - weight_GSK[..., -1:])
-    misfit = masked_mean(jnp.sum(jnp.where(inside_GSE, 0.0, above_GSE), axis=-1), mask_GS)
-    if paper_scale:
-        balance = choices * balance
-        misfit = misfit * jnp.sum(mask_GS)
+    misfit = routing.masked_mean(jnp.sum(jnp.where(inside_GSE, 0.0, above_GSE), axis=-1), mask_GS)
     return plan_choices(
-        expert_GSK,
-        weight_GSK,
-        mask_GS,
-        num_experts,
-        capacity(choices),
+        *(expert_GSK, weight_GSK, mask_GS, num_experts, capacity(choices)),
         logits_GSE=logits_GSE,
         aux_loss=balance + alignment * misfit,
     )

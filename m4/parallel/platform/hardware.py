@@ -1,12 +1,20 @@
-"""CPUs of this process, JAX's plug-ins for GPUs, versions of packages and of m4; without JAX."""
+"""The machine: its cache, CPUs, GPUs, huge pages, versions of packages; without JAX."""
 
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import pkgutil
+import platform
 import sys
 from pathlib import Path
+
+from m4.parallel.platform import signals
+
+
+def cache_folder() -> Path:
+    """Returns where m4 keeps copies, hashes and compiled programs on this machine."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "m4"
 
 
 def available_cpus() -> list[int]:
@@ -54,7 +62,43 @@ def gpu_plugin() -> str | None:
     return next((name for name in sorted(names) if name.startswith(("xla_cuda", "xla_rocm"))), None)
 
 
-def gpu_expected() -> bool:
-    """Tells if JAX will compute on a GPU: a plug-in is installed, and JAX_PLATFORMS leaves it."""
+# Huge pages for the process's memory, kept from step to step. XLA's CPU runtime allocates a step's
+# temporaries at every step: 97,000 page faults a step of a small model, in pages of 2 MB nearly
+# none (docs/performance.md, "On CPUs"). The kernel finds huge pages slowly, so freed memory is
+# kept. glibc reads the request for both only when a process starts.
+TUNABLES = "GLIBC_TUNABLES"
+KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def huge_pages_wanted(kernel: Path = KERNEL) -> bool:
+    """Tells if to request huge pages: on Linux with glibc, where programs may get them.
+
+    A GLIBC_TUNABLES that is set already stays as it is.
+    """
     asked = os.environ.get("JAX_PLATFORMS", "")
-    return gpu_plugin() is not None and (not asked or asked.startswith(("cuda", "gpu", "rocm")))
+    if gpu_plugin() and (not asked or asked.startswith(("cuda", "gpu", "rocm"))):
+        return False  # the GPU has a step's temporaries, and one heap would slow what feeds it
+    if sys.platform != "linux" or TUNABLES in os.environ or platform.libc_ver()[0] != "glibc":
+        return False
+    return kernel.is_file() and "[never]" not in kernel.read_text()
+
+
+def huge_pages_request() -> str:
+    """Returns the value of GLIBC_TUNABLES."""
+    asked = ["glibc.malloc.hugetlb=1"]  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it
+    # More threads might wait for the one heap: not measured.
+    if len(available_cpus()) <= 8:
+        asked += [
+            "glibc.malloc.mmap_max=0",  # large memory, too, comes from the heap,
+            "glibc.malloc.arena_max=1",  # which all threads share, as those of threads hold little,
+            f"glibc.malloc.trim_threshold={4 * 2**30}",  # and whose end is kept up to 4 GiB
+        ]
+    return ":".join(asked)
+
+
+def restart_with_huge_pages() -> None:
+    """Replaces the process by itself with the request in its environment, once; else returns."""
+    if huge_pages_wanted():
+        os.environ[TUNABLES] = huge_pages_request()
+        with signals.blocked():
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,18 +1,28 @@
-"""JAX's process-wide settings, made in one place before the first computation."""
+"""JAX's process-wide settings: its accelerator, its compiled programs, fake devices.
+
+An accelerator that was asked for is used, or one line says why it cannot be: JAX itself continues
+on the CPU where a GPU's driver is missing, after a traceback, and fails with a bare AssertionError
+where JAX_PLATFORMS=cuda. A job that is 50 times slower than it should be is a mistake to report,
+not to work around.
+"""
 
 import contextlib
+import functools
+import importlib.util
+import logging
 import os
 import stat
+import sys
 from pathlib import Path
 
 import jax
 import zstandard
 from jax._src import compilation_cache as programs
 
+from m4.parallel.platform.hardware import cache_folder, gpu_plugin
 from m4.settings import InputError
 
-# Size of a folder of compiled programs.
-_MOST_BYTES = 2 << 30
+_GPUS = ("cuda", "rocm", "gpu")
 
 
 def set_up(compilation_cache: Path | str | None = None) -> None:
@@ -24,13 +34,12 @@ def set_up(compilation_cache: Path | str | None = None) -> None:
     """
     programs.compress_executable = _with_checksum
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = base / "m4" / "compilation_cache"
+        folder = cache_folder() / "compilation_cache"
         if compilation_cache is not None and _is_private(Path(compilation_cache)):
             folder = Path(compilation_cache)
         with contextlib.suppress(OSError):  # of a folder that cannot be written JAX warns
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _trim(folder, _MOST_BYTES)
+            _trim(folder, most_bytes=2 << 30)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # XLA's own caches would put the folder's path into the key of every program: a folder that
         # is copied, moved or on another machine would compile again.
@@ -66,14 +75,80 @@ def use_fake_devices(count: int) -> None:
 
     It is called before JAX is used; where JAX runs already, its devices must be enough.
     """
-    try:
+    with contextlib.suppress(RuntimeError):  # it runs already
         jax.config.update("jax_platforms", "cpu")
         known = jax.config.values["jax_num_cpu_devices"]
         jax.config.update("jax_num_cpu_devices", max(count, known))
-    except RuntimeError:  # it runs already
-        pass
-    there = len(jax.devices("cpu"))
-    if there < count:
+    if (there := len(jax.devices("cpu"))) < count:
+        said = f"JAX runs already with {there}: set JAX_NUM_CPU_DEVICES"
+        raise InputError(f"{count} devices are needed, {said}")
+
+
+def skip_libtpu() -> None:
+    """Keeps JAX from looking for TPUs where libtpu is installed for `m4 plan` alone.
+
+    On a TPU's host JAX has set "tpu,cpu" by now. `m4.parallel.mesh` calls this, for all models.
+    """
+    if jax.config.values["jax_platforms"] is None and importlib.util.find_spec("libtpu"):
+        plugin = gpu_plugin()
+        jax.config.update("jax_platforms", f"{plugin.split('_')[1][:4]},cpu" if plugin else "cpu")
+
+
+@functools.cache
+def check_accelerator() -> None:
+    """Starts JAX on the devices that JAX_PLATFORMS names first, or the GPU that has a plug-in.
+
+    It prints a line on stderr where JAX_PLATFORMS=cpu leaves that plug-in unused.
+    """
+    plugin = gpu_plugin()
+    skip_libtpu()
+    asked = (jax.config.values["jax_platforms"] or "").split(",")[0]
+    if asked in _GPUS and plugin is None:
         raise InputError(
-            f"{count} devices are needed, JAX runs already with {there}: set JAX_NUM_CPU_DEVICES"
+            f"JAX_PLATFORMS={asked}, but JAX's plug-in for GPUs is not installed: "
+            "`make setup CUDA=1` (docs/gpu.md), or JAX_PLATFORMS=cpu for the CPU"
         )
+    on_gpu = asked in _GPUS or (not asked and plugin is not None)
+    platform, said = _start()
+    if on_gpu and platform != "gpu":
+        raise InputError(
+            "JAX can use no GPU; does `nvidia-smi` list one? It needs NVIDIA's driver, 525 or "
+            "later (docs/gpu.md); JAX_PLATFORMS=cpu runs on the CPU"
+            f"{f' ({said})' if said else ''}"
+        )
+    if platform is None:
+        install = "; `make pod` installs libtpu" if asked == "tpu" else ""
+        why = f"{said or 'no such device'}{install}; JAX_PLATFORMS=cpu runs on the CPU"
+        raise InputError(f"JAX_PLATFORMS={asked}: {why}")
+    if plugin is not None and platform == "cpu":
+        print(
+            f"on the CPU: JAX_PLATFORMS={asked} leaves the GPU's plug-in ({plugin}) unused",
+            file=sys.stderr,
+        )
+
+
+def _start() -> tuple[str | None, str]:
+    """Returns JAX's platform, or None, and the first line of a plug-in's error.
+
+    JAX would log that error with its traceback.
+    """
+    errors: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR:
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        errors.append(str(error or record.getMessage()).partition("\n")[0])
+        return False
+
+    platform, logger = None, logging.getLogger("jax._src.xla_bridge")
+    logger.addFilter(keep)
+    try:
+        # JAX has an AssertionError where the only platform asked for has no device.
+        with contextlib.suppress(AssertionError):
+            platform = jax.default_backend()
+    except RuntimeError as error:
+        errors[:] = [str(error).partition("\n")[0]]
+    finally:
+        logger.removeFilter(keep)
+    return platform, errors[0] if errors else ""

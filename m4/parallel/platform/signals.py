@@ -1,13 +1,10 @@
 """Ctrl-C, SIGTERM and SIGHUP end the program at every moment, within seconds.
 
-A handler raises in the main thread, before its next bytecode. Three things come in between. Python
-prints and swallows what is raised in one of its callbacks (garbage collection, a destructor): it
-is raised again. A module in C++ that is half imported crashes: it is raised after the import. And
-C++ (a compilation, a wait for another process) returns to Python late: a thread ends a process that
-does not end by itself. An abort by C++ that an exception must not leave has the signal's status.
-
-What must not be cut off stands within `held`: the training loop saves its step there
-(`m4.train.preemption`). Only a second Ctrl-C ends that.
+A handler raises in the main thread, before its next bytecode. Python swallows what is raised in its
+callbacks (garbage collection, a destructor): it is raised again. A module in C++ that is half
+imported crashes: it is raised after the import. C++ (a compilation, a wait for another process)
+returns to Python late: a thread ends a process that does not end by itself. What must not be cut
+off stands within `held`, as the training loop's last save; only a second Ctrl-C ends that.
 """
 
 import contextlib
@@ -41,8 +38,6 @@ class Stopped(KeyboardInterrupt):
 
 @dataclasses.dataclass
 class _State:
-    """State of the signals."""
-
     first: int | None = None
     raised: bool = False
     thrown: bool = False  # the program knows by an exception of this module
@@ -166,7 +161,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     notice(number)
     _state.thrown = True
     # C++ that called Python may not be left by an exception: it aborts.
-    ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
+    ctypes.CDLL(None).signal(signal.SIGABRT, _end)
     raise _stopped()
 
 
@@ -180,11 +175,7 @@ def _within_extension(frame: FrameType | None) -> bool:
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
-def _aborted(_number: int) -> None:
-    _end()
-
-
-def _end() -> None:
+def _end(_number: int) -> None:
     os.write(2, b"m4: interrupted; run the same command to resume\n")
     os._exit(128 + (_state.first or signal.SIGINT))
 
@@ -217,4 +208,4 @@ def _watch(reader: int) -> None:
         closing = interrupts < 2 and _state.raised
         if time.monotonic() - since > (_CLOSING_SECONDS if closing else _STUCK_SECONDS):
             notice(first)
-            _end()
+            _end(first)

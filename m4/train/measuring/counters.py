@@ -4,6 +4,7 @@ The notes of checkpoints keep all of it, so that a resumed run continues to coun
 is the one of a run that was not interrupted.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -23,39 +24,31 @@ DATA_COUNTS = ("pairs", "source_tokens", "target_tokens")
 _MOST_LOADS = 64
 
 
+@dataclasses.dataclass
 class Counters:
     """Sums over steps, until the next row of metrics and over the whole run.
 
     Everything stays on the devices until it is asked for. Padding is no token; both directions of a
-    language count for it.
+    language count for it. It continues from `saved`, the note of the checkpoint of step `start`. A
+    step adds `tokens` to one count at most; `groups` are directions by resource level.
     """
 
-    def __init__(
-        self,
-        directions: Sequence[str],
-        groups: Mapping[str, Sequence[str]],
-        saved: Mapping[str, Any],
-        start: int,
-        tokens: int,
-    ):
-        """Continues from the note `saved` of a checkpoint.
+    directions: Sequence[str]
+    groups: Mapping[str, Sequence[str]]
+    saved: dataclasses.InitVar[Mapping[str, Any]]
+    start: dataclasses.InitVar[int]
+    tokens: dataclasses.InitVar[int]
 
-        Args:
-            groups: Resource level -> directions.
-            start: The checkpoint's step.
-            tokens: Tokens of one side of a batch, at most.
-        """
-        self._directions, self._groups = list(directions), groups
-        assigned, seen = saved.get("assigned"), saved.get("seen")
-        self._loads_from = start if assigned is None else assigned["from_step"]
+    def __post_init__(self, saved: Mapping[str, Any], start: int, tokens: int) -> None:
+        directions = self.directions = list(self.directions)
+        assigned = saved.get("assigned", {"from_step": start, "directions": [], "layers": {}})
+        seen = saved.get("seen", {"from_step": start, "directions": {}})
+        self._loads_from, self._data_from = assigned["from_step"], seen["from_step"]
         self._loads = routing_counts.Counts(directions)
-        if assigned is not None:
-            self._loads.replace(routing_counts.Counts.from_json(assigned))
-        self._data_from = start if seen is None else seen["from_step"]
-        old = {} if seen is None else seen["directions"]
+        self._loads.replace(routing_counts.Counts.from_json(assigned))
+        old = [seen["directions"].get(name, {}) for name in directions]
         self._data = {
-            name: np.array([old.get(d, {}).get(name, 0) for d in directions], np.int64)
-            for name in DATA_COUNTS
+            name: np.array([one.get(name, 0) for one in old], np.int64) for name in DATA_COUNTS
         }
         self._drawn_D = np.array(saved.get("drawn") or [0] * len(directions), np.int64)
         # A token chooses an expert once, so that neither count of a step exceeds the tokens.
@@ -83,32 +76,28 @@ class Counters:
     def _count(self) -> None:
         # A model counts all directions of the corpus; those that are never drawn come last.
         loads = (self._new_loads.take() or {}).items()
-        self._loads.add({layer: loads_DE[: len(self._directions)] for layer, loads_DE in loads})
+        self._loads.add({layer: loads_DE[: len(self.directions)] for layer, loads_DE in loads})
         if (added := self._new_data.take()) is not None:
             for name in DATA_COUNTS:
                 self._data[name] += added[name]
             self._drawn_D += added["source_tokens"] + added["target_tokens"]
 
     def row(self) -> dict[str, float]:
-        """Returns the metrics since the last row.
+        """Returns the metrics since the last row, without those of steps that were left out.
 
-        They are loss, nll, nll/<direction>, tokens_per_second, and the MoE layers' metrics, on
-        average and of each ("moe/encoder_1/load/0"), without those of steps that were left out; and
-        share/<direction> of the tokens, source and target.
+        They are means, of the MoE layers also of each ("moe/encoder_1/load/0"), nll by direction,
+        and the directions' shares of the tokens, source and target.
         """
         self._count()
         drawn_D, self._drawn_D = self._drawn_D, np.zeros_like(self._drawn_D)
         share_D = drawn_D / max(drawn_D.sum(), 1)
-        shares = zip(self._directions, share_D, strict=True)
+        shares = zip(self.directions, share_D, strict=True)
         shown = {f"share/{name}": float(f"{share:.6g}") for name, share in shares if share}
-        return {**self._measured(), **shown}
-
-    def _measured(self) -> dict[str, float]:
         steps = jax.device_get([*self._steps.values()])
         seconds = time.monotonic() - self._since
         self._steps, self._since = {}, time.monotonic()
         if not steps:
-            return {}
+            return shown
         sums = jax.tree.map(lambda *each: np.sum(each, axis=0), *steps)
         layers = jax.tree.map(lambda x: x / len(steps), sums.pop("layers"))
         nll_D, tokens_D = sums.pop("nll_sum_D"), sums.pop("tokens_D")
@@ -117,30 +106,32 @@ class Counters:
         row["tokens_per_second"] = (target + source) / max(seconds, 1e-9)
         for name, value in sums.items():
             row |= _parts(name, value / len(steps))
-        row |= _layer_row(layers)
+        for layer, values in layers.items():
+            for name, value in values.items():
+                for part, number in _parts(name, value).items():
+                    row[f"moe/{layer}/{part}"] = float(f"{number:.6g}")
         row["nll"] = float(nll_D.sum() / max(tokens_D.sum(), 1))
-        for name, nll, count in zip(self._directions, nll_D, tokens_D, strict=True):
+        for name, nll, count in zip(self.directions, nll_D, tokens_D, strict=True):
             if count:
                 row[f"nll/{name}"] = float(nll / count)
         parts = [f"nll {row['nll']:.2f}"]
-        for level, members in self._groups.items():
-            inside = [self._directions.index(name) for name in members]
+        for level, members in self.groups.items():
+            inside = [self.directions.index(name) for name in members]
             if tokens := tokens_D[inside].sum():
                 row[f"nll/{level}"] = float(nll_D[inside].sum() / tokens)
                 parts.append(f"{level} {row[f'nll/{level}']:.2f}")
         parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
         self.text = " · ".join(parts)
-        return row
+        return row | shown
 
     def note(self) -> dict[str, Any]:
         """Returns what `saved` must be to continue from here.
 
-        It has every step since the last row, not their sums: NumPy adds up many numbers in another
-        order than one after the other.
+        It has every step since the last row, because NumPy adds up many numbers in its own order.
         """
         self._count()
         directions, languages = {}, dict[str, dict[str, int]]()
-        for i, direction in enumerate(self._directions):
+        for i, direction in enumerate(self.directions):
             count = directions[direction] = {n: int(self._data[n][i]) for n in DATA_COUNTS}
             total = languages.setdefault(key_of(pair_of(direction)), dict.fromkeys(DATA_COUNTS, 0))
             for name in DATA_COUNTS:
@@ -199,16 +190,6 @@ class DeviceSum:
 @functools.partial(jax.jit, donate_argnums=0)
 def _add(sums: Any, counts: Any) -> Any:
     return jax.tree.map(jnp.add, sums, counts)
-
-
-def _layer_row(layers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """ "moe/<layer>/<metric>" -> number, short: six digits."""
-    row = {}
-    for layer, values in layers.items():
-        for name, value in values.items():
-            for part, number in _parts(name, value).items():
-                row[f"moe/{layer}/{part}"] = float(f"{number:.6g}")
-    return row
 
 
 def shown_layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -12,20 +12,15 @@ from m4.data.directions import pair_of
 from m4.data.stream.batches import evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
-from m4.parallel.distributed import SynchronizedProgram
-from m4.parallel.layout import host_rows, to_global
-from m4.parallel.mesh import axis_rules_context
+from m4.parallel.distributed import synchronized
+from m4.parallel.mesh import axis_rules_context, host_rows, to_global
 from m4.train.step import make_eval_step
 
 
 def dev_loss(
-    cache: Cache,
-    stream: Stream,
-    model: Transformer,
-    mesh: Mesh,
-    limit: int | None = None,
+    cache: Cache, stream: Stream, model: Transformer, mesh: Mesh, limit: int | None = None,
     aside: Collection[str] = (),
-) -> Callable[[Any], dict[str, float]]:
+) -> Callable[[Any], dict[str, float]]:  # fmt: skip
     """Returns params -> {"dev/nll": nats a token, "dev/nll/<direction>": of each direction}.
 
     Packed rows of the training batch's shape; at most `limit` pairs a direction. Directions of
@@ -37,7 +32,7 @@ def dev_loss(
         make_eval_step(model, directions=len(stream.directions)),
         out_shardings=NamedSharding(mesh, PartitionSpec()),  # every process reads the sums
     )
-    compiled = SynchronizedProgram(jitted, "the program of dev losses")
+    compiled = synchronized(jitted, "the program of dev losses")
 
     def run(params: Any) -> dict[str, float]:
         if not directions:

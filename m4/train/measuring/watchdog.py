@@ -131,7 +131,7 @@ class _Watchdog:
             return None
         usual = self.clock.typical_seconds
         if phase in _PAUSES:
-            usual = self.clock.longest_seconds(phase)
+            usual = self.clock.longest.get(phase)
         limit = FIRST_SECONDS if usual is None else max(STALL_SECONDS, STALL_STEPS * usual)
         return since if time.monotonic() - since > limit else None
 

@@ -1,7 +1,6 @@
 """Cosines of the angles between the gradients of groups of directions, during training."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +13,13 @@ from m4.data.cache.cache import Cache
 from m4.data.samplers.learned import ALIGNMENT
 from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
-from m4.parallel.distributed import SynchronizedProgram
+from m4.parallel.distributed import synchronized
 from m4.parallel.mesh import axis_rules_context
 from m4.settings import Period, SettingError, checked
-from m4.train.loss import cross_entropy
 from m4.train.measuring.dev import dev_batches
-from m4.train.multitask.grouped import DirectionGroups, gradients_of, gram
 from m4.train.multitask.groups import Directions, Grouping, by_level, check_groups
-from m4.train.step import apply_model
+from m4.train.multitask.surgery import DirectionGroups, gradients_of, gram
+from m4.train.step import apply_model, cross_entropy
 
 Array = jax.Array
 COSINE = "gradients/cosine"  # metrics are named COSINE/<group>/<group> and ALIGNMENT<direction>
@@ -59,13 +57,9 @@ class GradientCosines:
 
 
 def gradient_cosines(
-    cache: Cache,
-    stream: Stream,
-    model: Transformer,
-    mesh: Mesh,
-    settings: GradientCosines,
+    cache: Cache, stream: Stream, model: Transformer, mesh: Mesh, settings: GradientCosines,
     directions: Directions,
-) -> Callable[[Any], dict[str, float]]:
+) -> Callable[[Any], dict[str, float]]:  # fmt: skip
     """Returns the evaluation params -> a row of metrics.
 
     "gradients/cosine/<a>/<b>" is the cosine of two groups' gradients, "gradients/alignment/
@@ -76,8 +70,16 @@ def gradient_cosines(
     names = list(groups)
     compared = DirectionGroups.compared(list(groups.values()), directions)
     whole = NamedSharding(mesh, PartitionSpec())
-    stacked = gradients_of(functools.partial(_losses, model, compared), compared)
-    part = SynchronizedProgram(jax.jit(lambda *a: stacked(*a)[0]), "the groups' gradients")
+
+    def losses(params: Any, batch: Any) -> tuple[Array, None]:
+        logits_BTV, _ = apply_model(model, params, batch, None)
+        weights_BT, targets_BT = batch["decoder_loss_weights"], batch["decoder_target_tokens"]
+        # Only `training_BT` has a gradient; without smoothing and z-loss it is the nll.
+        loss_BT = cross_entropy(logits_BTV, targets_BT).training_BT * weights_BT
+        return compared.sums(loss_BT, batch["direction_ids"]), None
+
+    stacked = gradients_of(losses, compared)
+    part = synchronized(jax.jit(lambda *a: stacked(*a)[0]), "the groups' gradients")
     add = jax.jit(lambda *trees: jax.tree.map(jnp.add, *trees), donate_argnums=0)
     products = jax.jit(lambda tree: gram(tree, "model")[0], out_shardings=whole)
 
@@ -92,14 +94,6 @@ def gradient_cosines(
             return named(np.asarray(jax.device_get(products(sums))), names, groups)
 
     return run
-
-
-def _losses(model: Transformer, groups: DirectionGroups, params: Any, batch: Any):
-    logits_BTV, _ = apply_model(model, params, batch, None)
-    weights_BT = batch["decoder_loss_weights"]
-    # Only `training_BT` has a gradient; without smoothing and z-loss it is the nll.
-    loss_BT = cross_entropy(logits_BTV, batch["decoder_target_tokens"]).training_BT * weights_BT
-    return groups.sums(loss_BT, batch["direction_ids"]), None
 
 
 def named(gram_GG: np.ndarray, names: list[str], groups: dict[str, list[str]]) -> dict[str, float]:

@@ -31,10 +31,7 @@ class Directions:
 
     @classmethod
     def assumed(cls, names: Sequence[str]) -> Directions:
-        """Makes up sizes and levels where there is no corpus.
-
-        All directions have one size, and pairs of languages take the three levels in turn.
-        """
+        """Makes up equal sizes, and levels in turn by pair, where there is no corpus."""
         pairs = list(dict.fromkeys(map(pair_of, names)))
         levels: Groups = {level: [] for level in _LEVELS}
         for name in names:
@@ -127,11 +124,7 @@ class Listed:
 
 
 def check_groups(grouping: Grouping, directions: Directions, setting: str) -> Groups:
-    """Returns the groups of a grouping.
-
-    Raises:
-        SettingError: A direction is not in exactly one group, or there is one group only.
-    """
+    """Returns a grouping's groups. SettingError: fewer than two, or a direction not in just one."""
     groups = {name: list(members) for name, members in grouping(directions).items() if members}
     listed = [d for members in groups.values() for d in members]
     if sorted(listed) != sorted(directions.names):
@@ -145,26 +138,19 @@ def check_groups(grouping: Grouping, directions: Directions, setting: str) -> Gr
 
 
 def by_direction(setting: str, given: Factors, directions: Directions) -> npt.NDArray[np.float32]:
-    """Returns the factor of each direction, in their order.
+    """Returns the factor of each direction, in their order. Raises SettingError.
 
-    Args:
-        given: Factors by direction ("en-gl"), language ("gl", both of its directions) or resource
-            level ("low"); the narrower name counts, and all other directions have 1. Or a function,
-            such as a sampler, whose numbers are divided by their mean.
-
-    Raises:
-        SettingError: A name that stands for no direction, or a function without a number for each.
+    The narrower of the `given` names counts: directions ("en-gl"), languages ("gl", both
+    directions), resource levels ("low"); all others have 1. A function's numbers, such as a
+    sampler's, are divided by their mean.
     """
     names = list(directions.names)
     if isinstance(given, Mapping):
         found = dict.fromkeys(names, 1.0)
-
+        of = {name: directions.named(name, setting) for name in given}
         # Levels first, directions last.
-        def narrower_later(name: str) -> tuple[bool, int]:
-            return name not in directions.levels, -len(directions.named(name, setting))
-
-        for name in sorted(given, key=narrower_later):
-            found |= dict.fromkeys(directions.named(name, setting), given[name])
+        for name in sorted(of, key=lambda name: (name not in directions.levels, -len(of[name]))):
+            found |= dict.fromkeys(of[name], given[name])
         return np.array([found[name] for name in names], np.float32)
     made = given(dict(directions.sizes))
     if missing := [name for name in names if name not in made]:

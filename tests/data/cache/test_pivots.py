@@ -1,7 +1,5 @@
 """Pairs of languages through a third one, against sets and lists of strings."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m4.data.cache.cache import Cache
-from m4.data.cache.pivots import _joined, _unique
+from m4.data.cache.corpus_text import _joined, _unique
 from m4.data.cleaning.clean import NOTHING, Cleaning
 from m4.data.corpus import CorpusSpec, bilingual
 from m4.data.directions import pair_of, split_direction
@@ -84,13 +82,8 @@ def test_pairs_are_those_of_strings(made: Cache, folder: Path) -> None:
     direct = {pair: [*made.pairs(pair, "train")] for pair in ("en-fr", "en-wo", "fr-gl")}
     source = Tsv(str(folder), files="{pair}.{split}.tsv")
     assert direct == {pair: [*source.pairs(pair, "train")] for pair in direct}
-    held_out = {
-        normal(text)
-        for pair in direct
-        for split in ("dev", "test")
-        for texts in source.pairs(pair, split)
-        for text in texts
-    }
+    tested = [source.pairs(pair, split) for pair in direct for split in ("dev", "test")]
+    held_out = {normal(text) for pairs in tested for pair in pairs for text in pair}
     for pair in ("en-gl", "fr-wo"):
         wanted = by_strings(direct, *split_direction(pair), held_out)
         assert len(wanted) > 20

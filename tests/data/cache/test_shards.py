@@ -1,7 +1,5 @@
 """Sentences that several pairs of languages have are stored once; arrays come in shards."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 
 from m4.data.cache import shards
 from m4.data.cache.cache import Cache
-from m4.data.cache.shards import Folder, PairShards, SentenceShards, write_pairs, write_sentences
+from m4.data.cache.shards import PairShards, SentenceShards, write_pairs, write_sentences
 from m4.data.cleaning.chunk import Numbers, digests
 from m4.data.cleaning.clean import NOTHING
 from m4.data.corpus import CorpusSpec
@@ -24,7 +22,7 @@ from m4.data.directions import pair_of
 from m4.data.sources import SPLITS
 from m4.data.sources.aligned import Aligned
 from m4.data.stream.stream import Stream
-from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary import Ragged
 from tests.data.arrays import rows_of
 
 CODES = ("en", "fr", "gl", "wo")
@@ -74,14 +72,10 @@ def test_pairs_are_the_source_s_by_text_and_by_ids(made: Cache, folder: Path) ->
     """Against the source, without sentences that are stored once."""
     source = Aligned(str(folder))
     for split in SPLITS:
-        wanted = [
-            pair
-            for name in made.language_pairs()
-            for pair in source.pairs(name, split)
-            if max(map(len, pair)) < 500
-        ]
-        found = [pair for name in made.language_pairs() for pair in made.pairs(name, split)]
-        assert found == wanted
+        names = made.language_pairs()
+        every = [pair for name in names for pair in source.pairs(name, split)]
+        wanted = [pair for pair in every if max(map(len, pair)) < 500]
+        assert [pair for name in names for pair in made.pairs(name, split)] == wanted
         for side, texts in zip(("first", "second"), zip(*wanted, strict=True), strict=True):
             assert rows_of(made, split, side) == made.vocabulary.encode(list(texts))
 
@@ -121,20 +115,11 @@ def test_only_shards_that_are_needed_are_mapped(
     stream = Stream(small, ["en-fr", "fr-en"], batch_rows=4)
     for step in range(100):
         stream.batch(step)
-    first = small.first_sentences("train")
     sizes = small.manifest["sentences"]["train"]
-    store = small.sentences("train")
-    needed = {
-        name
-        for code in ("en", "fr")
-        for name in store.names(np.arange(first[code], first[code] + sizes[code]))
-    }
-    arrays = {name for name in opened if ".pairs." not in name}
-    assert needed <= arrays
-    assert {name for name in arrays if ".offsets." in name} == {
-        name for name in needed if ".offsets." in name
-    }
-    assert len(arrays) < 2 * len([*small.folder.glob("train.tokens.*")])
+    # English and French are the first two languages.
+    needed = {*small.sentences("train").names(np.arange(sizes["en"] + sizes["fr"]))}
+    assert {name for name in opened if ".pairs." not in name} == needed
+    assert len(needed) < 2 * len([*small.folder.glob("train.tokens.*")])
 
 
 def blocks(sentences: list[list[int]], size: int) -> Iterator[Ragged]:
@@ -158,8 +143,8 @@ def test_any_sentences_in_any_shards(
         assert write_sentences(folder, "again", blocks(sentences, 1), np.uint16) == firsts
         numbers = np.arange(2 * len(sentences), dtype=np.uint32).reshape(-1, 2)
         rows = write_pairs(folder, "train", np.array_split(numbers, size))
-        store = SentenceShards(Folder(folder), "train", firsts)
-        pairs = PairShards(Folder(folder), "train", rows)
+        store = SentenceShards(folder, "train", firsts)
+        pairs = PairShards(folder, "train", rows)
         assert len(store) == len(pairs) == len(sentences)
         order = np.random.default_rng(0).permutation(len(sentences))
         assert pairs.take(order).tolist() == numbers[order].tolist()

@@ -1,7 +1,6 @@
 """Token arrays: separate vocabularies, sampled segmentations, any number of workers."""
 
-from __future__ import annotations
-
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,28 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m4.data.cache import corpus_text, tokens, vocabularies
+from m4.data.cache import corpus_text, tokens
 from m4.data.cache.cache import Cache
 from m4.data.cache.tokens import whole_factors
 from m4.data.cleaning.clean import NOTHING
 from m4.data.corpus import CorpusSpec, bilingual
 from m4.data.directions import MIXTURES, ROLES, SIDES, Mixture, sides_of
-from m4.data.preprocess import Form, normalised
+from m4.data.preprocess import normalised
 from m4.data.sources import SPLITS
 from m4.data.sources.tsv import Tsv
 from m4.data.stream.batches import evaluation_batches
 from m4.data.vocabulary import tokenizing
+from tests.command_line import contents
 from tests.data.arrays import of_text, pairs_of
 from tests.data.arrays import rows_of as sentences
+from tests.data.cache.test_cache import SMALL
 from tests.data.corpus import Made
-
-SMALL: dict[str, Any] = {"vocabulary_size": 400, "lengths": {"inputs": 96, "targets": 96}}
 
 
 def texts(made: Cache, split: str, side: str) -> list[str]:
-    return [
-        getattr(pair, side) for code in made.language_pairs() for pair in made.pairs(code, split)
-    ]
+    every = [pair for code in made.language_pairs() for pair in made.pairs(code, split)]
+    return [getattr(pair, side) for pair in every]
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +66,14 @@ def test_the_best_segmentation_comes_first_then_others(sampled: Cache) -> None:
             assert vocabulary.decode(way) == of_side, "every way spells the sentence"
         for split in ("dev", "test"):
             assert sentences(sampled, split, side) == vocabulary.encode(texts(sampled, split, side))
+    rows = sentences(sampled, "train", "second")
     for code, row in (("gl", 0), ("pt", 120)):
         assert sampled.rows(code, "train").start == row
-        rows = sentences(sampled, "train", "second")
-        mine = [rows[160 * way + r] for way in range(3) for r in sampled.rows(code, "train")]
-        lengths = [len(ids) for ids in mine]
+        own = [160 * way + r for way in range(3) for r in sampled.rows(code, "train")]
+        lengths = [len(rows[r]) for r in own]
         assert sampled.longest(code)["second"] == max(lengths)
-        assert sampled.mean_pieces(f"en-{code}", "train")[1] == pytest.approx(
-            np.mean(lengths), abs=1e-3
-        )
+        _, mean = sampled.mean_pieces(f"en-{code}", "train")
+        assert mean == pytest.approx(np.mean(lengths), abs=1e-3)
 
 
 def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
@@ -85,9 +82,8 @@ def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
     settings = {"vocabulary_size": 600, "segmentations": 4, "sampling_alpha": 0.9}
     wide = CorpusSpec(source, **settings).build(tmp_path / "wide")
     longest = max(len(ids) for side in SIDES for ids in sentences(wide, "dev", side)) + 8
-    narrow = CorpusSpec(
-        source, **settings, lengths={"inputs": longest + 2, "targets": longest + 1}
-    ).build(tmp_path / "c")
+    lengths = {"inputs": longest + 2, "targets": longest + 1}
+    narrow = CorpusSpec(source, **settings, lengths=lengths).build(tmp_path / "c")
     assert narrow.size("en-gl", "train") == 80, "none is too long in its best way"
     replaced = 0
     for side in SIDES:
@@ -100,28 +96,30 @@ def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
     assert max(narrow.longest("en-gl").values()) <= longest
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
-@pytest.mark.parametrize("target_size", [None, 350])
-@pytest.mark.parametrize(("form", "ways"), [("nfc", 2), ("nfkc", 1)])
+# Of one vocabulary the corpus is the same for all mixtures.
+@pytest.mark.parametrize(
+    ("mixture", "target_size"), [("direct", None), *((each, 350) for each in MIXTURES)]
+)
 def test_ids_and_token_counts_are_those_of_the_text(
-    tmp_path: Path, mixture: Mixture, target_size: int | None, form: Form, ways: int
+    tmp_path: Path, mixture: Mixture, target_size: int | None
 ) -> None:
-    """Sources in their form, with a tag; targets in NFC; with one vocabulary or two."""
+    """Sources with a tag; in NFC; with one vocabulary or two."""
+    ways = 2
     for split in SPLITS:
         lines = [f"\ufb01n \u00bd no {n} {split}\t\uff0c\u0e33 num {n}\n" for n in range(30)]
         (tmp_path / f"gl.{split}.tsv").write_text("".join(lines))
-    made = CorpusSpec(
-        Tsv(tmp_path), mixture=mixture, target_vocabulary_size=target_size, normalization=form,
+    spec = CorpusSpec(
+        Tsv(tmp_path), mixture=mixture, target_vocabulary_size=target_size,
         vocabulary_size=350, segmentations=ways, cleaning=NOTHING,
-    ).build(tmp_path / "c")  # fmt: skip
+    )  # fmt: skip
+    others = [dataclasses.replace(spec, mixture=each).identity() for each in MIXTURES]
+    assert others.count(spec.identity()) == (len(MIXTURES) if target_size is None else 1)
+    made = spec.build(tmp_path / "c")
     vocabularies = {"source": made.source_vocabulary, "target": made.target_vocabulary}
     assert made.separate == (target_size is not None)
     assert vocabularies["target"].languages == ([] if made.separate else ["en", "gl"])
     counts = {role: np.zeros(of.size, np.int64) for role, of in vocabularies.items()}
-    # Of one vocabulary and one form the corpus is the same for all mixtures.
-    own = made.manifest["identity"]["mixture"]
-    assert (own is None) == (form == "nfc" and not made.separate)
-    for direction in made.directions if own else ("en-gl", "gl-en"):
+    for direction in made.directions:
         into = direction.partition("-")[2]
         for split in SPLITS:
             (batch,) = evaluation_batches(made, direction, split, 30)
@@ -129,9 +127,7 @@ def test_ids_and_token_counts_are_those_of_the_text(
             assert ids == of_text(made, direction, split)
         for role, side in zip(ROLES, sides_of(direction), strict=True):
             rows, of = sentences(made, "train", side, role), vocabularies[role]
-            of_role = form if role == "source" else "nfc"
-            spelled = [normalised(text, of_role) for text in texts(made, "train", side)]
-            assert of.decode(rows) == ways * spelled
+            assert of.decode(rows) == ways * [*map(normalised, texts(made, "train", side))]
             counts[role] += np.bincount(np.concatenate(rows), minlength=of.size)
             counts[role][1 if role == "source" else 0] += ways * 30  # eos, or pad in front
         counts["source"][made.vocabulary.tag_id(into)] += ways * 30
@@ -141,9 +137,6 @@ def test_ids_and_token_counts_are_those_of_the_text(
     else:
         found = np.load(made.folder / "token_counts.npy")
         assert found.tolist() == (counts["source"] + counts["target"]).tolist()
-    if (form, made.separate) == ("nfkc", False):  # both forms of the comma have been trained on
-        assert {*"\uff0c,"} <= {*"".join(made.source_vocabulary.pieces)}
-    assert bilingual(made, "gl", vocabulary_size=350).settings()["normalization"] == form
 
 
 def test_a_vocabulary_is_trained_on_the_text_of_its_role(to_english: Cache) -> None:
@@ -173,10 +166,6 @@ def test_the_mixture_is_part_of_a_cache_with_two_vocabularies(tmp_path: Path) ->
     assert small.source_vocabulary is small.target_vocabulary is small.vocabulary
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 def test_workers_and_blocks_change_nothing(
     tmp_path: Path, sampled: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,21 +176,6 @@ def test_workers_and_blocks_change_nothing(
     settings = {**SMALL, "segmentations": 3, "sampling_alpha": 0.2}
     made = CorpusSpec(source, **settings, workers=2).build(tmp_path / "c")
     assert contents(made.folder) == contents(sampled.folder)
-
-
-def test_ranges_are_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "text.txt"
-    lines = [f"{'é' * (n % 50)}{n}\n".encode() for n in range(300)]
-    path.write_bytes(b"".join(lines))
-    for size in (1, 100, 1 << 20):
-        monkeypatch.setattr(tokenizing, "_RANGE_BYTES", size)
-        found = list(tokenizing.ranges_of(path, train=True))
-        data = [path.read_bytes()[span.start : span.stop] for span in found]
-        assert b"".join(data) == path.read_bytes()
-        assert all(part.endswith(b"\n") for part in data)
-        assert len(data) == {1: 300, 1 << 20: 1}.get(size, len(data))
-    path.write_bytes(b"")
-    assert not list(tokenizing.ranges_of(path, train=True))
 
 
 def test_a_killed_build_leaves_no_worker_and_the_next_one_cleans_up(tmp_path: Path) -> None:
@@ -222,9 +196,9 @@ def test_a_killed_build_leaves_no_worker_and_the_next_one_cleans_up(tmp_path: Pa
     workers = [int(pid) for pid in done.stdout.split()]
     assert workers
     deadline = time.monotonic() + 30
-    while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
+    while any(map(_runs, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(_runs(pid) for pid in workers)
+    assert not any(map(_runs, workers))
     (left,) = (tmp_path / "c").iterdir()
     made = CorpusSpec(Made({"gl": 50}), **SMALL).build(tmp_path / "c")
     assert left.name.startswith(f".{made.fingerprint}.")
@@ -240,36 +214,36 @@ def _runs(pid: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_the_sample_for_a_vocabulary_has_a_fixed_budget(tmp_path: Path, made_cache: Cache) -> None:
+def test_the_sample_for_a_vocabulary_has_a_fixed_budget(made_cache: Cache) -> None:
     pairs = {code: made_cache.size(code, "train") for code in made_cache.language_pairs()}
+    every = {pair: [*made_cache.pairs(pair, "train")] for pair in pairs}
 
     def drawn(sentences: int, sides: tuple[str, ...], temperature: float) -> list[str]:
+        def some(pair: str, rows: np.ndarray) -> tuple[list[str], list[str]]:
+            return [every[pair][r].first for r in rows], [every[pair][r].second for r in rows]
+
         of_pairs = dict.fromkeys(pairs, sides)
-        return list(vocabularies.sample(some, pairs, of_pairs, sentences, temperature))
+        return list(tokens.sample(some, pairs, of_pairs, sentences, temperature))
 
-    def some(pair: str, rows: np.ndarray) -> tuple[list[str], list[str]]:
-        every = [*made_cache.pairs(pair, "train")]
-        return [every[row].first for row in rows], [every[row].second for row in rows]
-
-    english, translation = (set(texts(made_cache, "train", side)) for side in SIDES)
     # Shares are rounded language by language: at most one off for each of the four.
     for temperature in (1.0, 5.0):
         assert abs(len(drawn(100, SIDES, temperature)) - 100) <= 4
     assert abs(len(drawn(10**9, SIDES, 5.0)) - 2 * 421) <= 4, "what there is"
-    assert set(drawn(10**9, ("first",), 1.0)) == english
-    assert set(drawn(10**9, ("second",), 1.0)) == translation
+    for side in SIDES:
+        assert {*drawn(10**9, (side,), 1.0)} == {*texts(made_cache, "train", side)}
     few = drawn(60, ("second",), 1.0)
     assert len(set(few)) == len(few), "each once before any comes twice"
     at_5 = drawn(421, ("second",), 5.0)
     own = texts(made_cache, "train", "second")[-31:]  # the smallest language's, of 421
-    wanted = 421 * 31**0.2 / (300**0.2 + 90**0.2 + 31**0.2)
     counted = [at_5.count(text) for text in own]
-    assert sum(counted) == round(wanted)
+    assert sum(counted) == round(421 * 31**0.2 / (300**0.2 + 90**0.2 + 31**0.2))
     assert max(counted) - min(counted) <= 1, "as many times over as it needs"
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
-@pytest.mark.parametrize("target_size", [None, 320])
+@pytest.mark.parametrize(
+    ("mixture", "target_size"),
+    [("direct", None), ("any_to_any", None), *((each, 320) for each in MIXTURES)],
+)
 def test_targets_of_nearly_all_pairs_fit(
     tmp_path: Path, mixture: Mixture, target_size: int | None
 ) -> None:

@@ -2,21 +2,18 @@
 
 import hashlib
 import os
-import re
 import subprocess
 import sys
 from datetime import date
-from itertools import chain
 
 import pytest
 from babel import Locale, dates, localedata, numbers
 
 from m4.data.cldr.phrases import Phrases, english, normalise
-from m4.data.cldr.specs import atoms, inventory
 from m4.data.cldr.tables import cldr_version
 from m4.data.languages import LANGUAGES
 from m4.data.sources import SPLITS, Pair, cldr
-from m4.data.sources.cldr import Cldr, accept, held, power_law, split_of
+from m4.data.sources.cldr import Cldr, accept, atoms, held, inventory, power_law, split_of
 
 SIZES = {"ru": 400, "de": 300, "gl": 60, "ckb": 40}
 DAY = date(1961, 5, 18).toordinal()
@@ -60,9 +57,8 @@ def test_no_english_sentence_is_in_two_splits(corpus):
 
 
 def test_held_atoms_are_in_no_training_pair(big):
-    of_split = {split: {*chain(*big._of("en-ru", split).atoms)} for split in SPLITS}
-    assert not any(held("ru", atom) for atom in of_split["train"])
-    assert any(held("ru", atom) for atom in of_split["test"])
+    assert not any(held("ru", atom) for _, atoms in big._of("en-ru", "train") for atom in atoms)
+    assert any(held("ru", atom) for _, atoms in big._of("en-ru", "test") for atom in atoms)
     # One in 16 of about 2,000: 125, with a standard deviation of 11.
     known = [atom for kind in inventory().values() for spec in kind for atom in atoms(spec)]
     share = sum(held("ru", atom) for atom in known) / len(known)
@@ -70,43 +66,11 @@ def test_held_atoms_are_in_no_training_pair(big):
     assert {a for a in known if held("ru", a)} != {a for a in known if held("de", a)}
 
 
-def test_held_names_do_not_occur_in_the_training_text(big):
-    # Independent of the bookkeeping: a held country's whole name between a list's separators.
-    sentences = [pair.first for pair in big.pairs("en-ru", "train")]
-    items = {item for text in sentences for item in re.split(r", and |, or | and | or |, ", text)}
-    names = {spec: english().render(spec) for spec in inventory()["terr"]}
-    plain = {spec: name for spec, name in names.items() if name and re.fullmatch(r"\w+", name)}
-    trained = {spec for spec, name in plain.items() if name in items}
-    assert len(trained) > 100
-    assert not any(held("ru", spec) for spec in trained)
-
-
-def test_atoms_are_found_inside_lists():
-    items = (("rate", "length-meter", 5, "duration-day"), ("zcity", "Acre", "generic", "A/B"))
-    found = atoms(("list", "or", (*items, ("money", "CHF", 2), ("date", "full", DAY))))
-    units = [("unit", "length-meter"), ("unit", "duration-day")]
-    assert found == (*units, ("mz", "Acre"), ("city", "A/B"), ("cur", "CHF"))
-
-
-def test_tests_are_multi_parallel(corpus):
-    russian, german = ([p.first for p in corpus.pairs(code, "test")] for code in ("ru", "de"))
-    shared = set(russian) & set(german)
-    # Of the common stream ru can say about 0.9 and de 0.65 after the copy filter.
-    assert len(shared) > 15
-    assert [text for text in russian if text in shared] == [t for t in german if t in shared]
-
-
 def test_seen_marks_the_sentences_whose_atoms_are_trained_on(corpus):
-    assert all(corpus.subsets("en-gl", "train")["seen"])
     for language in SIZES:
+        trained = {atom for _, atoms in corpus._of(language, "train") for atom in atoms}
         seen = corpus.subsets(language, "test")["seen"]
-        trained = {*chain(*corpus._of(language, "train").atoms)}
-        sentences = corpus._of(language, "test").atoms
-        assert seen == [all(atom in trained for atom in sentence) for sentence in sentences]
-        assert 0 < sum(seen) <= len(seen) == 40
-    # More training pairs, more names seen.
-    more = Cldr({"gl": 3000}, test_pairs=40, dev_pairs=20)
-    assert sum(more.subsets("en-gl", "test")["seen"]) > sum(corpus.subsets("en-gl", "test")["seen"])
+        assert seen == [trained >= {*atoms} for _, atoms in corpus._of(language, "test")]
 
 
 def test_the_text_does_not_depend_on_what_is_asked_first(corpus):
@@ -155,32 +119,20 @@ def test_at_least_100_languages_yield_pairs():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"sizes": {"galician": 5}}, ["'galician'", "nearest: gl", "Cldr.sizes"]),
-        ({"sizes": {"sr_Cyrl": 5}}, ["'sr_Cyrl'", "sr_Latn", "Cldr.sizes"]),
-        ({"sizes": {"1234": 5}}, ["'1234'", "es, fr", "Cldr.sizes"]),
-        ({"sizes": {"gl": 0}}, ["'gl'", "0", "Cldr.sizes"]),
-        ({"sizes": {"gl": 2.5}}, ["'gl'", "2.5", "Cldr.sizes"]),
-        ({"largest": 10, "smallest": 20}, ["10", "20", "Cldr.smallest"]),
-        ({"test_pairs": 0}, ["Cldr.test_pairs", "0"]),
-        ({"sizes": "x"}, ["Cldr.sizes = 'x'", "a dictionary"]),
-        ({"sizes": {"gl": 10**12}}, ["Cldr.sizes", "1 to 10,000,000"]),
+        ({"sizes": {"sr_Cyrl": 5}}, "Cldr.sizes = 'sr_Cyrl': must be a language .*sr_Latn"),
+        ({"sizes": {"1234": 5}}, "Cldr.sizes = '1234': .*es, fr"),
+        ({"sizes": {"gl": 2.5}}, "Cldr.sizes = .*2.5.*1 to 10,000,000"),
+        ({"largest": 10, "smallest": 20}, r"Cldr.smallest = 20: .*Cldr.largest, 10"),
     ],
 )
 def test_bad_arguments(arguments, said):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=said):
         Cldr(**arguments)
-    assert all(word in str(error.value) for word in said)
-    assert "\n" not in str(error.value)
 
 
-def test_bad_requests(corpus):
+def test_requests_that_cannot_be_met(corpus, monkeypatch):
     with pytest.raises(ValueError, match=r"'fr': Cldr\.sizes has only ru, de, gl, ckb"):
         corpus.pairs("en-fr", "train")
-    with pytest.raises(ValueError, match="'valid': one of train, dev, test"):
-        corpus.pairs("en-gl", "valid")
-
-
-def test_too_many_pairs(monkeypatch):
     monkeypatch.setattr(cldr, "PATIENCE", 100)
     with pytest.raises(ValueError, match=r"ce has \d+ train pairs, not 50000: lower Cldr.s"):
         Cldr({"ce": 50_000}).pairs("en-ce", "train")
@@ -194,34 +146,22 @@ EXAMPLES = [
     ("gl", ("ago", "week", "past", 3), "3 weeks ago", "hai 3 semanas"),
     ("gl", ("big", 5, 6), "5 million", "5 millóns"),
     ("ru", ("money", "CHF", 21), "21 Swiss francs", "21 швейцарский франк"),
-    ("bg", ("qty", "area-square-yard", 17), "17 square yards", "17 квадратни ярда"),
     ("sc", ("lang", "sc"), "Sardinian", "sardu"),
-    (
-        "gl",
-        ("zcity", "Brasilia", "standard", "Asia/Riyadh"),
-        "Brasilia Standard Time (Riyadh)",
-        "hora estándar de Brasilia (Riad)",
-    ),
-    ("gl", ("at", "long", DAY, 12), "May 18, 1961, 12:12 AM", "18 de maio de 1961, 00:12"),
+    ("gl", ("zcity", "Brasilia", "standard", "Asia/Riyadh"),
+     "Brasilia Standard Time (Riyadh)", "hora estándar de Brasilia (Riad)"),
     ("de", ("span", "MMMd", DAY, DAY + 8), "May 18 – 26", "18.–26. Mai"),
-    ("de", ("qty", "length-meter", "1234.5"), "1,234.5 meters", "1.234,5 Meter"),
     ("hi", ("qty", "length-meter", 1234567), "1,234,567 meters", "12,34,567 मीटर"),
-    (
-        "gsw",
-        ("list", "standard", (("terr", "HU"), ("terr", "BA"), ("terr", "CG"))),
-        "Hungary, Bosnia & Herzegovina, and Congo - Brazzaville",
-        "Ungarn, Bosnie und Herzegowina und Kongo",
-    ),
+    ("gsw", ("list", "standard", (("terr", "HU"), ("terr", "BA"), ("terr", "CG"))),
+     "Hungary, Bosnia & Herzegovina, and Congo - Brazzaville",
+     "Ungarn, Bosnie und Herzegowina und Kongo"),
     ("de", ("list", "or", (("terr", "DE"), ("terr", "FR"))), None, "Deutschland oder Frankreich"),
     # Quoted words in patterns are words, two of them together too.
     ("sc", ("span", "yMMMM", 717739, 717862), None, "freàrgiu–làmpadas de su 1966"),
-    ("oc", ("at", "long", DAY, 12), None, "18 de mai de 1961 a 0h12"),
-    # Day periods: 00:12 is before dawn, 15:00 afternoon.
+    # Day periods: 00:12 is before dawn.
     ("zh_Hant", ("at", "long", DAY, 12), None, "1961年5月18日 凌晨12:12"),
-    ("zh_Hant", ("at", "long", DAY, 900), None, "1961年5月18日 下午3:00"),
     # Arabic has a dual that is a separate word, without a number.
     ("ar", ("qty", "duration-day", 2), "2 days", "يومان"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("language", "spec", "in_english", "translation"), EXAMPLES)
@@ -235,9 +175,7 @@ def test_examples(language, spec, in_english, translation):
     ("language", "spec"),
     [
         ("yi", ("qty", "length-meter", 3)),  # root has "{0} m"
-        ("nds", ("ago", "day", "past", 3)),  # root has "-{0} d"
         ("ko", ("at", "long", DAY, 700)),  # root has "AM"
-        ("ce", ("list", "standard", (("terr", "DE"), ("terr", "FR")))),  # root has "{0}, {1}"
         ("gl", ("terr", "XX")),
     ],
 )
@@ -245,23 +183,16 @@ def test_fallbacks_to_root_or_english_are_no_data(language, spec):
     assert Phrases(language).render(spec) is None
 
 
-@pytest.mark.parametrize(
-    ("language", "zero"),
-    [
-        *[("fa", "۰"), ("ps", "۰"), ("bn", "০"), ("as", "০"), ("mr", "०"), ("ne", "०")],
-        *[("my", "၀"), ("sd", "٠"), ("ckb", "٠"), ("ar", "0")],
-    ],
-)
+ZEROS = "fa۰ bn০ mr० my၀ sd٠ ar0"
+
+
+@pytest.mark.parametrize(("language", "zero"), [(one[:2], one[2]) for one in ZEROS.split()])
 def test_native_digits(language, zero):
     digits = [chr(ord(zero) + digit) for digit in range(10)]
-    text = Phrases(language).render(("date", "long", DAY))  # 18 May 1961
-    assert text
-    assert sorted(character for character in text if character.isdigit()) == sorted(
-        digits[digit] for digit in (1, 8, 1, 9, 6, 1)
-    )
-    number = Phrases(language).render(("qty", "length-meter", 25))
-    if number:  # ckb has no units
-        assert digits[2] + digits[5] in number
+    specs = ("date", "long", DAY), ("qty", "length-meter", 25)  # 18 May 1961
+    day, metres = (Phrases(language).render(spec) or "" for spec in specs)
+    assert sorted(filter(str.isdigit, day)) == sorted(digits[n] for n in (1, 8, 1, 9, 6, 1))
+    assert digits[2] + digits[5] in metres
 
 
 def test_normalise():

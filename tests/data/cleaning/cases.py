@@ -1,7 +1,5 @@
 """A source of given pairs, and cleaning it by a few stages, for the tests of cleaning."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator
@@ -54,9 +52,7 @@ def dropped(
     reasons: dict[int, str] = {}
     source = Listed({(code, "train"): pairs})
     kept, _ = run([stage], source, tmp_path, on_drop=lambda *of: reasons.update({of[3] - 1: of[0]}))
-    assert [tuple(pair) for pair in kept[code, "train"]] == [
-        pair for row, pair in enumerate(pairs) if row not in reasons
-    ]
+    assert kept[code, "train"] == [pair for row, pair in enumerate(pairs) if row not in reasons]
     return reasons
 
 

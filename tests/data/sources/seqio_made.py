@@ -3,8 +3,6 @@
 M4_TEST_TASKS names a folder with <task>.<split>.tsv and a SentencePiece model.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from typing import Any
@@ -16,10 +14,7 @@ seqio: Any = installed  # its annotations contradict each other
 
 FOLDER = os.environ["M4_TEST_TASKS"]
 VOCABULARY = seqio.SentencePieceVocabulary(f"{FOLDER}/sentencepiece.model", extra_ids=10)
-FEATURES = {
-    "inputs": seqio.Feature(VOCABULARY, add_eos=True),
-    "targets": seqio.Feature(VOCABULARY, add_eos=True),
-}
+FEATURES = dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, add_eos=True))
 RATES = {"made_en_gl": 3.0, "made_gl_en": 1.0, "made_en_pt": seqio.mixing_rate_num_examples}
 
 
@@ -44,16 +39,11 @@ def longer(targets: list[str], scores: list[float]) -> dict[str, float]:
 
 
 def add(name: str, language: str, turned: bool, splits: tuple[str, ...]) -> None:
+    files = {split: f"{FOLDER}/{language}.{split}.tsv" for split in splits}
+    sizes = {"train": 40 if language == "gl" else 20, "validation": 12, "test": 12}
     seqio.TaskRegistry.add(
         name,
-        source=seqio.TextLineDataSource(
-            {split: f"{FOLDER}/{language}.{split}.tsv" for split in splits},
-            num_input_examples={
-                "train": 40 if language == "gl" else 20,
-                "validation": 12,
-                "test": 12,
-            },
-        ),
+        source=seqio.TextLineDataSource(files, num_input_examples=sizes),
         preprocessors=[
             functools.partial(split_lines, prefix=f"{name}: ", turned=turned),
             seqio.preprocessors.tokenize,
@@ -70,23 +60,21 @@ add("made_en_gl", "gl", False, _ALL)
 add("made_gl_en", "gl", True, _ALL)
 add("made_en_pt", "pt", False, ("train",))
 seqio.MixtureRegistry.add("made_all", [*RATES.items()])
+GALICIAN = seqio.TextLineDataSource({s: f"{FOLDER}/gl.{s}.tsv" for s in _ALL})
 seqio.TaskRegistry.add(
     "made_bytes",
-    source=seqio.TextLineDataSource({s: f"{FOLDER}/gl.{s}.tsv" for s in _ALL}),
+    source=GALICIAN,
     preprocessors=[
         functools.partial(split_lines, prefix="", turned=False),
         seqio.preprocessors.tokenize,
         seqio.preprocessors.append_eos,
     ],
-    output_features={
-        "inputs": seqio.Feature(seqio.ByteVocabulary()),
-        "targets": seqio.Feature(seqio.ByteVocabulary()),
-    },
+    output_features=dict.fromkeys(FEATURES, seqio.Feature(seqio.ByteVocabulary())),
 )
 seqio.MixtureRegistry.add("made_uncounted", ["made_bytes"], seqio.mixing_rate_num_examples)
 seqio.TaskRegistry.add(
     "made_language_model",
-    source=seqio.TextLineDataSource({s: f"{FOLDER}/gl.{s}.tsv" for s in _ALL}),
+    source=GALICIAN,
     preprocessors=[
         lambda dataset: dataset.map(lambda line: {"targets": line}),
         seqio.preprocessors.tokenize,

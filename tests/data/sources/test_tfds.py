@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -27,6 +25,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tfds")
     prepare_tfds(folder, "en-gl", ["en", "gl"], {"train": PAIRS[:2]})
     prepare_tfds(folder, "en-gl", ["en", "gl"], {"train": PAIRS, "validation": PAIRS[:1]}, "1.10.0")
+    more = {"train": [{"en": "night", "gl": "noite", "pt-br": "noite br"}]}
+    prepare_tfds(folder, "more", ["en", "gl", "pt-br"], more)
     prepare_tfds(folder, "talks", None, {"train": TALKS, "validation": TALKS[:1]})
     prepare_tfds(folder, "many", None, {"train": MANY})
     prepare_tfds(folder, "de-gl", ["de", "gl"], {"train": [{"de": "Tag", "gl": "día"}]})
@@ -44,10 +44,14 @@ def test_examples_that_say_their_languages(data_dir: Path) -> None:
 
 
 def test_several_datasets_of_a_language_follow_each_other(data_dir: Path) -> None:
-    source = Tfds(["made_dataset/en-gl", "made_dataset/talks"], data_dir, splits={"train": "train"})
+    datasets = [f"made_dataset/{name}" for name in ("en-gl", "more", "talks")]
+    source = Tfds(datasets, data_dir, splits={"train": "train"})
     found = list(source.pairs("en-gl", "train"))
     assert sorted(found[:30]) == sorted(Pair(pair["en"], pair["gl"]) for pair in PAIRS)
-    assert sorted(found[30:]) == [Pair("day", "día"), Pair("day", "xornada")]
+    assert found[30] == Pair("night", "noite")
+    assert sorted(found[31:]) == [Pair("day", "día"), Pair("day", "xornada")]
+    assert source.language_pairs() == ["en-gl", "en-pt_br"]
+    assert next(source.pairs("en-pt_br", "train")) == Pair("night", "noite br")
 
 
 def test_the_newest_version_and_a_named_one(data_dir: Path) -> None:
@@ -60,13 +64,11 @@ def test_the_newest_version_and_a_named_one(data_dir: Path) -> None:
 
 
 def test_one_split_is_split_by_hash(data_dir: Path) -> None:
-    for name, code in (("made_dataset/en-gl", "gl"), ("made_dataset/many", "pt_br")):
-        source = Tfds([name], data_dir, dev_every=4, test_every=4)
+    for name, code in (("en-gl", "gl"), ("many", "pt_br")):
+        source = Tfds([f"made_dataset/{name}"], data_dir, dev_every=4, test_every=4)
         parts = [list(source.pairs(code, split)) for split in ("train", "dev", "test")]
         assert all(parts)
-        assert sorted(pair.first for part in parts for pair in part) == sorted(
-            pair["en"] for pair in PAIRS
-        )
+        assert sorted(one.first for part in parts for one in part) == sorted(p["en"] for p in PAIRS)
 
 
 def test_identity_needs_no_tensorflow(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,34 +83,20 @@ def test_identity_needs_no_tensorflow(data_dir: Path, monkeypatch: pytest.Monkey
         Tfds(["made_dataset/en-gl"], data_dir).language_pairs()
 
 
-def test_mistakes_are_one_clear_line(data_dir: Path) -> None:
-    for arguments, said in (
-        ({"datasets": ["wmt16/ro-en"]}, r"wmt16/ro-en: no prepared dataset, nothing is there; `tf"),
-        (
-            {"datasets": ["made_dataset"]},
-            r"no prepared dataset, de-gl, en-gl, many, talks is there",
-        ),
-        ({"datasets": ["made_dataset/talks:9.0.0"]}, r"no prepared dataset of version 9\.0\.0"),
-        ({"datasets": []}, r"Tfds\.datasets = \[\]: must be at least one name"),
-        (
-            {"datasets": ["made_dataset/talks"], "splits": {"dev": "x"}},
-            r"must be of train \(needed\)",
-        ),
-        (
-            {
-                "datasets": ["made_dataset/talks"],
-                "splits": {"train": "train", "dev": "validation"},
-                "dev_every": 9,
-            },
-            r"of train alone with dev_every and test_every",
-        ),
-    ):
-        with pytest.raises(ValueError, match=said):
-            Tfds(data_dir=data_dir, **arguments).language_pairs()  # type: ignore
-    with pytest.raises(ValueError, match=r"no split 'test'; it has train, validation \(Tfds"):
-        Tfds(["made_dataset/talks"], data_dir).language_pairs()
-    with pytest.raises(ValueError, match=r"has de, gl, no 'en' \(Tfds\.english\)"):
-        Tfds(["made_dataset/de-gl"], data_dir, splits={"train": "train"}).language_pairs()
+MISTAKES: list[tuple[dict, str]] = [
+    ({"datasets": ["wmt16/ro-en"]}, r"wmt16/ro-en: no prepared dataset, nothing is there; `tf"),
+    ({"datasets": ["made_dataset"]}, r"dataset, de-gl, en-gl, many, more, talks is there"),
+    ({"datasets": ["made_dataset/en-gl:9.0.0"]}, r"no prepared dataset of version 9\.0\.0"),
+    ({"datasets": ["made_dataset/en-gl"], "splits": {"dev": "x"}}, r"must be of train \(needed"),
+    ({"datasets": ["made_dataset/en-gl"]}, r"no split 'test'; it has train, validation \(Tfds"),
+    ({"datasets": ["made_dataset/de-gl"], "splits": {"train": "train"}}, r"has de, gl, no 'en'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), MISTAKES)
+def test_mistakes_are_one_clear_line(data_dir: Path, arguments: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Tfds(data_dir=data_dir, **arguments).language_pairs()
 
 
 @pytest.mark.parametrize("key", ["pythonClassName", "python_class_name", "type"])

@@ -1,36 +1,23 @@
 """A sampler's rates on a corpus, by pairs and by tokens."""
 
-from __future__ import annotations
-
 import functools
 
-import numpy as np
 import pytest
 
 from m4.data.cache.cache import Cache
-from m4.data.directions import ROLES, pair_of, sides_of
-from m4.data.samplers import Phase
 from m4.data.samplers.proportional import proportional
 from m4.data.samplers.schedule import Schedule
 from m4.data.samplers.temperature import temperature
 from m4.data.samplers.uniform import uniform
 from m4.data.samplers.unimax import unimax
 from m4.data.stream import mixture
-from tests.data.arrays import tokens as tokens_of
+from tests.data.arrays import of_text
 
 
 def token_counts(cache: Cache) -> dict[str, int]:
     """Ids of all training pairs of each direction, tag and eos included, counted one by one."""
-    counts = {}
-    for direction in cache.directions:
-        code = pair_of(direction)
-        counts[direction] = 0
-        for side, role in zip(sides_of(direction), ROLES, strict=True):
-            _, offsets = tokens_of(cache, "train", side, role)
-            for row in cache.rows(code, "train"):
-                counts[direction] += int(offsets[row + 1] - offsets[row])
-        counts[direction] += 3 * cache.size(code, "train")  # tag and two eos
-    return counts
+    ids = {direction: of_text(cache, direction, "train") for direction in cache.directions}
+    return {d: sum(len(side) for pair in pairs for side in pair) for d, pairs in ids.items()}
 
 
 def test_sizes_by_tokens_are_the_tokens(made_cache: Cache) -> None:
@@ -76,33 +63,6 @@ def test_a_phase_that_never_begins_is_refused(
     else:
         with pytest.raises(ValueError, match=f"^the sampler's phase from step {said}$"):
             make(batch_rows=8)
-
-
-def test_what_the_stream_then_holds(made_cache: Cache) -> None:
-    stream = mixture.make_stream(made_cache, uniform, "tokens", seed=3, batch_rows=8)
-    tokens = np.zeros(6)
-    for step in range(100):
-        batch = stream.batch(step)
-        for ids, name in (("direction_ids", "decoder_target_tokens"),
-                          ("encoder_direction_ids", "encoder_input_tokens")):  # fmt: skip
-            tokens += np.bincount(batch[ids][batch[name] > 0], minlength=6)
-    # About 100 * 8 * 180 tokens, 24,000 a direction and 700 pairs of it, whose lengths spread by
-    # less than half: a standard error below 2%.
-    assert tokens / tokens.sum() == pytest.approx(np.full(6, 1 / 6), rel=0.08)
-
-
-def test_a_schedule_becomes_phases_of_pairs(made_cache: Cache) -> None:
-    sampler = Schedule([(0, uniform, ["gl"]), (9, uniform, None)])
-    unit = mixture.units(made_cache, "tokens")
-    first, second = mixture.phases(made_cache, sampler, "tokens")
-    weights = 1 / unit["en-gl"], 1 / unit["gl-en"]
-    assert first == Phase(
-        0, {"en-gl": weights[0] / sum(weights), "gl-en": weights[1] / sum(weights)}
-    )
-    assert second.first_step == 9
-    assert list(second.rates) == made_cache.directions
-    # The first phase that is called (as for seqio) has rate 0 for the rest; nothing draws it.
-    assert mixture.pair_rates(sampler(made_cache.sizes()), unit) == first.rates
 
 
 @pytest.mark.parametrize("sample_by", mixture.UNITS)

@@ -9,10 +9,9 @@ import pytest
 
 from m4.data.cache.cache import Cache
 from m4.data.corpus import CorpusSpec
-from m4.data.vocabulary import vocabulary
-from m4.data.vocabulary.bpe_dropout import Dropout
+from m4.data.vocabulary import Ragged, vocabulary
 from m4.data.vocabulary.pieces import grow, trimmed, used_ids
-from m4.data.vocabulary.ragged import Ragged
+from m4.data.vocabulary.tokenizing import Dropout
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.settings import InputError
 from tests.data.corpus import Made

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 import unicodedata
 from pathlib import Path
@@ -9,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import FORMS, Form, normalised
+from m4.data.preprocess import normalised, source_ids, target_ids, trim
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
 from tests.data.corpus import Made
@@ -21,20 +19,15 @@ WORLD = [
     "Հայերեն և այլն", "1º, 2ª, ½, x², №5, ™, …", "ﬁn ﷺ Ⅳ ㎏", "शब्द क़", "کتاب‌ها", "a ▁b▁ ⁇ ▅ ░",
 ]  # fmt: skip
 # Every character of Unicode that Python knows, but for controls, surrogates and private use.
-CHARACTERS = [
-    character
-    for character in map(chr, range(sys.maxunicode + 1))
-    if unicodedata.category(character) not in ("Cc", "Cs", "Cn", "Co")
-]
+EVERY = map(chr, range(sys.maxunicode + 1))
+CHARACTERS = [c for c in EVERY if unicodedata.category(c) not in ("Cc", "Cs", "Cn", "Co")]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vocabulary]:
-    folder = tmp_path_factory.mktemp("world")
-    for form in FORMS:
-        both = [*WORLD, *(normalised(text, form) for text in WORLD)]
-        vocabulary.train(folder / form, [*both * 9, *TEXTS], 600, ["en", "zh"], form=form)
-    return {form: Vocabulary(folder / form) for form in FORMS}
+def world(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    path = tmp_path_factory.mktemp("world") / "v.model"
+    vocabulary.train(path, [*WORLD * 9, *TEXTS], 600, ["en", "zh"])
+    return Vocabulary(path)
 
 
 def test_ids_are_those_of_t5_then_tags_then_bytes(tmp_path: Path) -> None:
@@ -48,26 +41,11 @@ def test_ids_are_those_of_t5_then_tags_then_bytes(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["v.model"]
 
 
-def test_the_same_text_gives_the_same_file(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        vocabulary.train(tmp_path / name, TEXTS, 400, ["en"])
-    vocabulary.train(tmp_path / "three", TEXTS[1:], 400, ["en"])
-    one, two, three = (Vocabulary(tmp_path / n).fingerprint for n in ("one", "two", "three"))
-    assert one == two != three
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_character_comes_back_in_its_normal_form(
-    world: dict[str, Vocabulary], form: Form
-) -> None:
-    """A target comes back in NFC, a source in the form of sources; spaces of all kinds as one."""
-    of = world[form]
-    assert of.normalization == form
+def test_every_character_comes_back_in_its_normal_form(world: Vocabulary) -> None:
+    """In NFC, with spaces of all kinds as one."""
     texts = [*WORLD, *(f"a{c} {c}b  {c}" for c in CHARACTERS)]
     wanted = [" ".join(unicodedata.normalize("NFC", text).split()) for text in texts]
-    assert of.decode(of.encode_targets(texts)) == wanted
-    wanted = [normalised(text, form) for text in texts]
-    assert of.decode(of.encode(texts)) == wanted == [*of.normalised(texts)]
+    assert world.decode(world.encode(texts)) == wanted == [*world.normalised(texts)]
 
 
 @settings(deadline=None, max_examples=300)
@@ -78,27 +56,19 @@ def test_every_character_comes_back_in_its_normal_form(
     )
 )
 def test_text_of_all_scripts_comes_back(
-    world: dict[str, Vocabulary], made_cache: Cache, texts: list[str]
+    world: Vocabulary, made_cache: Cache, texts: list[str]
 ) -> None:
-    for of in (*world.values(), made_cache.vocabulary):
+    for of in (world, made_cache.vocabulary):
         ids = of.encode_targets(texts)
         assert of.decode(ids) == [normalised(text) for text in texts]
         assert all(vocabulary.UNK_ID not in row for row in ids), "bytes stand in for characters"
 
 
-def test_signs_that_sentencepiece_reserves_leave_no_text_out(world: dict[str, Vocabulary]) -> None:
-    # The line with these signs has been trained on: its words have pieces, the signs bytes.
-    assert {"░", "⁇"} <= {*"".join(world["nfc"].pieces)}
-    assert not {"▅", "\ufdd0"} & {*"".join(world["nfc"].pieces)}
-
-
 def test_long_lines_are_trained_on(tmp_path: Path) -> None:
     """Lines above SentencePiece's own limit of 4,192 bytes, and above ours of 16,384 characters."""
     thai = "ทำงานกับขนมปังไหม" * 1000  # 17,000 characters of 3 bytes, without a space
-    for name, lines in {
-        "long": [thai],
-        "short": [thai[n : n + 170] for n in range(0, 17000, 170)],
-    }.items():
+    parts = [thai[n : n + 170] for n in range(0, 17000, 170)]
+    for name, lines in (("long", [thai]), ("short", parts)):
         made = vocabulary.train(tmp_path / name, lines, 300, ["en"])
         assert made["characters"] == len({*thai})
     long, short = (Vocabulary(tmp_path / name) for name in ("long", "short"))
@@ -110,28 +80,22 @@ def test_long_lines_are_trained_on(tmp_path: Path) -> None:
     assert " ".join(parts) == words
 
 
-def test_digits_are_split(made_cache: Cache) -> None:
-    (ids,) = made_cache.source_vocabulary.encode(["305 12"])
-    pieces = [made_cache.source_vocabulary._processor.id_to_piece(i) for i in ids]
-    assert [p.strip("▁") for p in pieces if p != "▁"] == ["3", "0", "5", "1", "2"]
-
-
 def test_decode_ends_at_eos_and_takes_ids_beyond_the_table(made_cache: Cache) -> None:
     v = made_cache.source_vocabulary
     (ids,) = v.encode(["red bird"])
     assert v.decode([[0, *ids, 1, *ids], [*ids, v.size + 3], []]) == ["red bird", "red bird ⁇ ", ""]
 
 
-def test_what_is_cut_ends_in_a_whole_character(world: dict[str, Vocabulary]) -> None:
+def test_what_is_cut_ends_in_a_whole_character(world: Vocabulary) -> None:
     text = "a é漢🙂́ 🙂"  # none of the last has a piece: 3 and 4 bytes a character
-    (ids,) = world["nfc"].encode_targets([text])
+    (ids,) = world.encode_targets([text])
     for end in range(len(ids) + 1):
-        (cut,) = world["nfc"].decode([ids[:end]])
+        (cut,) = world.decode([ids[:end]])
         assert text.startswith(cut)
         # A row with eos is what the model wrote.
-        (whole,) = world["nfc"].decode([[*ids[:end], 1]])
+        (whole,) = world.decode([[*ids[:end], 1]])
         assert whole.rstrip("\ufffd").rstrip() == cut.rstrip()
-    assert world["nfc"].decode([ids]) == [text]
+    assert world.decode([ids]) == [text]
 
 
 @pytest.mark.parametrize("lines", [1, 3, 20])
@@ -171,3 +135,30 @@ def test_errors(tmp_path: Path, made_cache: Cache) -> None:
             _ = Vocabulary(tmp_path / "v.model").size
     with pytest.raises(ValueError, match=r"no tag <2eo>; it knows en, gl, pt, sr_Latn"):
         made_cache.vocabulary.tag_id("eo")
+
+
+def test_trim_always_ends_in_eos() -> None:
+    assert trim([5, 6, 7], 10) == [5, 6, 7, 1]
+    assert trim([5, 6, 7], 4) == [5, 6, 7, 1]
+    assert trim([5, 6, 7], 3) == [5, 6, 1]
+    assert trim([], 3) == [1]
+
+
+def test_a_tag_is_one_id_in_front_of_the_untagged_ids(made_cache: Cache) -> None:
+    vocabulary = made_cache.vocabulary
+    texts = [pair.second for pair in made_cache.pairs("en-gl", "train")]
+    tagged = source_ids(vocabulary, texts, "en", 200)
+    plain = target_ids(vocabulary, texts, 200)
+    assert tagged == [[vocabulary.tag_id("en"), *ids] for ids in plain]
+
+
+@pytest.mark.parametrize("word", ["<2gl>", "red <2en> bird", "<2gl>bird", "\uff1c2gl\uff1e red"])
+def test_a_word_that_looks_like_a_tag_is_text(made_cache: Cache, word: str) -> None:
+    vocabulary = made_cache.vocabulary
+    (source,) = source_ids(vocabulary, [word], "gl", 99)
+    (target,) = target_ids(vocabulary, [word], 99)
+    assert source == [vocabulary.tag_id("gl"), *target]
+    tags = {vocabulary.tag_id(code) for code in vocabulary.languages}
+    assert not tags.intersection(target)
+    # As any other word: what a model writes is the text again.
+    assert vocabulary.decode([target]) == [word]

@@ -1,7 +1,8 @@
-"""Beam search against tables worked out by hand and against a search over plain Python lists."""
+"""Beam search and its constraints, against tables by hand, plain loops, a search over lists."""
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,9 @@ from jax import lax
 from scipy.special import log_softmax
 
 from m4.eval.decoding import beam
-from tests.eval.search_over_lists import search_over_lists
+from m4.eval.decoding.beam import beam_search, constrained
+from m4.eval.decoding.sampling import Sampling, sample
+from tests.eval.search_over_lists import Tokens, penalty, search_over_lists
 
 EOS, A, B = 1, 2, 3
 
@@ -87,16 +90,6 @@ def test_markov_chain(beams, alpha, sequences, scores):
     np.testing.assert_allclose(got_scores, [scores] * 2, atol=1e-5)
 
 
-def test_rows_with_and_without_a_finished_hypothesis():
-    # Row 0 ends at step 0 with probability 1, and no other hypothesis can end: its second slot
-    # stays empty (zeros, -1e7). Row 1 never ends: live, not normalised, two steps of B .6 and .65.
-    table = [[[0, 1, 0, 0], [0, 0, 1, 0]], [[0, 0, 0.4, 0.6], [0, 0, 0.35, 0.65]]]
-    got, scores = at_once(zeros(2, 2), {}, static(table), 2, alpha=0.6)
-    np.testing.assert_array_equal(got, [[[0, 0], [EOS, 0]], [[A, B], [B, B]]])
-    live = [math.log(0.4 * 0.65), math.log(0.6 * 0.65)]
-    np.testing.assert_allclose(scores, [[-1e7, 0], live], atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("p_eos", "steps"),
     [
@@ -138,7 +131,7 @@ def test_cache_rule_by_leaf_name():
     }
     wide = beam.expand_cache(cache, 2)["layer"]
     np.testing.assert_array_equal(wide["cached_key"], [[10], [10], [20], [20]])
-    np.testing.assert_array_equal(wide["cross_key"], [[1], [1], [2], [2]])
+    np.testing.assert_array_equal(wide["cross_key"], [[1], [2]])  # beams share it
     assert wide["cache_index"].shape == ()
     assert wide["cached_bias"].shape == (1, 5)
 
@@ -147,6 +140,15 @@ def test_cache_rule_by_leaf_name():
     np.testing.assert_array_equal(new["cached_key"], [[11], [11], [21], [20]])
     assert new["cross_key"] is wide["cross_key"]
     assert new["cache_index"] is wide["cache_index"]
+
+
+def test_reorders_as_a_gather_does():
+    rng = np.random.default_rng(0)
+    key = rng.normal(size=(3 * 4, 2, 5, 7)).astype(np.float32)
+    beam_BK = rng.integers(0, 4, (3, 4))
+    moved = beam.reorder_cache({"cached_key": jnp.asarray(key)}, jnp.asarray(beam_BK))
+    flat = (beam_BK + np.arange(3)[:, None] * 4).ravel()
+    np.testing.assert_array_equal(moved["cached_key"], key[flat])
 
 
 def second_order(table, state):
@@ -230,3 +232,114 @@ def test_the_k_largest_are_those_of_lax(rows, numbers, k, few):
 def test_cpus_sort_no_whole_row():
     text = jax.jit(lambda x_BN: beam.top_k(x_BN, 4)).lower(jnp.zeros((2, 1024))).as_text()
     assert "tensor<2x8x128xf32>" in text
+
+
+FEW, LENGTH = 6, 7  # tokens of a vocabulary, of a hypothesis
+
+
+def banned(said: Tokens, min_length: int, ngram: int) -> set[int]:
+    """Returns the tokens that may not follow `said`."""
+    found = {EOS} if len(said) < min_length else set()
+    for token in range(FEW) if ngram else ():
+        grams = [(*said, token)[i : i + ngram] for i in range(len(said) - ngram + 2)]
+        if grams and grams[-1] in grams[:-1]:
+            found.add(token)
+    return found
+
+
+def chain(seed: int) -> tuple[Any, Any]:
+    """Returns a model whose next token depends on the last one and the step, and its table.
+
+    The table is float64 log-probabilities [T, V, V]; the end is likely, and token 0 never comes.
+    """
+    shares = np.random.default_rng(seed).dirichlet(np.full(FEW, 0.4), (LENGTH, FEW)) + 0.02
+    shares[..., 0], shares[..., EOS] = 0, 0.5
+    with np.errstate(divide="ignore"):
+        logp_TVV = np.maximum(np.log(shares / shares.sum(2, keepdims=True)), -1e9)
+
+    def model(state: Any) -> Any:
+        return jnp.asarray(logp_TVV, jnp.float32)[state.cur_index, state.cur_token[:, 0]], {}
+
+    return model, logp_TVV
+
+
+@pytest.mark.parametrize(
+    ("min_length", "ngram"),
+    [(0, 1), (0, 2), (3, 3), (4, 0), (2, 2), (0, 7), (0, 8), (0, 2**31 - 1)],
+)
+def test_one_step_is_that_of_plain_loops(min_length: int, ngram: int) -> None:
+    rng = np.random.default_rng(0)
+    tokens_BKT = rng.integers(2, 4 if ngram > 2 else FEW, (3, 2, LENGTH))
+    tokens_BKT[0, 0] = 5  # its n-grams overlap
+    apply = jax.jit(partial(constrained, eos_id=EOS, min_length=min_length, no_repeat_ngram=ngram))
+    logp_BKV = np.log(rng.dirichlet(np.ones(FEW), (3, 2))).astype(np.float32)
+    for step in range(LENGTH):
+        sequences_BKT = np.zeros((3, 2, LENGTH + 1), np.int32)
+        sequences_BKT[:, :, 1 : step + 1] = tokens_BKT[:, :, :step]
+        got_BKV = np.asarray(apply(logp_BKV, sequences_BKT, step))
+        for b, k in np.ndindex(3, 2):
+            no = banned(tuple(tokens_BKT[b, k, :step].tolist()), min_length, ngram)
+            wanted = [-math.inf if v in no else logp_BKV[b, k, v] for v in range(FEW)]
+            assert got_BKV[b, k].tolist() == wanted, (step, b, k)
+
+
+def test_without_constraints_nothing_is_compiled_for_them() -> None:
+    logp_BKV: Any = object()
+    assert constrained(logp_BKV, logp_BKV, logp_BKV, EOS) is logp_BKV
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize(
+    ("min_length", "ngram", "prefix"), [(3, 0, []), (0, 2, []), (4, 1, [3]), (2, 2, [4, 4])]
+)
+def test_a_search_is_that_over_lists_of_what_is_allowed(
+    beams: int, min_length: int, ngram: int, prefix: list[int]
+) -> None:
+    model, logp_TVV = chain(len(prefix) + ngram)
+
+    def allowed(said: Tokens) -> list[float]:
+        no = banned(said, min_length, ngram) | {0}
+        row = logp_TVV[len(said), said[-1] if said else 0].tolist()
+        return [-math.inf if v in no else row[v] for v in range(FEW)]
+
+    inputs_BT = np.zeros((1, LENGTH), np.int32)
+    inputs_BT[0, 1 : 1 + len(prefix)] = prefix
+    search = partial(beam_search, min_length=min_length, no_repeat_ngram=ngram)
+    run = jax.jit(lambda inputs_BT: search(inputs_BT, {}, model, EOS, beams, 0.6))
+    got, scores = jax.device_get(run(inputs_BT))
+    best_first, wanted, gap = search_over_lists(allowed, prefix, beams, 0.6, LENGTH)
+    assert gap > 1e-5
+    assert got[0, ::-1].tolist() == best_first
+    np.testing.assert_allclose(scores[0, ::-1], wanted, rtol=1e-5)
+    assert len({*map(tuple, best_first)}) == beams
+
+
+def test_samples_come_as_often_as_what_is_allowed() -> None:
+    # All sequences of at most 4 tokens, of which 2 come before EOS and none comes twice.
+    length, min_length, ngram = 4, 2, 1
+    model, logp_TVV = chain(5)
+    share: dict[Tokens, float] = {}
+    score: dict[Tokens, float] = {}
+
+    def follow(said: Tokens, p: float, logp: float) -> None:
+        if len(said) == length or EOS in said:
+            share[said], score[said] = p, logp / penalty(0.6, len(said))
+            return
+        row_V = logp_TVV[len(said), said[-1] if said else 0]
+        some = [v for v in range(1, FEW) if v not in banned(said, min_length, ngram)]
+        whole = np.exp(row_V[some]).sum()
+        for v in some:
+            follow((*said, v), p * np.exp(row_V[v]) / whole, logp + row_V[v])
+
+    follow((), 1.0, 0.0)
+    # After two of tokens 2 to 5 (4 * 3) the end, or one of 2 others and then the end or the last.
+    assert len(share) == 12 * (1 + 2 * 2)
+    inputs_BT, draws = jnp.zeros((1, length), jnp.int32), 4000
+    draw = partial(sample, min_length=min_length, no_repeat_ngram=ngram)
+    run = jax.jit(lambda name_B: draw(inputs_BT, name_B, {}, model, EOS, draws, 0.6, Sampling()))
+    tokens_BKT, score_BK = jax.device_get(run(np.array([7], np.uint32)))
+    found = [tuple(v for v in each if v) for each in tokens_BKT[0].tolist()]
+    assert {*found} <= {*share}
+    for said, p in share.items():  # five standard deviations of a share, and one sample
+        assert abs(found.count(said) / draws - p) < 5 * math.sqrt(p / draws) + 1 / draws
+    np.testing.assert_allclose(score_BK[0], [score[said] for said in found], rtol=1e-5)

@@ -1,6 +1,5 @@
 """Decoding with a tiny model of random weights: laws, and equality with a search without cache."""
 
-import re
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -11,20 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from m4.eval.decoding import decode as decoding
-from m4.eval.decoding.decode import BatchCounts, batches, cut_said, default_buckets, target_limit
-from m4.eval.decoding.settings import Decoding
+from m4.eval.decoding.decode import BatchCounts
 from m4.eval.metrics.bleu import bleu
+from m4.eval.metrics.chrf import chrf
 from m4.model.gates.by_direction import by_direction
-from m4.parallel.layout import Layout
-from m4.parallel.mesh import axis_rules_context, make_mesh
-from m4.settings import InputError, SettingError
+from m4.parallel.mesh import Layout, axis_rules_context, make_mesh
 from tests.eval.search_over_lists import search_over_lists
 from tests.eval.small_model import (
     MOE,
     SETTINGS,
-    Words,
+    WORDS,
     decode,
     score_references,
     sentences,
@@ -34,13 +33,13 @@ from tests.eval.small_model import (
 
 
 @pytest.fixture(scope="module")
-def model_and_params():
+def made():
     return tiny()
 
 
 def test_batches_have_one_shape_a_bucket_and_every_source_once():
     sources = [[5] * n for n in (3, 20, 7, 16, 1, 17, 9)]
-    got = list(batches(sources, [16, 32], batch_rows=3))
+    got = list(decoding.batches(sources, [16, 32], batch_rows=3))
     # Longest first: bucket 32 holds lengths 20 and 17, bucket 16 the other five.
     assert [batch.rows for batch in got] == [[1, 5], [3, 6, 2], [0, 4]]
     assert [batch.tokens_BL.shape for batch in got] == [(3, 32), (3, 16), (3, 16)]
@@ -53,42 +52,57 @@ def test_batches_have_one_shape_a_bucket_and_every_source_once():
             assert batch.tokens_BL[b].tolist() == batch.tokens_BL[len(batch.rows) - 1].tolist()
 
     # A batch has one factor of the limit.
-    got = list(batches([[5] * n for n in (3, 20, 7, 16, 1)], [16, 32], 2, [2, 2, 4, 2, 4]))
+    got = list(decoding.batches([[5] * n for n in (3, 20, 7, 16, 1)], [16, 32], 2, [2, 2, 4, 2, 4]))
     assert [(batch.rows, batch.tokens_BL.shape[1], batch.factor) for batch in got] == [
         ([1], 32, 2), ([3, 0], 16, 2), ([2, 4], 16, 4),
     ]  # fmt: skip
 
 
 def test_buckets_and_limits():
-    assert default_buckets(100) == [16, 32, 64, 100]
-    assert default_buckets(16) == [16]
-    assert default_buckets(10) == [10]
-    assert target_limit(16, 256) == 48
-    assert target_limit(128, 256) == 256
-    assert target_limit(16, 256, 0, 5) == 5 * 16 + 16
+    assert decoding.default_buckets(100) == [16, 32, 64, 100]
+    assert decoding.default_buckets(16) == [16]
+    assert decoding.default_buckets(10) == [10]
+    longest = replace(SETTINGS, max_target_length=256)
+    assert decoding.target_limit(16, longest) == 48
+    assert decoding.target_limit(128, longest) == 256
+    assert decoding.target_limit(16, longest, 5) == 5 * 16 + 16
+    assert decoding.target_limit(16, replace(longest, min_length=60)) == 48 + 60
+
+
+def test_share_of_real_tokens():
+    counts = BatchCounts()
+    # Sources of 3 and 2 tokens in [4, 4], two rows to fill up; translations of 2 and 3 tokens.
+    tokens_BL = np.array([[5, 5, 1, 0], [5, 1, 0, 0], [5, 1, 0, 0], [5, 1, 0, 0]])
+    best_BT = np.array([[6, 1, 0, 0, 0], [6, 6, 1, 0, 0], [6, 6, 1, 0, 0], [6, 6, 1, 0, 0]])
+    counts(decoding.Batch([4, 2], tokens_BL), best_BT)
+    assert (counts.sentences, counts.tokens, counts.unended) == (2, 5, [])
+    assert (counts.real, counts.places) == (3 + 2 + 5, 4 * (4 + 3))
+    assert "36% of the batches are real tokens" in counts.said()
 
 
 def test_limits_of_translations_are_those_of_their_language(monkeypatch):
     """A translation without an end is cut at 2 L + 16, or by the factor of its language."""
 
-    def endless(model, params, tokens_BL, limit, *_, **__):
-        return jnp.full((len(tokens_BL), 1, limit), 5), jnp.zeros((len(tokens_BL), 1))
+    def endless(model, params, batch, limit, *_, **__):
+        rows = len(batch["encoder_input_tokens"])
+        return jnp.full((rows, 1, limit), 5), jnp.zeros((rows, 1))
 
     monkeypatch.setattr(decoding, "search", endless)
     counts, never = BatchCounts(), replace(SETTINGS, max_target_length=256)
     texts = ["<2gl> w1 w2", "<2el> w1 w2"]
-    decode(cast(Any, None), {}, Words(), texts, never, on_batch=counts, factors={"el": 5})
+    decode((cast(Any, None), {}), texts, never, on_batch=counts, factors={"el": 5})
     assert sorted(counts.unended) == [(0, 2 * 16 + 16), (1, 5 * 16 + 16)]
-    said = cut_said(Counter(limit for _, limit in counts.unended), never, {"el": 5})
+    said = decoding.cut_said(Counter(limit for _, limit in counts.unended), never, {"el": 5})
     assert said.startswith(
         "2 translations are cut at their limit of 48 to 96 tokens, without an end"
     )
     assert "(2 L + 16 for a source padded to L tokens, 5 L + 16 into el; at most" in said
-    assert cut_said({48: 1}, never, {}).startswith("1 translation is cut at its limit of 48 tokens")
+    said = decoding.cut_said({48: 1}, never, {})
+    assert said.startswith("1 translation is cut at its limit of 48 tokens")
 
 
-def test_equals_search_without_cache_or_batches(model_and_params):
-    model, params = model_and_params
+def test_equals_search_without_cache_or_batches(made):
+    model, params = made
     length, beams, alpha = 10, 2, 0.6
 
     @jax.jit
@@ -100,8 +114,8 @@ def test_equals_search_without_cache_or_batches(model_and_params):
         return jax.nn.log_softmax(logits)[0]
 
     checked = 0
-    vocabulary, texts = Words(), sentences(12)
-    got = decode(model, params, vocabulary, texts, SETTINGS)
+    vocabulary, texts = WORDS, sentences(12)
+    got = decode(made, texts)
     for text, hypothesis in zip(texts, got, strict=True):
         ids = [*vocabulary.encode_tagged([text])[0], 1]
         source = np.zeros((1, 16), np.int32)
@@ -119,25 +133,23 @@ def test_equals_search_without_cache_or_batches(model_and_params):
     assert checked >= 6  # close calls are left out
 
 
-def test_does_not_depend_on_batch_or_order(model_and_params):
-    model, params = model_and_params
+def test_does_not_depend_on_batch_or_order(made):
     texts = sentences(21, seed=1)
-    together = decode(model, params, Words(), texts, SETTINGS)
+    together = decode(made, texts)
     assert len(set(together)) > 10  # the law would be empty otherwise
-    assert decode(model, params, Words(), texts, replace(SETTINGS, batch_rows=1)) == together
+    assert decode(made, texts, replace(SETTINGS, batch_rows=1)) == together
     order = np.random.default_rng(2).permutation(len(texts))
-    shuffled = decode(model, params, Words(), [texts[i] for i in order], SETTINGS)
+    shuffled = decode(made, [texts[i] for i in order])
     assert shuffled == [together[i] for i in order]
     # Alone in a batch of four.
-    assert decode(model, params, Words(), texts[:1], SETTINGS) == together[:1]
-    assert decode(model, params, Words(), [], SETTINGS) == []
+    assert decode(made, texts[:1]) == together[:1]
+    assert decode(made, []) == []
 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 1), (2, 2), (4, 2)])
-def test_the_number_of_batches_at_once_has_no_effect(model_and_params, monkeypatch, cores, most):
-    model, params = model_and_params
+def test_the_number_of_batches_at_once_has_no_effect(made, monkeypatch, cores, most):
     texts = sentences(21, seed=1)
-    wanted = [decode(model, params, Words(), [text], SETTINGS)[0] for text in texts]
+    wanted = [decode(made, [text])[0] for text in texts]
     search, lock, together = decoding.search, threading.Lock(), threading.Barrier(most, timeout=60)
     now, seen, first = 0, [], iter([True] * most)
 
@@ -156,7 +168,7 @@ def test_the_number_of_batches_at_once_has_no_effect(model_and_params, monkeypat
 
     monkeypatch.setattr(decoding, "available_cpus", lambda: list(range(cores)))
     monkeypatch.setattr(decoding, "search", counted)
-    assert decode(model, params, Words(), texts, SETTINGS) == wanted
+    assert decode(made, texts) == wanted
     assert max(seen) == most
 
 
@@ -165,10 +177,9 @@ def test_the_number_of_batches_at_once_has_no_effect(model_and_params, monkeypat
     [(1, 32, 1, 32), (2, 32, 1, 16), (2, 30, 1, 30), (2, 8, 4, 4), (2, 7, 4, 7)],
 )
 def test_a_call_of_one_batch_is_divided_over_the_cores(
-    model_and_params, monkeypatch, cores, batch_rows, beams, rows
+    made, monkeypatch, cores, batch_rows, beams, rows
 ):
     """Into parts of 16 hypotheses or more, rows times beams."""
-    model, params = model_and_params
     monkeypatch.setattr(decoding, "available_cpus", lambda: list(range(cores)))
     texts, shapes = sentences(batch_rows - 1, seed=1), []
     settings = replace(SETTINGS, batch_rows=batch_rows, beams=beams)
@@ -176,9 +187,9 @@ def test_a_call_of_one_batch_is_divided_over_the_cores(
     def keep(batch, best_BT):
         shapes.append(len(batch.tokens_BL))
 
-    found = decode(model, params, Words(), texts, settings, on_batch=keep)
+    found = decode(made, texts, settings, on_batch=keep)
     assert set(shapes) == {rows}
-    assert found == decode(model, params, Words(), texts, replace(SETTINGS, beams=beams))
+    assert found == decode(made, texts, replace(SETTINGS, beams=beams))
 
 
 def test_over_a_mesh_one_batch_is_searched_at_a_time(monkeypatch):
@@ -191,8 +202,7 @@ def test_over_a_mesh_one_batch_is_searched_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_an_error_is_raised_and_ends_the_search(model_and_params, monkeypatch, cores):
-    model, params = model_and_params
+def test_an_error_is_raised_and_ends_the_search(made, monkeypatch, cores):
     search, begun = decoding.search, []
 
     def failing(*arguments, **options):
@@ -204,74 +214,39 @@ def test_an_error_is_raised_and_ends_the_search(model_and_params, monkeypatch, c
     monkeypatch.setattr(decoding, "available_cpus", lambda: list(range(cores)))
     monkeypatch.setattr(decoding, "search", failing)
     with pytest.raises(RuntimeError, match="no memory"):
-        decode(model, params, Words(), sentences(40, seed=1), SETTINGS)
+        decode(made, sentences(40, seed=1))
     # Ten batches of four. Of two threads each may begin one more before the error is read.
     assert len(begun) <= 2 + 2 * (cores - 1)
 
 
-def test_models_of_equal_shape_share_the_program(model_and_params):
-    model, params = model_and_params
+def test_models_of_equal_shape_share_the_program(made):
     texts = sentences(3)
     programs = cast(Any, decoding.search)._cache_size
-    one = decode(model, params, Words(), texts, SETTINGS)
+    one = decode(made, texts)
     compiled = programs()
-    other_model, other_params = tiny(seed=1)
-    assert other_model is not model
-    assert decode(other_model, other_params, Words(), texts, SETTINGS) != one
-    assert decode(model, params, Words(), texts[:1], SETTINGS) == one[:1]
+    other = tiny(seed=1)
+    assert other[0] is not made[0]
+    assert decode(other, texts) != one
+    assert decode(made, texts[:1]) == one[:1]
     assert programs() == compiled
 
 
-def test_progress_and_cut(model_and_params, capsys):
-    model, params = model_and_params
+def test_batches_and_cut(made, capsys):
     steps, cuts = [], []
     long = "<2xx>" + " w3" * 20
     texts = ["<2xx> w1 w2", long, *["<2xx> w4"] * 4]
     got = decode(
-        model,
-        params,
-        Words(),
-        texts,
-        replace(SETTINGS, max_source_length=16),
-        progress=lambda *step: steps.append(step),
+        made, texts, replace(SETTINGS, max_source_length=16),
+        on_batch=lambda batch, _: steps.append(len(batch.rows)),
         on_cut=lambda *cut: cuts.append(cut),
-    )
+    )  # fmt: skip
     # Tag, 20 words and EOS are 22 pieces; of them stay the first 15 and EOS.
     assert cuts == [(1, 22, 16)]
-    assert decode(model, params, Words(), ["<2xx>" + " w3" * 14], SETTINGS) == [got[1]]
-    assert [step[:2] for step in steps] == [(4, 6), (6, 6)]
-    assert 0 < steps[0][2] < steps[1][2] <= 6 * 10
+    assert decode(made, ["<2xx>" + " w3" * 14]) == [got[1]]
+    assert steps == [4, 2]
     # The default is a line on stderr.
-    decode(model, params, Words(), [long], replace(SETTINGS, max_source_length=16))
+    decode(made, [long], replace(SETTINGS, max_source_length=16))
     assert capsys.readouterr().err == "source 1: 22 pieces, cut to 16\n"
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("beams", 0),
-        ("batch_rows", 0),
-        ("max_target_length", "x"),
-        ("metrics", ()),
-        ("metrics", bleu),
-    ],
-)
-def test_a_bad_setting_is_named(setting, value):
-    with pytest.raises(SettingError, match=re.escape(f"Decoding.{setting} = {value!r}: must be ")):
-        Decoding(**{setting: value})
-
-
-def test_each_batch_comes_with_its_translations(model_and_params):
-    model, params = model_and_params
-    texts, seen = sentences(6), {}
-
-    def on_batch(batch, best_BT):
-        assert best_BT.shape == (4, 10)
-        assert best_BT.dtype == np.int32
-        seen.update(zip(batch.rows, Words().decode(best_BT.tolist()), strict=False))
-
-    got = decode(model, params, Words(), texts, SETTINGS, on_batch=on_batch)
-    assert [seen[row] for row in range(6)] == got
 
 
 BY_TASK = partial(MOE, gate=by_direction)
@@ -279,21 +254,21 @@ BY_TASK = partial(MOE, gate=by_direction)
 
 @pytest.mark.parametrize("beams", [1, pytest.param(4, marks=pytest.mark.thorough)])
 def test_a_gate_by_task_translates_each_source_by_its_direction(beams):
-    model, params = tiny(moe=BY_TASK, directions=3)
+    made = tiny(moe=BY_TASK, directions=3)
     texts = sentences(9, seed=4)
     numbers = [row % 3 for row in range(9)]
     settings = replace(SETTINGS, beams=beams)
-    together = translations(model, params, Words(), texts, settings, directions=numbers)
+    together = translations(made, texts, settings, directions=numbers)
     apart = {}
     for number in range(3):
-        found = translations(model, params, Words(), texts, settings, directions=[number] * 9)
+        found = translations(made, texts, settings, directions=[number] * 9)
         apart[number] = [each.texts[0] for each in found]
     assert [each.texts[0] for each in together] == [apart[n][row] for row, n in enumerate(numbers)]
     assert sum(apart[0][row] != apart[1][row] for row in range(9)) > 4
     # The search over the cache says of its translations what one pass over all of them says.
     ended = [row for row, each in enumerate(together) if len(each.texts[0].split()) < 10]
     given = score_references(
-        model, params, Words(), [texts[row] for row in ended],
+        made, [texts[row] for row in ended],
         [together[row].texts[0] for row in ended], settings,
         directions=[numbers[row] for row in ended],
     )  # fmt: skip
@@ -302,7 +277,32 @@ def test_a_gate_by_task_translates_each_source_by_its_direction(beams):
     np.testing.assert_allclose([each.score for each in given], found, rtol=1e-4)
 
 
-def test_a_gate_by_task_needs_directions():
-    model, params = tiny(moe=BY_TASK, directions=3)
-    with pytest.raises(InputError, match="this model's experts depend on the direction"):
-        decode(model, params, Words(), sentences(2), SETTINGS)
+# Minimum Bayes risk.
+SAID = ["the cat sat down", "the cat sat", "a dog ran", "the cat sat"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "score"),
+    [
+        (chrf, lambda said, other: CHRF().sentence_score(said, [other]).score),
+        (bleu, lambda said, other: BLEU().corpus_score([said], [[other]]).score),
+    ],
+)
+def test_the_utility_is_the_mean_of_sacrebleus_scores(metric, score):
+    texts = [f"{one} on the mat today" for one in SAID]
+    plain = [np.mean([score(said, other) for other in texts]) for said in texts]
+    np.testing.assert_allclose(decoding.utilities(texts, metric, "en"), plain, rtol=1e-9)
+
+
+def test_the_first_translation_is_the_one_most_like_the_others():
+    made, texts = tiny(moe=None), sentences(5, seed=2)
+    beams = replace(SETTINGS, beams=4, n_best=4)
+    plain = translations(made, texts, beams)
+    ranked = translations(made, texts, replace(beams, mbr=True))
+    for before, after in zip(plain, ranked, strict=True):
+        gains = decoding.utilities(before.texts, chrf, "xx")
+        order = np.argsort(-gains, kind="stable")
+        assert after.texts == [before.texts[k] for k in order]
+        assert after.scores == [before.scores[k] for k in order]
+        assert after.utilities == gains[order].tolist()
+    assert [one.texts for one in ranked] != [one.texts for one in plain]

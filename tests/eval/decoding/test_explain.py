@@ -1,7 +1,5 @@
 """One sentence in a model: the experts are those that are counted, attention is a distribution."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path
@@ -15,8 +13,7 @@ from m4.eval.decoding.explain import explain
 from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.eval.decoding.translate import Translator
 from m4.model.transformer import abstract_variables
-from m4.parallel.layout import Layout
-from m4.parallel.mesh import make_mesh
+from m4.parallel.mesh import Layout, make_mesh
 from m4.settings import InputError
 from tests.eval.small_model import SETTINGS, Words, decode, tiny
 
@@ -30,7 +27,9 @@ class Shown(Words):
 
 def translator(**changes: Any) -> Translator:
     model, params = tiny(**changes)
-    return Translator(model, params, Shown(), SETTINGS)  # type: ignore[arg-type]
+    # One sentence a batch, as `explain` translates: one program to compile.
+    one = dataclasses.replace(SETTINGS, batch_rows=1)
+    return Translator(model, params, Shown(), one, batch_rows=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("changes", [{}, {"scan_layers": True}, {"remat": "full"}])
@@ -45,7 +44,8 @@ def test_pieces_experts_and_attention(tmp_path: Path, changes: dict[str, Any]) -
     # The experts are those that the atlas counts, two a token, whose weights sum to 1.
     counter = RoutingCounter(tmp_path / "a.json", ["en-xx"], ready, {})
     counter.starting(["en-xx"])
-    decode(ready.model, ready.params, Words(), [f"<2xx> {line}"], SETTINGS, on_batch=counter)
+    made = ready.model, ready.params
+    decode(made, [f"<2xx> {line}"], ready.decoding, on_batch=counter)
     assert found.experts.keys() == counter.current.layers.keys() == {"encoder_0", "decoder_0"}
     for layer, tokens in found.experts.items():
         chosen = Counter(expert for token in tokens for expert in token)
@@ -78,14 +78,6 @@ def test_over_a_mesh_it_is_as_on_one_device() -> None:
     }
     for layer, weights in one.attention.items():
         np.testing.assert_allclose(other.attention[layer], weights, atol=1e-5)
-
-
-def test_an_id_without_a_piece_is_shown_as_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = explain(translator(), "w3 w5", "xx")
-    monkeypatch.setattr(Shown, "pieces", Shown.pieces[:4])
-    short = explain(translator(), "w3 w5", "xx")
-    assert short.source == ["<2xx>", "<7>", "<9>", "</s>"]
-    assert len(short.target) == len(whole.target)
 
 
 def test_a_dense_model_has_no_experts_and_an_empty_line_nothing() -> None:

@@ -58,15 +58,6 @@ def test_files_are_written_and_reused(tmp_path):
     assert decode_to_files(Upper(), folder, "test", changed, {"checkpoint_step": 8}) == ["gl-en"]
 
 
-def test_a_damaged_note_is_named(tmp_path):
-    decode_to_files(Upper(), tmp_path, "test", PAIRS, {})
-    (tmp_path / "test.en-gl.json").write_bytes(b'{"sentences": \xff')
-    with pytest.raises(
-        ValueError, match=r"test\.en-gl\.json: damaged \(not JSON.*en-gl is translated again"
-    ):
-        decode_to_files(Upper(), tmp_path, "test", PAIRS, {})
-
-
 def test_an_interrupted_run_keeps_what_is_whole(tmp_path):
     class FailsSecond(Upper):
         def __call__(self, sources, directions):

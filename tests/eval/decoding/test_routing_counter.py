@@ -1,7 +1,5 @@
 """Counts of routing: those of one forward pass, kept by group of directions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from m4.eval.decoding import routing_counter
 from m4.eval.decoding.decode import Batch, TrainedModel
 from m4.eval.decoding.routing_counter import RoutingCounter
 from m4.model.transformer import Transformer
-from tests.eval.small_model import SETTINGS, Words, decode, sentences, tiny
+from tests.eval.small_model import Words, decode, sentences, tiny
 
 NAMES = [f"en-x{i}" for i in range(9)]
 
@@ -27,9 +25,9 @@ def test_every_token_of_source_and_translation_has_two_choices(tmp_path: Path) -
         tmp_path / "atlas.json", NAMES, TrainedModel(model, params, Words()), {}
     )
     counter.starting(NAMES)
-    got = decode(model, params, Words(), texts, SETTINGS, on_batch=counter)
+    got = decode((model, params), texts, on_batch=counter)
     # The same translations as without.
-    assert got == decode(model.clone(directions=0), params, Words(), texts, SETTINGS)
+    assert got == decode((model.clone(directions=0), params), texts)
     layers = counter.current.layers
     assert layers.keys() == {"encoder_0", "decoder_0"}
     for row, text in enumerate(texts):

@@ -1,7 +1,5 @@
 """Test sets by direction, and their translation as it is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,8 @@ from m4.data.cache import cache as caches
 from m4.data.corpus import CorpusSpec
 from m4.data.directions import key_of, pair_of
 from m4.data.sources import Pair
-from m4.eval.decoding.testsets import Portion, check_held_out, n_way_pairs, pair_sizes, split_pairs
+from m4.eval.decoding.testsets import Portion, check_held_out, n_way_pairs, pair_sizes
 from m4.jobs.decoding.zero_shot import chosen
-from m4.train.measuring import routing_counts
 
 
 class Corpus:
@@ -37,14 +34,6 @@ class Corpus:
 
 def opened(folder: Path, lacking: dict[str, tuple[str, ...]]) -> caches.Cache:
     return CorpusSpec(Corpus(lacking), vocabulary_size=300).build(folder)
-
-
-def test_pairs_by_direction(tmp_path: Path) -> None:
-    cache = opened(tmp_path / "data", {"gl": ()})
-    assert split_pairs(cache, ["en-gl", "gl-en"], "test") == {
-        "en-gl": [("the test text", "gl test")],
-        "gl-en": [("gl test", "the test text")],
-    }
 
 
 class Ten(Corpus):
@@ -117,10 +106,3 @@ def test_languages_that_cannot_have_a_baseline_are_named(tmp_path: Path) -> None
         check_held_out(opened(tmp_path / "no_dev", lacking))
     with pytest.raises(ValueError, match="no test sentences of fr"):
         check_held_out(opened(tmp_path / "no_test", {"fr": ("test",)}))
-
-
-def test_a_damaged_file_of_counts_is_named(tmp_path: Path) -> None:
-    for text in ("{", "[]", "{}", '{"format": 99, "directions": [], "layers": {}}'):
-        (tmp_path / "atlas.json").write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"atlas\.json: (damaged |format 99)"):
-            routing_counts.read(tmp_path / "atlas.json")

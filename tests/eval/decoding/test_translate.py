@@ -1,26 +1,23 @@
-"""Translation of lines: order, promptness, what is refused, what is cut."""
+"""Translation of lines: order, promptness, what is refused, what is cut, a line in chunks."""
 
-import contextlib
-import errno
 import io
 import os
 import queue
-import re
-import sys
 import threading
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding import translate
-from m4.eval.decoding.decode import Translations
+from m4.eval.decoding.decode import Batch, BatchCounts, Translations
 from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.eval.decoding.settings import Decoding
-from m4.eval.decoding.translate import Translator, check_language
+from m4.eval.decoding.translate import Line, Translator
 from m4.model.transformer import Transformer
 from m4.storage.checkpoints import Checkpoints
 from tests.shared import small_model
@@ -35,18 +32,23 @@ def pieces(tmp_path_factory):
 
 
 class Louder:
-    """Stands in for `decode`: capitals, without tags, and a note of what came together."""
+    """Stands in for `translations`: capitals, without tags; it notes what came together.
+
+    The first source has no end.
+    """
 
     def __init__(self):
         self.calls = []
 
-    def __call__(self, trained, sources, *, on_cut, **options):
+    def __call__(self, trained, sources, *, on_cut, on_batch, **options):
         self.calls.append(sources)
-        settings = trained.decoding
+        longest = trained.decoding.max_source_length
         for index, source in enumerate(sources):
-            if len(source.split()) >= settings.max_source_length:
-                on_cut(index, len(source.split()) + 1, settings.max_source_length)
-        return [Translations([source.split(" ", 1)[1].upper()], [-1.0]) for source in sources]
+            if len(source.split()) >= longest:
+                on_cut(index, len(source.split()) + 1, longest)
+            best_BT = np.full((2, 3), 5 if index == 0 else 1)
+            on_batch(Batch([index], np.ones((2, 4), np.int32)), best_BT)
+        return [Translations([source.partition(" ")[2].upper()], [-1.0]) for source in sources]
 
 
 @pytest.fixture
@@ -70,28 +72,12 @@ def test_order_empty_lines_and_tags(translator, louder):
     assert louder.calls == [["<2en> ola", "<2en> mundo"]]
 
 
-def test_a_line_that_is_too_long_is_named(pieces, louder, capsys):
-    # Tag, three words of two pieces each and EOS are eight; the model takes four.
-    translator = Translator(Transformer(pieces.size), {}, pieces, Decoding(max_source_length=4))
-    translator.candidates(["a", "", "a b c", "b"], "gl", first_line=10)
-    said = capsys.readouterr().err
-    assert said.startswith("line 12: 8 pieces, translated in 3 chunks, ")
-    assert said.endswith(" (Decoding.max_source_length)\n")
-
-
 @pytest.mark.parametrize(
-    ("to", "hint"),
-    [
-        ("galician", "Did you mean gl (Galician)?"),
-        ("sr-Latn", "Did you mean sr_Latn (Serbian (Latin))?"),
-        ("eng", "Did you mean en (English)?"),
-    ],
+    ("to", "hint"), [("galician", "gl"), ("sr-Latn", "sr_Latn"), ("eng", "en")]
 )
 def test_an_unknown_language_gets_a_hint(to, hint):
-    with pytest.raises(ValueError, match=re.escape(hint)) as error:
-        check_language(to, ["en", "gl", "sr_Latn"])
-    assert str(error.value).endswith("It knows: en, gl, sr_Latn")
-    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=rf"Did you mean {hint} .*It knows: en, gl, sr_Latn$"):
+        translate.check_language(to, ["en", "gl", "sr_Latn"])
 
 
 def test_a_language_that_was_not_trained_into_is_refused(pieces, louder):
@@ -114,20 +100,6 @@ class Answers(io.StringIO):
         self.lines.put(self.getvalue())
         self.seek(0)
         self.truncate()
-
-
-def test_without_stderr_warnings_are_lost_and_not_among_the_translations(
-    pieces, louder, monkeypatch, capsys
-):
-    monkeypatch.setattr(sys, "stderr", None)
-    translator = Translator(Transformer(pieces.size), {}, pieces, Decoding(max_source_length=4))
-    assert texts(translator, ["a b c"], "gl") == ["A B C"]
-    assert capsys.readouterr().out == ""
-
-
-def test_one_text_in_the_place_of_a_list_is_refused(translator):
-    with pytest.raises(TypeError, match="a list of texts"):
-        translator.candidates("ola", "en")
 
 
 def test_each_line_is_answered_before_the_next_is_typed(translator, louder):
@@ -184,15 +156,12 @@ def test_from_a_checkpoint(pieces, tmp_path, monkeypatch):
     params = init(jax.random.key(0), ones, ones, ones)["params"]
     with pytest.raises(ValueError, match="no checkpoints; train first"):
         restore_params(model, tmp_path / "checkpoints")
-    store = Checkpoints(tmp_path / "checkpoints")
-    store.save(3, {"params": params}, {"vocabulary": pieces.fingerprint})
-    store.close()
+    with Checkpoints(tmp_path / "checkpoints") as store:
+        store.save(3, {"params": params}, {"vocabulary": pieces.fingerprint})
     restored, step, note = restore_params(model, tmp_path / "checkpoints")
     assert step == 3
     assert note == {"vocabulary": pieces.fingerprint}
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, restored))
-    with pytest.raises(ValueError, match="no checkpoint of step 4"):
-        restore_params(model, tmp_path / "checkpoints", step=4)
     with pytest.raises(ValueError, match=r"is \(8, 8\) there and \(8, 9\) in the model"):
         restore_params(model.clone(mlp_width=9), tmp_path / "checkpoints")
     # Training saves step 5 and removes step 3, which is being read: step 5 is read.
@@ -200,37 +169,62 @@ def test_from_a_checkpoint(pieces, tmp_path, monkeypatch):
 
     def removed(self, step, items):
         if step == 3:
-            with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=1)) as store:
+            with Checkpoints(tmp_path / "checkpoints", keep=1) as store:
                 store.save(5, {"params": params}, {"vocabulary": pieces.fingerprint})
         return read(self, step, items)
 
     monkeypatch.setattr(Checkpoints, "restore", removed)
     assert restore_params(model, tmp_path / "checkpoints")[1] == 5
-    translator = Translator(
-        model, restored, pieces, Decoding(beams=2, max_target_length=6), batch_rows=2
-    )
-    lines = ["ola mundo", "", "bo día"]
-    translated = texts(translator, lines, "en")
-    assert translated[1] == ""
-    assert texts(translator, lines[:1], "en") == translated[:1]
-    assert texts(translator, lines, "gl") != translated
 
 
-def test_output_that_takes_nothing_names_the_line_that_is_lost(translator, louder):
-    class Full(io.StringIO):
-        def flush(self):
-            raise OSError(errno.ENOSPC, "No space left on device")
+class Words:
+    """A vocabulary of words, a piece each."""
 
-    source, end = os.pipe()
-    os.write(end, b"w1\n")
-    os.close(end)
-    with pytest.raises(OSError, match="the translation of line 1"):
-        translator.stream(source, "en", Full())
-    os.close(source)
+    def encode_tagged(self, texts):
+        return [[7] * len(text.split()) for text in texts]
 
 
-def test_input_that_cannot_be_read_is_one_line(translator, tmp_path):
-    folder = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(ValueError, match="standard input cannot be read: Is a directory"):
-        translator.stream(folder, "en", io.StringIO())
-    os.close(folder)
+def run(*texts, longest=4):
+    """Translations, sums of counts, what was said of long lines, and the progress.
+
+    The model takes `longest` pieces: the tag, words and EOS.
+    """
+    said, progress = [], []
+    translator = Translator(None, {}, Words(), Decoding(max_source_length=longest))  # pyright: ignore
+    found = translate.translate_lines(
+        translator, [Line(text, "gl") for text in texts], BatchCounts(), progress.append,
+        lambda i, about: said.append(f"{i}: {about}"),
+    )  # fmt: skip
+    # A file's state has them, and refuses True, which equals 1.
+    assert {type(count) for _, counts in found for count in counts.values()} == {int}
+    sums = {name: sum(counts[name] for _, counts in found) for name in found[0][1]}
+    return [each.texts[0] for each, _ in found], sums, said, progress
+
+
+def test_blank_lines_stay_blank_and_others_have_a_translation(louder):
+    found, counts, said, progress = run("one", "", "two three", "")
+    assert found == ["ONE", "", "TWO THREE", ""]
+    assert counts == {"lines": 4, "blank": 2, "split": 0, "cut": 0, "chunks": 2, "unended 3": 1}
+    assert (said, progress) == ([], [2, 4])
+
+
+def test_a_line_that_is_too_long_is_translated_by_sentences_and_named(louder):
+    found, counts, said, _ = run("a b", "One two. Three! Four five six.")
+    assert found == ["A B", "ONE TWO. THREE! FOUR FIVE SIX."]
+    assert said == ["1: 8 pieces, translated in 4 chunks, 1 sentences cut to fit"]
+    assert (counts["split"], counts["chunks"], counts["cut"]) == (1, 5, 1)
+
+
+def test_what_no_cut_makes_fit_is_named_and_counted(louder):
+    found, counts, said, _ = run("a", longest=2)
+    assert (found, counts["shortened"]) == (["A"], 1)
+    assert said[-1] == "0: 3 pieces, cut to 2"
+
+
+def test_translations_of_chunks_are_joined_rank_by_rank():
+    found = [Translations(["A.", "a."], [-1.0, -2.0]), Translations(["B\n."], [-3.0])]
+    assert translate.together(found, "gl") == Translations(["A. B .", "a. B ."], [-2.0, -2.5])
+    assert translate.together(found, "zh").texts == ["A.B .", "a.B ."]
+    assert translate.together([], "gl") == Translations([""], [0.0])
+    with_gains = [each._replace(utilities=[50.0, 40.0][: len(each.texts)]) for each in found]
+    assert translate.together(with_gains, "gl").utilities == [50.0, 45.0]

@@ -78,6 +78,7 @@ def test_what_a_scorer_had_scored_when_it_died_is_kept(tmp_path):
         (["echo", "loading"], "letters: line 1 of the scorer is 'loading': must be a number"),
         (["sh", "-c", "cat; echo 1; echo nan"], "must be a number"),
         (["sh", "-c", "yes 1"], "letters: more lines than sentences: 1"),
+        (["sh", "-c", "yes 1 | tr -d '\\n'"], "line 1 of the scorer is '111*': must be a number"),
         (["true"], r"ended with status 0 before line 1 \(no message\); 0 of 10 sentences"),
     ],
 )
@@ -95,6 +96,18 @@ def test_a_scorer_of_more_lines_than_sentences_keeps_none(tmp_path):
             score(metric)
     (kept,) = tmp_path.iterdir()
     assert not kept.read_bytes()
+
+
+def test_a_number_is_kept_before_the_next_is_printed(tmp_path, capsys):
+    """So that whatever ends the process loses no line; the scorer waits for its own in the file."""
+    waits = (
+        "n=0; while read -r row; do echo $n; n=$((n + 1)); "
+        f"for try in $(seq 500); do cat {tmp_path}/*.jsonl | wc -l | grep -qw $n && continue 2; "
+        "sleep 0.02; done; exit 3; done"
+    )
+    found = score(External(["sh", "-c", waits], "letters", folder=str(tmp_path)))
+    np.testing.assert_array_equal(found.counts[:, 0], range(10))
+    assert "letters: 10/10 sentences" in capsys.readouterr().out
 
 
 def test_the_checksum_is_that_of_the_words_and_of_files_content(tmp_path):

@@ -23,7 +23,6 @@ from m4.eval.metrics.chrfpp import chrfpp
 from m4.eval.metrics.exact_match import exact_match
 from m4.eval.metrics.spbleu import spbleu
 from m4.eval.metrics.ter import ter
-from m4.settings import SettingError
 
 METRICS = [(bleu, BLEU), (chrf, CHRF), (chrfpp, functools.partial(CHRF, word_order=2)), (ter, TER)]
 WORDS = ["3", "weeks", "ago", ",", "in", "17", "yards", "and", "the", "May", "18", "per", "hour"]
@@ -81,16 +80,6 @@ def test_paired_difference_is_sacrebleus(metric, sacre, noise):
 
 
 @pytest.mark.parametrize(("metric", "_"), METRICS)
-def test_the_difference_changes_sign_when_systems_are_swapped(metric, _):
-    good, references = corpus(0.2)
-    bad, _unused = corpus(0.5)
-    a, b = metric(good, references, "en"), metric(bad, references, "en")
-    one, other = bootstrap.paired_difference(a, b), bootstrap.paired_difference(b, a)
-    np.testing.assert_array_equal(one.replicates, -other.replicates)
-    assert (one.low, one.high, one.p_value) == (-other.high, -other.low, other.p_value)
-
-
-@pytest.mark.parametrize(("metric", "_"), METRICS)
 def test_a_system_does_not_differ_from_itself(metric, _):
     """Their p is 1, where sacreBLEU's formula gives its smallest value."""
     statistics = metric(*corpus(0.3), "en")
@@ -106,16 +95,6 @@ def test_subset_is_scored_as_if_alone(metric, _):
     assert bootstrap.score(metric(hypotheses, references, "en").select(keep)) == bootstrap.score(
         alone
     )
-
-
-@pytest.mark.parametrize(("metric", "_"), METRICS)
-def test_extremes(metric, _):
-    _hypotheses, references = corpus(0.0)
-    best, worst = (0, 100) if metric is ter else (100, 0)
-    assert metric(references, references, "en").value() == pytest.approx(best)
-    assert metric([""] * 60, references, "en").value() == worst
-    assert metric(["ж"] * 60, references, "en").value() == worst
-    assert metric(references, references, "en").lower_is_better == (metric is ter)
 
 
 @pytest.mark.parametrize(("metric", "sacre"), METRICS)
@@ -212,13 +191,6 @@ def test_scores_are_those_of_the_sacrebleu_command(spm, tmp_path, count):
         assert found.signature.replace(f"[{digest}]", "") == expected["signature"]
 
 
-def test_a_file_that_is_no_sentencepiece_model_is_named(tmp_path):
-    (tmp_path / "model").write_text("no model")
-    for name in ("model", "missing"):
-        with pytest.raises(SettingError, match=r"spbleu.model"):
-            spbleu(["a"], ["a"], "en", model=str(tmp_path / name))
-
-
 def test_exact_match_is_the_share_of_equal_texts():
     found = exact_match(["a", "b ", "C", ""], [("x", "a"), ("b",), ("c",), (" ",)], "en")
     assert found.value() == 75
@@ -242,21 +214,6 @@ def test_tokenizer_of_the_target_language(name, languages):
     assert {language: tokenizer(language) for language in languages.split()} == dict.fromkeys(
         languages.split(), name
     )
-
-
-def test_signature_names_the_tokenizer():
-    for language, text, wanted in [
-        ("ja", "3週間前", "tok:ja-mecab-"), ("ko", "3주 전", "tok:ko-mecab-"),
-        ("zh_Hant", "3週前", "tok:zh|"), ("th", "3 สัปดาห์ที่ผ่านมา", "tok:char|"),
-        ("gl", "hai 3 semanas", "tok:13a|"),
-    ]:  # fmt: skip
-        assert wanted in bootstrap.score(bleu([text], [text], language)).signature
-
-
-def test_missing_tokenizer_package_is_an_error(monkeypatch):
-    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
-    with pytest.raises(ValueError, match="'ja-mecab': `make setup` installs it"):
-        bleu(["日本"], ["日本"], "ja")
 
 
 def test_large_test_sets_are_resampled_in_blocks(monkeypatch):

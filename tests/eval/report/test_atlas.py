@@ -1,8 +1,5 @@
 """The atlas of experts: its numbers by hand, its picture for few and many, the command."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +42,7 @@ def made(languages: list[str], experts: int, layers: list[str]) -> atlas.Atlas:
     for layer in layers:
         found[layer] = rng.integers(1, 1000, (len(directions), experts))
         found[layer][:, 1] = 0
-    return atlas.Atlas("train", directions, [*languages, *languages], found)
+    return atlas.Atlas(directions, [*languages, *languages], found)
 
 
 def test_rows_are_ordered_by_group_size_and_depth(tmp_path: Path) -> None:
@@ -55,14 +52,6 @@ def test_rows_are_ordered_by_group_size_and_depth(tmp_path: Path) -> None:
     assert read.directions == ["pt-en", "gl-en", "en-pt", "en-gl"]
     assert read.languages == ["pt", "gl", "pt", "gl"]
     assert list(read.layers) == ["encoder_3", "encoder_11", "decoder_1"]
-
-
-def test_directions_without_counts_are_left_out(tmp_path: Path) -> None:
-    some = np.array(EVEN)
-    some[[0, 3]] = 0
-    read = atlas.load(folder_of(tmp_path / "model", {"encoder_1": some}))
-    assert read.directions == ["gl-en", "en-pt"]
-    assert read.layers["encoder_1"].shape == (2, 8)
 
 
 def test_numbers_by_hand() -> None:
@@ -110,20 +99,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert said.out.splitlines()[-2:] == ["No dead experts.", str(folder / "decodes/atlas.png")]
 
 
-def test_a_folder_that_may_not_be_written_has_an_atlas_all_the_same(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", {"encoder_1": ENCODER})
-    (folder / "atlas.png").mkdir()  # what stands in the way of root, too
-    said = m4("atlas", f"--model_dir={folder}")
-    assert said.status == 0
-    assert "encoder_1: 8 experts" in said.out
-    assert said.err.splitlines() == [
-        f"{folder}/atlas.png: not written (Is a directory); --output=FILE names another place"
-    ]
-    refused = m4("atlas", f"--model_dir={folder}", f"--output={tmp_path}").err.splitlines()
-    (line,) = refused
-    assert "cannot be written" in line
-
-
 def test_users_mistakes(tmp_path: Path) -> None:
     assert "give a run folder: --model_dir" in m4("atlas").mistake
     assert "missing: not a run folder" in m4("atlas", "--model_dir=missing").mistake
@@ -133,13 +108,6 @@ def test_users_mistakes(tmp_path: Path) -> None:
     assert "atlas.train.json: nothing is counted" in m4("atlas", f"--model_dir={folder}").mistake
     (folder / "atlas.train.json").write_text("{")
     assert "atlas.train.json: damaged (not JSON" in m4("atlas", f"--model_dir={folder}").mistake
-    about = {"format": routing_counts.FORMAT, "directions": ["en-gl", "gl-en"]}
-    for layers in ([], {"encoder_1": [[1, 2]]}, {"encoder_1": 3}):  # two directions, not one row
-        (folder / "atlas.train.json").write_text(json.dumps(about | {"layers": layers}))
-        assert "atlas.train.json: damaged (layers" in m4("atlas", f"--model_dir={folder}").mistake
-    (folder / "atlas.train.json").unlink()
-    assert "`m4 train --model_dir=" in m4("atlas", f"--model_dir={folder}").mistake
-    assert not (folder / "atlas.png").exists()
 
 
 @pytest.mark.parametrize(("languages", "experts"), [(1, 4), (100, 2048)])

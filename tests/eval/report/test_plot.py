@@ -1,3 +1,5 @@
+"""Plots over languages (trends, points, maps of all directions), and curves over training."""
+
 import itertools
 from dataclasses import replace
 
@@ -6,8 +8,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from m4.data.languages import LANGUAGES
-from m4.eval.report import plot
-from m4.eval.report.figures import LIGHT, inline, save
+from m4.eval.report import curves, plot
+from m4.eval.report.figures import LIGHT, inline
 from m4.eval.scoring.delta import Delta
 from m4.eval.scoring.levels import ResourceLevels
 
@@ -105,8 +107,63 @@ def test_a_figure_in_a_page_is_escaped_and_has_no_names_of_its_own():
     assert text == inline(plot.figure(made, page="narrow"), '"><b>')
 
 
-def test_users_mistakes(tmp_path):
-    with pytest.raises(ValueError, match="nothing to plot"):
-        plot.figure([])
-    with pytest.raises(ValueError, match=r"x.pdf: a plot is .png or .svg"):
-        save(plot.figure(rows(2)), [tmp_path / "x.pdf"])
+def texts(values: dict[str, float], **options: object) -> list[str]:
+    panel = plot.heat_map(values, {}, **options).axes[0]  # type: ignore[arg-type]
+    return [text.get_text() for text in panel.texts]
+
+
+def test_rows_are_sources_and_columns_targets_english_first() -> None:
+    panel = plot.heat_map({"wo-fr": 1.0, "fr-en": 2.0, "en-wo": -4.0}, {"fr": "français"}).axes[0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["en", "français", "wo"]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["en", "français", "wo"]
+    grid = np.asarray(panel.images[0].get_array(), float)
+    nothing = np.nan
+    expected = [[nothing, nothing, -4], [2, nothing, nothing], [nothing, 1, nothing]]
+    np.testing.assert_array_equal(np.ma.filled(grid, nothing), expected)
+
+
+def test_numbers_are_signed_rounded_and_left_out_of_large_maps() -> None:
+    assert texts({"a-b": 1.25, "b-a": -0.5}, signed=True) == ["+1.2", "−0.5"]
+    assert texts({"a-b": 41.7}, percent=True) == ["42"]
+    many = {f"l{n}-l{n + 1}": float(n) for n in range(17)}
+    assert texts(many) == []
+
+
+def test_trained_directions_have_a_frame() -> None:
+    panel = plot.heat_map({"fr-wo": 1.0, "wo-fr": 2.0}, {}, framed=["wo-fr"]).axes[0]
+    (frame,) = panel.patches
+    assert (frame.get_x(), frame.get_y()) == (-0.46, 1 - 0.46)  # type: ignore[attr-defined]
+
+
+def test_points_are_by_step_and_the_later_row_counts():
+    rows = [
+        {"step": 20, "nll": 3.0},
+        {"step": 10, "nll": 4.0},
+        {"step": 10, "dev": 1.0},
+        {"step": 20, "nll": 2.5},  # resumed from a checkpoint before step 20
+        {"step": 30, "nll": float("nan")},
+        {"step": 40, "nll": None},
+    ]
+    assert curves.points(rows, "nll") == [(10, 4.0), (20, 2.5)]
+
+
+def tokens(source: float, target: float) -> dict[str, float]:
+    return {"source_tokens": source, "target_tokens": target}
+
+
+def test_points_over_tokens_and_hours():
+    """A dev loss stands at the last counted step; one before any count is left out."""
+    rows = [
+        {"step": 1, "dev": 9.0},
+        {"step": 2, "nll": 4.0, **tokens(30.0, 20.0), "device_seconds": 360},
+        {"step": 4, "nll": 3.0, **tokens(10.0, 10.0), "device_seconds": 720},
+        # Resumed from step 2: the later row counts.
+        {"step": 4, "nll": 2.0, **tokens(5.0, 5.0), "device_seconds": 1080},
+        {"step": 5, "dev": 1.0},
+    ]  # fmt: skip
+    nll, dev = curves.points(rows, "nll"), curves.points(rows, "dev")
+    assert curves.over(nll, rows, "steps") == nll
+    assert curves.over(nll, rows, "tokens") == [(50.0, 4.0), (60.0, 2.0)]
+    assert curves.over(nll, rows, "hours") == [(0.1, 4.0), (0.3, 2.0)]
+    assert curves.over(dev, rows, "tokens") == [(60.0, 1.0)]
+    assert curves.over(nll, [{"step": 2, "nll": 4.0}], "hours") == []

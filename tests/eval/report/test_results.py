@@ -1,19 +1,31 @@
+"""The files of a report; its page, also of many languages, in a browser where there is one."""
+
 import base64
 import hashlib
 import html.parser
+import json
 import re
+import shutil
+import subprocess
 
 import pytest
 
+from m4.data.languages import LANGUAGES
 from m4.eval.decoding.settings import DEFAULTS
-from m4.eval.report import page
-from m4.eval.report.page import SCRIPT, Background, language_tag
-from m4.eval.report.results import draw, write_results
-from m4.eval.scoring.by_step import read_rows, replace_rows, rows_by_step, said
+from m4.eval.report import results
+from m4.eval.report.plot import draw
+from m4.eval.report.results import SCRIPT, Background, write_results
 from m4.eval.scoring.delta import from_plain
 from m4.eval.scoring.levels import ResourceLevels
-from m4.eval.scoring.score import System
-from m4.storage.files import read_jsonl, write_jsonl
+from m4.eval.scoring.score import (
+    System,
+    read_by_step,
+    replace_by_step,
+    rows_by_step,
+    said_by_step,
+)
+from m4.storage.files import read_jsonl
+from tests.eval.scoring.test_score import write
 
 ATTACK = '<script>alert("x")</script><img src=https://example.org/a.png onerror=x>'
 TRAIN = {"pt": 4000, "gl": 250, "he": 150}
@@ -56,11 +68,7 @@ def made(tmp_path_factory):
             for system, keep in (("moe", 30), ("bilingual", 14)):
                 hypotheses = [text[:keep] for text in wanted]
                 hypotheses[3] = ATTACK
-                rows = [
-                    {"source": s, "reference": r, "hypothesis": h}
-                    for s, r, h in zip(texts, wanted, hypotheses, strict=True)
-                ]
-                write_jsonl(folder / system / f"test.{source}-{target}.jsonl", rows)
+                write(folder / system, f"{source}-{target}", hypotheses, wanted, texts)
     config = folder / "operative.gin"
     config.write_text(f"# {ATTACK}\ntrain.steps = 1675\n", encoding="utf-8")
     background = Background(
@@ -138,11 +146,6 @@ def test_the_numbers_are_those_of_the_rows(made):
         assert signature in text
 
 
-def test_tags_of_languages():
-    codes = ("zh_Hant", "glg", "srp_Latn", "xx_yy")
-    assert [*map(language_tag, codes)] == ["zh-Hant", "gl", "sr-Latn", "xx-yy"]
-
-
 def test_same_files_same_bytes(made, tmp_path):
     written, _ = made
     folder = written.html.parent.parent
@@ -167,14 +170,14 @@ def test_a_step_whose_checkpoint_is_gone_is_not_the_best():
     for kept, best in (([1, 2, 3], [1]), ([2, 3], [2]), ([], [])):
         rows = rows_by_step(scores, "dev", "bleu", levels, kept)
         assert [row["step"] for row in rows if row["best"]] == best
-    assert said(rows, 3).endswith("(its checkpoint is gone)")
+    assert said_by_step(rows, 3).endswith("(its checkpoint is gone)")
 
 
 def test_without_a_baseline_there_are_scores_and_curves_and_no_differences(made, tmp_path):
     folder = made[0].html.parent.parent
     levels = {"high": ["pt-en"], "medium": [], "low": ["gl-en"]}
     rows = rows_by_step({7: {"bleu": {"gl-en": 1.0, "pt-en": 1.0}}}, "dev", "bleu", levels, [7])
-    replace_rows(tmp_path / "scores_by_step.jsonl", "dev", rows)
+    replace_by_step(tmp_path / "scores_by_step.jsonl", "dev", rows)
     systems = [System("moe", folder / "moe")]
     about = Background(title="Scores")
     written = write_results(
@@ -193,18 +196,198 @@ def test_scores_by_step_are_shown_with_the_best_one(made, tmp_path, monkeypatch)
     levels = {"high": ["pt-en"], "medium": [], "low": ["gl-en"]}
     path = tmp_path / "scores_by_step.jsonl"
     for split in ("dev", ATTACK):
-        replace_rows(path, split, rows_by_step(scores, split, "bleu", levels, [*scores]))
-    rows = read_rows(path)
+        replace_by_step(path, split, rows_by_step(scores, split, "bleu", levels, [*scores]))
+    rows = read_by_step(path)
     assert [(row["split"], row["step"]) for row in rows if row["best"]] == [
         ("dev", 2000), (ATTACK, 2000)]  # fmt: skip
     at = {(row["metric"], row["level"]): row["score"] for row in rows if row["step"] == 2000}
     assert at == {("bleu", "high"): 1.0, ("bleu", "low"): 7.0, ("bleu", "all"): 4.0,
                   ("chrf", "high"): 3.0, ("chrf", "low"): 2.0, ("chrf", "all"): 2.5}  # fmt: skip
     systems = [System(name, folder / name) for name in ("moe", "bilingual")]
-    best = "The best checkpoint is that of step <b>2,000</b>, with a mean BLEU\nof 4.0"
     for kept in ([2000, 3000], [3000]):
-        monkeypatch.setattr(page, "complete_steps", lambda _, kept=kept: kept)
+        monkeypatch.setattr(results, "complete_steps", lambda _, kept=kept: kept)
         written = write_results(tmp_path, systems, DEFAULTS.metrics, TRAIN)
-        text = written.html.read_text(encoding="utf-8")
-        assert (best in text) == (2000 in kept)
-        assert ("The best checkpoint is" in text) == (2000 in kept)
+        assert ("step <b>2,000</b>" in written.html.read_text(encoding="utf-8")) == (2000 in kept)
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+CODES = list(LANGUAGES)[:48]
+PAIRS = {code: 9000 // (rank + 1) for rank, code in enumerate(CODES)}
+SYSTEMS = {"moe_64": 8, "moe_8": 7, "dense": 6, "bilingual": 5}
+TEXTS = [f"{n} Swiss francs per hour on May {n}" for n in range(1, 6)]
+
+
+def decode(folder, directions, keep, texts=TEXTS):
+    """Translations that have the first words of their references."""
+    for direction in directions:
+        write(folder, direction, [first(t, keep) for t in texts], texts, ["x"] * len(texts))
+
+
+def first(text, words):
+    return " ".join(text.split()[:words])
+
+
+def page_of(folder, systems, pairs, levels):
+    out, metrics = folder / "out", DEFAULTS.metrics[:1]
+    written = write_results(out, systems, metrics, pairs, levels=levels, samples=1)
+    return written.html.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    for system, keep in SYSTEMS.items():
+        for rank, code in enumerate(CODES):
+            # Of the last one, copies are better; of the one before it there are too few.
+            cut = 1 if rank == 47 else keep - (rank % 3 == 0 and system == "dense")
+            texts = TEXTS[:3] if rank == 46 else TEXTS
+            sources = texts if rank == 47 else ["x"] * len(texts)
+            write(folder / system, f"{code}-en", [first(t, cut) for t in texts], texts, sources)
+    systems = [System(name, folder / name) for name in SYSTEMS]
+    levels = ResourceLevels(min_test_sentences=5)
+    return page_of(folder, systems, PAIRS, levels)
+
+
+def test_the_script_asks_for_nothing_and_writes_no_markup():
+    code = SCRIPT.read_text(encoding="utf-8")
+    for word in (
+        *("</script", "innerHTML", "insertAdjacentHTML", "document.write", "fetch(", "import("),
+        *("XMLHttpRequest", "eval(", "localStorage", "http:", "https:"),
+    ):
+        assert word not in code, word
+
+
+CHECK = """<script>
+const rows = () => [...document.querySelectorAll('#languages tbody:first-of-type tr')];
+const shown = () => rows().filter(row => !row.hidden).map(row => row.dataset.language);
+const click = column => document.querySelector(
+    `#languages th[data-column="${column}"] button`).click();
+const found = [shown()];
+for (const column of [1, 1, 0, 4, 4]) { click(column); found.push(shown()); }
+const form = document.querySelector('form.filter');
+for (const [field, value] of [['words', 'العرب'], ['family', 'Turkic'], ['level', 'high']]) {
+    form.elements[field].value = value;
+    form.dispatchEvent(new Event('input'));
+    found.push(shown());
+    form.elements[field].value = '';
+}
+document.documentElement.innerHTML = `<pre>${JSON.stringify(found)}</pre>`;
+</script>"""
+
+
+# Before the page's own script; what it logs as an error is one, too.
+ERRORS = """<script>
+const errors = [];
+addEventListener('error', event => errors.push(event.message));
+console.error = (...words) => errors.push(words.join(' '));
+</script>"""
+
+
+def in_browser(folder, text, script, width=1300, *more):
+    """Returns the JSON that a script in the browser says of a page."""
+    page = folder / "page.html"  # without its policy, which lets no other script run
+    text = re.sub(r"<meta http-equiv=.*?>", "", text, flags=re.DOTALL)
+    page.write_text(text.replace("<head>", f"<head>{ERRORS}", 1) + script, encoding="utf-8")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    options += [f"--window-size={width},900", f"--user-data-dir={folder}/profile"]
+    command = [BROWSER, *options, *more, page.as_uri()]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(said.partition("<pre>")[2].partition("</pre>")[0])
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_in_a_browser_it_sorts_and_filters(many, tmp_path):
+    plain, falling, rising, names, *ends, words, family, level = in_browser(tmp_path, many, CHECK)
+    assert plain == falling == CODES
+    assert rising == CODES[::-1]
+    assert names == sorted(CODES)
+    # An undertrained difference is not a number: last either way.
+    assert [end[-1] for end in ends] == [CODES[47]] * 2
+    assert words == ["ar"]
+    assert sorted(family) == sorted(c for c in CODES if LANGUAGES[c].branch == "turkic")
+    assert sorted(level) == sorted(CODES[:3])
+
+
+# A pointer over a language of the plot, and away from it; the page's width and colours.
+HOVER = """<script>
+document.documentElement.style.width = 'WIDTHpx';
+const chart = [...document.querySelectorAll('svg.chart')].find(
+    each => getComputedStyle(each).display !== 'none') ?? document.querySelector('svg.chart');
+const box = document.querySelector('#here');
+const move = (type, target) => target.dispatchEvent(
+    new PointerEvent(type, { bubbles: true, clientX: 40, clientY: 40 }));
+const seen = [];
+for (const area of chart.querySelectorAll('g[data-language]')) {
+    move('pointermove', area);
+    seen.push([area.dataset.language, box.hidden, box.textContent]);
+}
+move('pointerleave', chart);
+const light = name => {
+    const [r, g, b] = getComputedStyle(document.body)[name].match(/[0-9.]+/g).map(Number);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const wide = [...document.querySelectorAll('body *')].filter(one =>
+    !one.closest('.wide, pre, svg') && one.scrollWidth > WIDTH).map(one => one.tagName);
+const tables = [...document.querySelectorAll('#averages .wide, #languages .wide')].map(
+    table => [table.clientWidth, table.scrollWidth]);
+const said = { errors, seen, left: box.hidden, wide, tables,
+    ink: light('color'), paper: light('backgroundColor') };
+document.documentElement.innerHTML = `<pre>${JSON.stringify(said).replaceAll('<', ' ')}</pre>`;
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Four hundred directions: two hundred languages, in all scripts, both ways."""
+    folder = tmp_path_factory.mktemp("large")
+    codes = [*LANGUAGES, *(f"{code}_2" for code in LANGUAGES)][:200]
+    directions = [each for code in codes for each in (f"{code}-en", f"en-{code}")]
+    for system, keep in {"moe": 8, "bilingual": 5}.items():
+        decode(folder / system, directions, keep, TEXTS[:2])
+    systems = [System(name, folder / name) for name in ("moe", "bilingual")]
+    levels = ResourceLevels(min_test_sentences=1)
+    pairs = {code: 90_000 // (rank + 1) for rank, code in enumerate(codes)}
+    return codes, page_of(folder, systems, pairs, levels)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize(("width", "dark"), [(1300, False), (1300, True), (400, False)])
+def test_four_hundred_directions_can_be_read_and_pointed_at(large, tmp_path, width, dark):
+    codes, text = large
+    more = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    said = in_browser(tmp_path, text, HOVER.replace("WIDTH", str(width)), max(width, 500), *more)
+    assert said["errors"] == []
+    assert {code for code, *_ in said["seen"]} == set(codes)
+    for code, hidden, shown in said["seen"]:
+        assert not hidden
+        assert code in shown
+    assert said["left"]
+    assert said["wide"] == []
+    for room, needed in said["tables"]:
+        assert needed <= room < width
+    assert (said["ink"] > said["paper"]) == dark
+    assert abs(said["ink"] - said["paper"]) > 150
+
+
+def test_pairs_without_english_are_heat_maps(tmp_path):
+    """From French into Wolof and back, and English into French: 3 sources, 2 targets."""
+    for system, keep in {"moe": 8, "other": 5}.items():
+        decode(tmp_path / system, ("fr-wo", "wo-fr", "en-fr"), keep)
+    systems = [System(name, tmp_path / name) for name in ("moe", "other")]
+    pairs = {"fr-wo": 100, "fr": 200}
+    framed = {"metric": "bleu", "subset": "all", "direction": "wo-en", "score": 12.3}
+    trained = Background(trained=[framed])
+    written = write_results(
+        tmp_path / "out", systems, DEFAULTS.metrics, pairs, None, trained, "other", samples=1
+    )
+    text = written.html.read_text(encoding="utf-8")
+    part = text.partition('<section id="matrix">')[2].partition("</section>")[0]
+    maps = dict(re.findall(r'aria-label="(.*?)".*?</svg>()', part, re.DOTALL))
+    assert [*maps][:3] == ["BLEU of moe", "BLEU of other", "ΔBLEU of moe against other"]
+    first, _, rest = part.partition("</svg>")
+    # All of it is right in three directions. English, French and Wolof are rows and columns.
+    assert (first.count(">100.0<"), first.count(">12.3<"), rest.count(">12.3<")) == (3, 1, 0)
+    for name in ("en English", "fr français", "wo Wolof"):
+        assert first.count(f">{name}<") == 2
+    assert "Directions with a frame have training pairs" in text
+    assert '<a href="#matrix">' in text

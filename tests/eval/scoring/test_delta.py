@@ -1,6 +1,5 @@
 import io
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +12,7 @@ from m4.eval.metrics.bleu import bleu
 from m4.eval.metrics.ter import ter
 from m4.eval.scoring import delta, score
 from m4.eval.scoring.levels import DEFAULT_LEVELS, ResourceLevels
-from m4.settings import SettingError
-from m4.storage.files import write_jsonl
+from tests.eval.scoring.test_score import write
 
 TRAIN = {"de": 6000, "hr": 3000, "nl": 1500, "gl": 250, "bs": 200}
 LEVELS = ResourceLevels(min_test_sentences=30)
@@ -23,12 +21,9 @@ REFERENCES = [f"{n} Swiss francs per hour on May {n} in {2000 + n}" for n in ran
 
 def decode(folder, direction, wrong):
     """Hypotheses of which every `wrong`-th lacks its first half (0: none does)."""
-    rows = [
-        {"source": f"x {r[::-1]}", "reference": r, "hypothesis": r[len(r) // 2 :] if cut else r}
-        for i, r in enumerate(REFERENCES)
-        for cut in [wrong and i % wrong == 0]
-    ]
-    write_jsonl(folder / f"test.{direction}.jsonl", rows)
+    cut = [wrong and i % wrong == 0 for i in range(len(REFERENCES))]
+    hypotheses = [r[len(r) // 2 :] if one else r for r, one in zip(REFERENCES, cut, strict=True)]
+    write(folder, direction, hypotheses, REFERENCES, [f"x {r[::-1]}" for r in REFERENCES])
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +79,6 @@ def test_of_errors_the_lower_score_is_the_better_one(measured):
         assert replace(errors, copy_score=0.0).undertrained  # a copy without errors
     means = delta.averages([replace(row, copy_score=0.0) for row in by_ter], LEVELS)
     assert all(mean.undertrained for mean in means)
-
-
-def test_identical_systems_have_no_difference(measured):
-    rows = [row for row in delta.deltas(measured, TRAIN, "bleu") if row.system == "same"]
-    assert {(row.delta, row.low, row.high, row.p_value) for row in rows} == {(0, 0, 0, 1)}
-    for mean in delta.averages(rows, LEVELS):
-        assert (mean.delta, mean.low, mean.high) == (0, 0, 0)
 
 
 def test_closely_related_languages_are_marked_under_the_codes_of_the_run(measured):
@@ -165,19 +153,6 @@ def test_a_score_below_the_copys_is_undertrained_whatever_the_difference(measure
     assert not one.undertrained
 
 
-def test_users_mistakes(measured):
-    with pytest.raises(ValueError, match="no hypotheses of the baseline 'unknown' among: moe"):
-        delta.deltas(measured, TRAIN, "bleu", baseline="unknown")
-    with pytest.raises(ValueError, match="no number of training pairs for 'bs'"):
-        delta.deltas(measured, {}, "bleu")
-
-
 def test_levels():
     sizes = (3000, 2999, 1000, 999)
     assert [DEFAULT_LEVELS.of(n) for n in sizes] == ["high", "medium", "medium", "low"]
-
-
-def test_levels_that_overlap_are_refused():
-    message = "ResourceLevels.low_resource_below = 9: must be at most high_resource_from = 3"
-    with pytest.raises(SettingError, match=re.escape(message)):
-        ResourceLevels(high_resource_from=3, low_resource_below=9)

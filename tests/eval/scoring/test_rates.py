@@ -1,7 +1,5 @@
 """Rates of failed translations: by hand, the identifier's own errors, rows that are kept."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from pathlib import Path

@@ -1,24 +1,18 @@
 """The best system for each language, and what is forgotten, on made-up translations."""
 
-from __future__ import annotations
-
-import io
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from m4.eval.decoding.settings import DEFAULTS
 from m4.eval.metrics import bootstrap
-from m4.eval.metrics.ter import ter
-from m4.eval.report import plot
-from m4.eval.scoring import forgetting
+from m4.eval.scoring import winners
 from m4.eval.scoring.delta import deltas
 from m4.eval.scoring.levels import ResourceLevels
 from m4.eval.scoring.score import Measured, System, measure
-from m4.eval.scoring.winners import ALL, Cost, Winner, advice, cost_of, table, total, winners
+from m4.eval.scoring.winners import ALL, Cost, Winner
 from tests.eval.scoring.test_delta import TRAIN, decode
 
 LEVELS = ResourceLevels(min_test_sentences=30)
@@ -40,7 +34,7 @@ def made(folder: Path, wrong: Mapping[str, Mapping[str, int]] = WRONG) -> Measur
 
 
 def by_language(measured: Measured, costs: Mapping[str, Cost] = COSTS) -> dict[str, Winner]:
-    found = winners(measured, "bleu", TRAIN, costs, LEVELS)
+    found = winners.winners(measured, "bleu", TRAIN, costs, LEVELS)
     return {row.language: row for row in found}
 
 
@@ -75,7 +69,7 @@ def test_one_direction_has_the_interval_of_its_delta(tmp_path: Path) -> None:
     for name, every in (("a", 0), ("b", 3)):
         decode(tmp_path / name, "gl-en", every)
     measured = measure([System(n, tmp_path / n) for n in ("a", "b")], DEFAULTS.metrics)
-    row = winners(measured, "bleu", TRAIN, {"a": Cost(), "b": Cost()}, LEVELS)[0]
+    row = winners.winners(measured, "bleu", TRAIN, {"a": Cost(), "b": Cost()}, LEVELS)[0]
     (delta,) = deltas(measured, TRAIN, "bleu", baseline="b")
     assert row.best == "a"
     assert row.leads["b"] == (delta.delta, delta.low, delta.high)
@@ -95,42 +89,25 @@ def test_level_systems_go_to_the_cheapest(tmp_path: Path) -> None:
     assert unknown["de"].take == "bilingual"
 
 
-def test_of_errors_the_fewest_win(tmp_path: Path) -> None:
-    """By TER, whose lead is positive as BLEU's is."""
-    made(tmp_path)
-    systems = [System(name, tmp_path / name) for name in WRONG]
-    found = winners(measure(systems, [ter]), "ter", TRAIN, COSTS, LEVELS)
-    assert [row.best for row in found if row.language in ("de", "hr")] == ["bilingual", "continued"]
-    assert all(lead >= 0 for row in found for lead, _, _ in row.leads.values())
-
-
 def test_advice_follows_from_the_numbers(tmp_path: Path) -> None:
     measured = made(tmp_path)
-    rows = winners(measured, "bleu", TRAIN, COSTS, LEVELS)
-    whole = rows[-1]
-    assert (whole.language, whole.languages, whole.level) == (ALL, 4, ("continued",))
-    lead, low, high = whole.leads["bilingual"]
-    second = max(whole.leads, key=lambda name: whole.scores[name])
-    assert advice(rows, COSTS, "bleu") == (
-        f"Take continued: {whole.leads[second][0]:+.1f} BLEU [{{1:+.1f}}, {{2:+.1f}}]".format(
-            *whole.leads[second]
-        )
-        + f" on average to {second}, the next; best or level in 3 of 4 languages; "
-        "bilingual for de."
+    rows = winners.winners(measured, "bleu", TRAIN, COSTS, LEVELS)
+    leads = rows[-1].leads
+    second = max(leads, key=lambda name: rows[-1].scores[name])
+    lead, low, high = leads[second]
+    assert winners.advice(rows, COSTS, "bleu") == (
+        f"Take continued: {lead:+.1f} BLEU [{low:+.1f}, {high:+.1f}] on average to {second}, the "
+        "next; best or level in 3 of 4 languages; bilingual for de."
     )
-    assert low <= lead <= high
     # The same three systems on Dutch and Galician alone: level within the interval.
     few = {name: {"nl": 8, "gl": 8 - (name == "continued")} for name in WRONG}
-    level = winners(made(tmp_path / "few", few), "bleu", TRAIN, COSTS, LEVELS)
-    assert level[-1].take == "shared"
-    assert advice(level, COSTS, "bleu").startswith("Take shared: level on average with ")
-    assert "and the cheapest; best or level in 2 of 2 languages." in advice(level, COSTS, "bleu")
-    one = winners(made(tmp_path / "one", {"a": {"gl": 2}, "b": {"gl": 0}}), "bleu", TRAIN,
-                  {"a": Cost(1.0), "b": Cost(2.0)}, LEVELS)  # fmt: skip
-    assert advice(one, {"a": Cost(1.0), "b": Cost(2.0)}, "bleu").startswith("Take b: +")
-    assert " for gl to a, the next." in advice(one, {"a": Cost(1.0), "b": Cost(2.0)}, "bleu")
+    rows = winners.winners(made(tmp_path / "few", few), "bleu", TRAIN, COSTS, LEVELS)
+    said = winners.advice(rows, COSTS, "bleu")
+    assert said.startswith("Take shared: level on average with ")
+    assert "and the cheapest; best or level in 2 of 2 languages." in said
     large = ResourceLevels(min_test_sentences=31)
-    assert advice(winners(measured, "bleu", TRAIN, COSTS, large), COSTS, "bleu") == ""
+    rows = winners.winners(measured, "bleu", TRAIN, COSTS, large)
+    assert winners.advice(rows, COSTS, "bleu") == ""
 
 
 def test_costs_of_rows_and_of_several_runs() -> None:
@@ -142,28 +119,19 @@ def test_costs_of_rows_and_of_several_runs() -> None:
          "model_flops": 3e15},
     ]  # fmt: skip
     # Seconds and FLOPs are since the beginning, tokens since a row.
-    assert cost_of(rows) == Cost(1.5, 18, 3e15)
-    assert total([Cost(1.5, 18), Cost(0.5, 2)]) == Cost(2.0, 20)
-    assert total([Cost(1.5, 18), Cost(None, 2)]) == Cost(None, 20)
-    assert total([]) == cost_of([]) == Cost(None, None)
-
-
-def test_the_table_names_all(tmp_path: Path) -> None:
-    screen = Console(file=io.StringIO(), width=160)
-    screen.print(table(winners(made(tmp_path), "bleu", TRAIN, COSTS, LEVELS), COSTS, "bleu"))
-    assert isinstance(screen.file, io.StringIO)
-    said = screen.file.getvalue()
-    for words in ("German", "all (4)", "continued", "hours", "0.25", "tokens", "30"):
-        assert words in said, said
+    assert winners.cost_of(rows) == Cost(1.5, 18, 3e15)
+    assert winners.total([Cost(1.5, 18), Cost(0.5, 2)]) == Cost(2.0, 20)
+    assert winners.total([Cost(1.5, 18), Cost(None, 2)]) == Cost(None, 20)
+    assert winners.total([]) == winners.cost_of([]) == Cost(None, None)
 
 
 def test_forgetting_is_the_mean_and_the_worst_change(tmp_path: Path) -> None:
     made(tmp_path, {"old": {"de": 0, "nl": 8, "gl": 0}, "new": {"de": 0, "nl": 4, "gl": 2}})
     old, new = (System(name, tmp_path / name) for name in ("old", "new"))
     kept = ["nl-en", "gl-en", "en-gl"]
-    rows = forgetting.changes(old, new, kept, DEFAULTS.metrics[0], TRAIN)
+    rows = winners.changes(old, new, kept, DEFAULTS.metrics[0], TRAIN)
     assert {row.direction for row in rows} == {*kept}
-    found = forgetting.summary(rows, LEVELS)
+    found = winners.forgotten(rows, LEVELS)
     assert found is not None
     # By hand: differences of the two scores; the interval of their mean over the same resamples.
     measured = measure([old, new], DEFAULTS.metrics[:1], directions=kept)
@@ -176,12 +144,4 @@ def test_forgetting_is_the_mean_and_the_worst_change(tmp_path: Path) -> None:
     replicates = np.mean([bootstrap.resample(of["new", d]) - bootstrap.resample(of["old", d])
                           for d in kept], axis=0)  # fmt: skip
     assert [found.low, found.high] == pytest.approx([*np.sort(replicates)[[25, -26]]])
-    assert forgetting.summary(rows, ResourceLevels(min_test_sentences=31)) is None
-    # On new languages, German here, both are level: the point is where they are, 0 below the best.
-    both, others = {"old": Cost(), "new": Cost()}, [*kept, "en-nl"]
-    new_alone = measure([old, new], DEFAULTS.metrics)
-    winner = winners(new_alone, "bleu", TRAIN, both, LEVELS, aside=others)[-1]
-    assert winner.languages == 1
-    (panel,) = plot.trade_off(winner, {"new": found}, "BLEU").axes
-    (points,) = panel.containers
-    assert points[0].get_xydata().tolist() == [[found.mean, 0.0]]
+    assert winners.forgotten(rows, ResourceLevels(min_test_sentences=31)) is None

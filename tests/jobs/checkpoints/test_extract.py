@@ -1,7 +1,7 @@
 """`m4 extract`: the experts and pieces of some directions, as a run that other commands read."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,11 @@ from m4.eval.decoding.testsets import split_pairs
 from m4.eval.decoding.translate import Translator
 from m4.jobs.checkpoints.extract import Part, cut, use_of
 from m4.jobs.corpus import open_vocabulary
-from m4.model.gates.base import base
-from m4.model.gates.deepseek import deepseek
-from m4.model.gates.mixtral import mixtral
-from m4.model.gates.noisy_topk import noisy_topk
-from m4.model.gates.top2_gshard import top2_gshard
+from m4.model import gates
 from m4.model.transformer import Transformer
 from m4.storage import run_folder
 from tests.command_line import m4
-from tests.shared import SMALL_MOE, by_target, model_for, small_corpus, tiny_run
+from tests.shared import SMALL_MOE, by_target, model_for, parts_in, small_corpus, tiny_run
 
 ASKED = ("gl-en", "pt-en")
 
@@ -122,6 +118,7 @@ def test_the_experts_are_those_that_the_tasks_choose(run: Path, part: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_other_commands_read_a_part(part: Path, tmp_path: Path) -> None:
     said = m4("translate", f"--model_dir={part}", "--from=gl", "--to=en", "tres semanas")
     assert (said.status, len(said.out.splitlines())) == (0, 1), said.err
@@ -134,25 +131,20 @@ def test_other_commands_read_a_part(part: Path, tmp_path: Path) -> None:
     m4("eval", f"--model_dir={part}", "--sentences=1").ok()
 
 
-NORMALISED: dict[str, Callable[..., Any]] = {
-    "base": base,
-    "deepseek": deepseek,
-    "mixtral": mixtral,
-    "noisy_topk": noisy_topk,
-    "top2_gshard": top2_gshard,
-}
+OTHERS = ("base", "mixtral", "noisy_topk", "top2_gshard")  # whose choices' gates sum to 1, too
 
 
 def made(module: Transformer, params: Any, corpus: Cache) -> Translator:
     return Translator(module, params, corpus.vocabulary, trained=corpus.directions)
 
 
-@pytest.mark.parametrize("gate", NORMALISED)
+@pytest.mark.thorough
+@pytest.mark.parametrize("gate", ["deepseek", *OTHERS])
 def test_equal_where_no_token_chose_a_removed_expert(
     gate: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     corpus = small_corpus(tmp_path_factory)
-    moe = functools.partial(SMALL_MOE, num_experts=8, gate=NORMALISED[gate])
+    moe = functools.partial(SMALL_MOE, num_experts=8, gate=parts_in(gates)[gate])
     module = model_for(corpus, moe=moe, directions=len(corpus.directions))
     ids = np.ones((1, 2), np.int32)
     params = module.init(jax.random.key(0), ids, ids, ids, enable_dropout=False)["params"]
@@ -183,6 +175,7 @@ def test_equal_where_no_token_chose_a_removed_expert(
     assert not all(found)
 
 
+@pytest.mark.thorough
 def test_directions_that_no_mixture_has_alone(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

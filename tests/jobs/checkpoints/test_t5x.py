@@ -71,10 +71,8 @@ def test_a_run_without_adafactor_is_exported_without_state(first: Path, tmp_path
     assert "without an optimizer's state (its optimizer is no Adafactor)" in said.out
     names = arrays(tmp_path / "it" / "checkpoint_2")
     assert not [name for name in names if name.startswith("state/param_states")]
-    assert (
-        "no checkpoint of step 3"
-        in m4("export", first, "--format=t5x", f"--output={tmp_path / 'no'}", "--step=3").mistake
-    )
+    missing = m4("export", first, "--format=t5x", f"--output={tmp_path / 'no'}", "--step=3")
+    assert "no checkpoint of step 3" in missing.mistake
     assert not (tmp_path / "no").exists()
 
 
@@ -124,7 +122,7 @@ def test_a_public_t5_becomes_dense_and_experts(tmp_path: Path, pieces: Path) -> 
         now["decoder_1"]["encoder_decoder_attention"]["query"]["kernel"], 2 * query
     )
     # T5's ids stay, m4's tags and pieces of the new text come behind them.
-    vocabulary = Cache(dense / "data").source_vocabulary
+    vocabulary = Cache(dense / "vocabulary").source_vocabulary
     old = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
     assert vocabulary.pieces[:size] == [old.id_to_piece(i) for i in range(size)]
     assert vocabulary.tag_id("gl") >= size
@@ -146,20 +144,16 @@ def test_what_cannot_be_taken_over_is_one_line(tmp_path: Path, pieces: Path) -> 
     )
     for number, (more, mistake) in enumerate((
         (("--gin.transformer.Transformer.width=32",), "is [32, 8] here and [16, 8] in"),
-        (("--gin.transformer.Transformer.tied_logits=True",), "tied_logits = True: must be False"),
-        (("--gin.transformer.Transformer.activations=('relu',)",), "/mlp/wi/kernel is"),
         (("--gin.initial.InitialModel.vocabulary=None",), "must be the SentencePiece model that"),
         ((EQUAL,), "has no state of an optimizer"),
         ((f"--init_from={tmp_path / 't5'}@8",), "no checkpoint of step 8; there are 7, 9"),
         ((f"--init_from={tmp_path / 't5'}",), "encoder/layers_0/x/kernel [3] is none that m4's"),
-        (("--gin.corpus.CorpusSpec.segmentations=2",), "is no BPE model"),
         (("--gin.corpus.CorpusSpec.target_vocabulary_size=400",), "source_token_embedder"),
     )):  # fmt: skip
         dense = "--gin.transformer.Transformer.moe=None"
         said = train(tmp_path / str(number), *begins(place, pieces, dense, *more))
         assert mistake in said.mistake, (more, said.mistake)
         assert not (tmp_path / str(number) / "checkpoints").exists()
-        assert not (tmp_path / str(number) / "data" / "manifest.json").exists()
     name = "target/decoder/layers_0/mlp/wo/kernel"
     for number, (wrong, mistake) in enumerate((
         (parameters[name].astype(np.int32), "has numbers of type int32: must be floats"),
@@ -174,9 +168,3 @@ def test_what_cannot_be_taken_over_is_one_line(tmp_path: Path, pieces: Path) -> 
         "--gin.transformer.Transformer.moe=None",
     )
     assert "has no pieces for bytes" in said.mistake
-    said = train(
-        tmp_path / "two",
-        f"--gin.corpus.CorpusSpec.vocabulary_from={str(pieces)!r}",
-        "--gin.corpus.CorpusSpec.target_vocabulary_size=400",
-    )
-    assert "a SentencePiece model is one vocabulary" in said.mistake

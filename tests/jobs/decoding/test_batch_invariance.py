@@ -10,7 +10,6 @@ import pytest
 from m4 import config
 from m4.eval.decoding.decode import TrainedModel
 from m4.eval.decoding.testsets import Portion
-from m4.settings import InputError
 from tests.eval.small_model import MOE, SETTINGS, Words, sentences, tiny
 from tests.test_examples import FOLDER, example
 
@@ -27,11 +26,11 @@ def check(run: Path, sentences: int, *directions: str) -> int:
 def test_no_token_changes_by_batch_order_or_mesh(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check(trained, 3) == 0
+    assert check(trained, 3, "en-es", "gl-en") == 0
     said = capsys.readouterr().out
     assert "0 of " in said
-    for direction in ("en-es", "en-gl", "en-pt", "es-en", "gl-en", "pt-en"):
-        assert direction in said
+    assert "en-es" in said
+    assert "gl-en" in said
 
 
 def test_changed_tokens_are_counted(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,10 +42,9 @@ def test_changed_tokens_are_counted(trained: Path, monkeypatch: pytest.MonkeyPat
     assert check(trained, 1, "en-gl") == 6
 
 
-@pytest.mark.parametrize("dropping", [pytest.param(False, marks=pytest.mark.thorough), True])
-def test_a_model_that_drops_tokens_depends_on_its_batch(dropping: bool) -> None:
+def test_a_model_that_drops_tokens_depends_on_its_batch() -> None:
     """The planted fault: experts with too few slots for the tokens of a batch of beams."""
-    model, params = tiny(moe=partial(MOE, decode_capacity_factor=0.5) if dropping else MOE)
+    model, params = tiny(moe=partial(MOE, decode_capacity_factor=0.5))
     texts = sentences(11, seed=1)
     one, *others = (
         job.translated(
@@ -54,10 +52,4 @@ def test_a_model_that_drops_tokens_depends_on_its_batch(dropping: bool) -> None:
         )
         for rows, mix in ((1, False), (8, False), (8, True))
     )
-    differ = [sum(map(job.changed, one, each)) for each in others]
-    assert (max(differ) > 0) == dropping
-
-
-def test_an_unknown_direction_is_one_line(trained: Path) -> None:
-    with pytest.raises(InputError, match="no en-xx; there are en-es"):
-        check(trained, 1, "en-xx")
+    assert max(sum(map(job.changed, one, each)) for each in others) > 0

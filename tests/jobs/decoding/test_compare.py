@@ -1,7 +1,6 @@
 """`m4 report RUN_A RUN_B --baseline=RUN_C`, on folders of hypotheses that no model made."""
 
 import gzip
-import json
 
 import pytest
 
@@ -12,14 +11,14 @@ PAIRS = {"pt": 4000, "gl": 250, "he": 150}
 TEXTS = [f"{n} Swiss francs per hour on May {n}" for n in range(1, 13)]
 
 
-def write_run(folder, cut, languages=PAIRS, decodes="decodes", texts=TEXTS, signature="tok:13a"):
+def write_run(folder, cut, languages=PAIRS, decodes="decodes", texts=TEXTS):
     """A run whose translations lack the last words; its scores say how large the languages are."""
     for code in languages:
         rows = [{"source": f"x {t}", "reference": t, "hypothesis": " ".join(t.split()[:cut])}
                 for t in texts]  # fmt: skip
         write_jsonl(folder / decodes / f"test.{code}-en.jsonl", rows)
     about = {"system": "moe", "subset": "all", "score": 9, "low": 8, "high": 9, "sentences": 12}
-    about = {**about, "metric": "bleu", "signature": f"nrefs:1|{signature}|version:2.{cut}"}
+    about = {**about, "metric": "bleu", "signature": f"nrefs:1|version:2.{cut}"}
     scores = [{"direction": f"{c}-en", "train_pairs": PAIRS[c], **about} for c in languages]
     write_jsonl(folder / "scores.jsonl", scores)
     return folder
@@ -117,22 +116,13 @@ def test_a_folder_of_translations_is_itself_and_may_be_gzipped(runs, tmp_path, m
     assert "Each of 2 languages is translated by moe_8, dense" in page
 
 
-def test_without_a_baseline_the_first_run_is_it(runs, tmp_path):
-    """The run itself, though it has bilingual baselines."""
-    words = [runs / "c", runs / "moe_8", f"--output={tmp_path}/out"]
-    m4("report", *words).ok()
-    rows = read_jsonl(tmp_path / "out" / "deltas.jsonl")
-    assert {(row["system"], row["baseline"]) for row in rows} == {("moe_8", "c")}
-
-
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("RUNS/dense RUNS/moe_8 --baseline=RUNS/moe_8", ("dense", "moe_8")),
         ("RUNS/dense RUNS/moe_8 --baseline=moe_8", ("dense", "moe_8")),
-        ("a=RUNS/moe_8 b=RUNS/dense --baseline=a", ("b", "a")),
         ("a=RUNS/moe_8 b=RUNS/dense --baseline=RUNS/moe_8", ("b", "a")),
         ("a=RUNS/c --baseline=a", ("a", "bilingual")),
+        ("RUNS/c RUNS/moe_8", ("moe_8", "c")),  # though c has bilingual baselines
     ],
 )
 def test_the_baseline_may_be_one_of_the_runs(runs, tmp_path, words, found):
@@ -145,10 +135,6 @@ def test_what_cannot_be_compared_is_one_line(runs, tmp_path):
     a, c = runs / "moe_8", f"--baseline={runs}/c"
     other = write_run(tmp_path / "other", 7, texts=[*TEXTS[:-1], "another"])
     assert "other test sentences than those of" in refused(runs, a, other, c)
-    tokens = write_run(tmp_path / "tokens", 7, signature="tok:char")
-    assert "bleu of pt-en is nrefs:1|tok:char, and nrefs:1|tok:13a in" in refused(
-        runs, a, tokens, c
-    )
     apart = write_run(tmp_path / "apart", 7, ["pt"])
     (apart / "decodes" / "test.pt-en.jsonl").rename(apart / "decodes" / "test.en-pt.jsonl")
     assert refused(runs, a, apart, c) == (
@@ -162,16 +148,9 @@ def test_what_cannot_be_compared_is_one_line(runs, tmp_path):
     assert "/moe_8: is compared with itself" in refused(runs, a, f"--baseline={a}")
 
 
-def test_damaged_translations_are_one_line(runs, tmp_path):
-    run = write_run(tmp_path / "run", 7, ["pt"])
-    note = run / "decodes" / "test.pt-en.json"
-    note.write_text(json.dumps({"step": 7, "hypotheses_sha256": "0"}), encoding="utf-8")
-    said = refused(runs, runs / "moe_8", run, f"--baseline={runs}/c")
-    assert "its content is not what was written" in said or "checksum" in said
-
-
 def test_arguments_that_do_not_go_together(runs):
     a, c = runs / "moe_8", f"--baseline={runs}/c"
+    assert "no config.gin there; train first" in m4("report", str(a)).mistake
     assert "RUN_A RUN_B --baseline=RUN_C" in m4("report", c).mistake
     assert "not with several runs" in m4("report", str(a), c, "--gin.A=1").mistake
     assert "three numbers" in m4("report", str(a), c, "--levels=1,2,x").mistake
@@ -181,7 +160,3 @@ def test_arguments_that_do_not_go_together(runs):
     said = m4("report", str(a), c, f"--output={runs}/c").mistake
     (runs / "c" / "run.json").unlink()
     assert "whose own report is there" in said
-
-
-def test_a_single_run_is_its_run_folder(runs):
-    assert "no config.gin there; train first" in m4("report", str(runs / "dense")).mistake

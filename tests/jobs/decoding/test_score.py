@@ -44,14 +44,9 @@ def test_references_of_a_split_are_scored_once(run: Path, tmp_path: Path) -> Non
     asked = [f"--model_dir={run}", f"--source={tmp_path / 'source'}", f"--to={to}"]
     said = m4("score", *asked, f"--target={tmp_path / 'reference'}").ok()
     for line, row in zip(said.out.splitlines(), known, strict=True):
-        found = json.loads(line)
-        assert (found["source"], found["target"], found["to"]) == (
-            row["source"],
-            row["reference"],
-            to,
-        )
+        found, given = json.loads(line), {"source": row["source"], "target": row["reference"]}
+        assert {**given, "to": to, "tokens": row["tokens"]}.items() <= found.items()
         assert found["logprob"] == pytest.approx(row["logprob"], rel=1e-4)
-        assert found["tokens"] == row["tokens"]
     # Mistakes are one line.
     (tmp_path / "short").write_text("a\n", encoding="utf-8")
     for more, mistake in (
@@ -100,18 +95,10 @@ def test_the_search_has_one_set_of_settings_for_all_its_callers(run: Path) -> No
     [
         ({"n_best": 5}, r"Decoding.n_best = 5: must be at most Decoding.beams = 4"),
         ({"min_length": 128}, r"Decoding.min_length = 128: must be below .*max_target_length"),
-        ({"mbr": True}, r"Decoding.n_best = 1: must be 2 or more, with Decoding.mbr"),
         ({"no_repeat_ngram": -1}, r"Decoding.no_repeat_ngram = -1: must be a whole number"),
+        ({"mbr": True}, r"Decoding.n_best = 1: must be 2 or more, with Decoding.mbr"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict, mistake: str) -> None:
     with pytest.raises(SettingError, match=mistake):
         library.Decoding(**settings)
-
-
-@pytest.mark.parametrize(
-    "setting", [{"top_p": 0}, {"top_p": 1.5}, {"temperature": 0}, {"top_k": -1}]
-)
-def test_samplings_that_cannot_be(setting: dict) -> None:
-    with pytest.raises(SettingError, match=rf"Sampling.{next(iter(setting))} = .*: must be"):
-        library.Sampling(**setting)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,17 @@ from etils import epath
 
 import m4 as package
 from m4 import config
+from m4.data import tasks
 from m4.data.sentences import sentences
 from m4.data.vocabulary.vocabulary import Vocabulary
 from m4.eval.decoding import decode as decoding
+from m4.eval.decoding.decode import Translations
+from m4.eval.decoding.hypotheses import t5x_line
 from m4.eval.text import Output, Text
 from m4.jobs.decoding import text as job
 from m4.jobs.decoding.testsets import loaded
 from m4.jobs.decoding.text import missing_lines, windows
+from m4.storage.files import read_jsonl
 from tests.command_line import m4
 
 LONG = "Yesterday was Monday. Tomorrow there will be nothing of this. And now?"
@@ -91,11 +96,6 @@ def test_translate_takes_the_run_first_and_flags_of_the_search(trained: Path) ->
     assert "experiment.Decoding.beams = 0: must be a whole number from 1 to 1,024" in mistake
 
 
-def test_text_is_normalised_as_training_text_is(trained: Path) -> None:
-    run = package.load(trained)
-    assert run.translate(["Mon\u200eday  1"], "gl") == run.translate([" Monday\t1\ufeff"], "gl")
-
-
 def test_a_word_that_looks_like_a_tag_is_text(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,24 +120,24 @@ def test_folders_packed_files_and_several_languages(
     trained: Path, text: Path, expected: list[str], tmp_path: Path
 ) -> None:
     folder, output = tmp_path / "in", tmp_path / "out"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "deep" / "a.txt.gz").write_bytes(gzip.compress(text.read_bytes()))
+    folder.mkdir()
+    (folder / "a.txt.gz").write_bytes(gzip.compress(text.read_bytes()))
     (folder / "b.en").write_text("\n")
     (folder / ".hidden").write_text("x")
     decode(trained, f"--input={folder}", "--to=gl,es", f"--output={output}").ok()
     assert {str(path.relative_to(output)) for path in output.rglob("*.*")} == {
-        "b.en.es.txt", "b.en.gl.txt", "deep/a.es.txt", "deep/a.gl.txt",
+        "b.en.es.txt", "b.en.gl.txt", "a.es.txt", "a.gl.txt",
     }  # fmt: skip
-    assert (output / "deep/a.gl.txt").read_text().split("\n") == expected
-    assert len((output / "deep/a.es.txt").read_text().splitlines()) == len(LINES)
+    assert (output / "a.gl.txt").read_text().split("\n") == expected
+    assert len((output / "a.es.txt").read_text().splitlines()) == len(LINES)
     assert (output / "b.en.es.txt").read_text() == "\n"
     # The same command makes what is missing, and nothing else.
     (output / "b.en.gl.txt").unlink()
-    before = (output / "deep/a.gl.txt").stat().st_mtime_ns
+    before = (output / "a.gl.txt").stat().st_mtime_ns
     said = decode(trained, f"--input={folder}", "--to=gl,es", f"--output={output}")
     assert said.out.count("already there (--overwrite replaces it)") == 3
     assert (output / "b.en.gl.txt").exists()
-    assert (output / "deep/a.gl.txt").stat().st_mtime_ns == before
+    assert (output / "a.gl.txt").stat().st_mtime_ns == before
 
 
 def test_standard_input_to_standard_output(
@@ -199,17 +199,12 @@ def test_input_that_changes_meanwhile_is_an_error(
 
 WRONG = [
     ("--input=TEXT --output=OUT", "--to: missing"),
-    ("--from=es", "--from: give --input, --to and --output, too"),
     ("--input=TEXT --to=galician --output=OUT", "Did you mean gl (Galician)?"),
     ("--input=TEXT --to=gl --from=xx --output=OUT", "--from=xx: the model does not translate"),
-    ("--input=none.txt --to=gl --output=OUT", "--input=none.txt: no such file"),
-    ("--input=EMPTY --to=gl --output=OUT", "no files in this folder"),
-    ("--input=TEXT --to=gl --output=TEXT", "would be among the input"),
     ("--input TEXT TEXT --to=gl --output=OUT", "would both be in.gl.txt"),
     ("--input=LATIN --to=gl --output=OUT", "latin.txt line 2: not UTF-8"),
     ("--input=BROKEN --to=gl --output=OUT", "broken.gz: damaged, it cannot be unpacked"),
-    ("--input=TEXT --to=gl --output=OUT --step=77", "no checkpoint of step 77"),
-    ("--input=LOOP --to=gl --output=OUT", "deep/up: a link to a folder that it is in"),
+    ("--input=DEEP --to=gl --output=OUT", "deep: no file; of a folder its own files are read"),
     ("--input=TEXT --to=gl --output=/dev/null", "--output=/dev/null: not a file but a pipe"),
     ("--input=PIPE --to=gl --output=OUT", "can be read only once; give a file, or - for standard"),
 ]
@@ -221,13 +216,11 @@ def test_a_mistake_is_one_line(
 ) -> None:
     (tmp_path / "latin.txt").write_bytes("one\ncaf\u00e9\n".encode("latin-1"))
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"one\n" * 99)[:-9])
-    for name in ("empty", "loop/deep"):
-        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "in" / "deep").mkdir(parents=True)
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "loop" / "deep" / "up").symlink_to(tmp_path / "loop")
-    places = {"TEXT": text, "OUT": tmp_path / "out", "EMPTY": tmp_path / "empty",
-              "LATIN": tmp_path / "latin.txt", "BROKEN": tmp_path / "broken.gz",
-              "LOOP": tmp_path / "loop", "PIPE": tmp_path / "pipe"}  # fmt: skip
+    places = {"TEXT": text, "OUT": tmp_path / "out", "LATIN": tmp_path / "latin.txt",
+              "BROKEN": tmp_path / "broken.gz", "DEEP": tmp_path / "in",
+              "PIPE": tmp_path / "pipe"}  # fmt: skip
     words = re.sub(r"\b[A-Z]{3,}\b", lambda name: str(places[name[0]]), arguments).split()
     assert mistake in decode(trained, *words).mistake
     assert not (tmp_path / "out").exists()
@@ -235,10 +228,8 @@ def test_a_mistake_is_one_line(
 
 def test_a_direction_that_was_not_trained_is_named(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n")
-    said = decode(
-        trained, f"--input={tmp_path}/a.txt", "--from=es", "--to=gl", f"--output={tmp_path}/b.txt"
-    )
-    assert said.status == 0
+    files = f"--input={tmp_path}/a.txt", f"--output={tmp_path}/b.txt"
+    said = decode(trained, *files, "--from=es", "--to=gl").ok()
     assert "es-gl: the model was not trained on this direction" in said.err
 
 
@@ -280,3 +271,55 @@ def test_a_killed_job_resumes_to_the_same_bytes(trained: Path, tmp_path: Path) -
     assert kills == 3
     assert output.read_bytes() == undisturbed.read_bytes()
     assert not note.exists()
+
+
+# -------- --format=t5x: lines as T5X's inference writes them
+
+
+def test_the_best_of_several_comes_last_as_in_t5x() -> None:
+    one = t5x_line("3 weeks ago", Translations(["hai"], [-1.0]), "gl")
+    assert json.loads(one) == {
+        "inputs": {"inputs_pretokenized": "<2gl> 3 weeks ago"},
+        "prediction": "hai",
+    }
+    several = t5x_line("a", Translations(["best", "second"], [-1.0, -2.0]), "gl")
+    assert json.loads(several) == {
+        "inputs": {"inputs_pretokenized": "<2gl> a"},
+        "prediction": ["second", "best"],
+        "aux": {"scores": [-2.0, -1.0]},
+    }
+
+
+@pytest.mark.slow
+def test_test_sets_become_files_of_tasks(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    best = "--gin.experiment.Decoding.n_best=2"
+    m4("decode", f"--model_dir={run}", "--format=t5x", "--split=dev", best).ok()
+    decodes = run / "decodes" / "n_best=2"  # a trial's are its own
+    folder = decodes / "t5x"
+    name = f"{tasks.task_name('en-gl')}_dev-predict_with_aux.jsonl-00000-of-00001"
+    assert (folder / f"{name}.COMPLETED").read_bytes() == b""
+    rows = read_jsonl(folder / name)
+    kept = read_jsonl(decodes / "dev.en-gl.jsonl")
+    assert len(rows) == len(kept) > 0
+    for row, own in zip(rows, kept, strict=True):
+        assert row["inputs"] == {
+            "inputs_pretokenized": f"<2gl> {own['source']}",
+            "targets_pretokenized": own["reference"],
+        }
+        assert row["prediction"][-1] == own["hypothesis"]
+
+
+def test_text_becomes_lines_and_formats_are_not_mixed(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("3 weeks ago\nMonday\n")
+    given = (
+        "decode", f"--model_dir={trained}", f"--input={tmp_path / 'in.txt'}", "--to=gl",
+        f"--output={tmp_path / 'out.jsonl'}", "--format=t5x",
+    )  # fmt: skip
+    assert "not with --json" in m4(*given, "--json").mistake
+    assert not (tmp_path / "out.jsonl").exists()
+    m4(*given).ok()
+    rows = read_jsonl(tmp_path / "out.jsonl")
+    sources = [row["inputs"]["inputs_pretokenized"] for row in rows]
+    assert sources == ["<2gl> 3 weeks ago", "<2gl> Monday"]
+    assert all(isinstance(row["prediction"], str) for row in rows)

@@ -94,7 +94,7 @@ def test_a_test_set_of_its_own(own: Path, tmp_path: Path) -> None:
 def test_mistakes_are_a_line_before_anything_is_built(
     own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(zero_shot, "PortionDecoder", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr(zero_shot.testsets, "PortionDecoder", lambda *_: pytest.fail("built"))
 
     def mistake(*more: str) -> str:
         return m4("eval", own, *more).mistake

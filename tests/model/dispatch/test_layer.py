@@ -9,28 +9,19 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from m4.model.dispatch.gather import gather
-from m4.model.moe import MoeLayer, mean_metrics
+from m4.model.moe import MoeLayer
 from m4.parallel.mesh import axis_rules_context, logical_spec, make_mesh
 from m4.plan.hlo import collectives, summary
 from tests.model.dispatch.shared import IMPLEMENTATIONS, M, assert_close
+from tests.shared import run_layer, small_layer
 
 B, L = 8, 16
 
 
-def layer(dispatch, **options) -> MoeLayer:
+def layer(dispatch) -> MoeLayer:
     # Factor .25: 2 * 8 * .25 / 4 = 1, raised to 4 slots of each expert for 8 tokens; some drop.
-    return MoeLayer(
-        **{
-            "num_experts": 4,
-            "mlp_width": 4,
-            "group_tokens": 8,
-            "train_capacity_factor": 0.25,
-            "activations": ("gelu", "linear"),
-            "dropout_rate": 0.5,
-            "dispatch": dispatch,
-            **options,
-        }
-    )
+    sizes = {"mlp_width": 4, "group_tokens": 8, "train_capacity_factor": 0.25, "dropout_rate": 0.5}
+    return small_layer(**sizes, activations=("gelu", "linear"), dispatch=dispatch)
 
 
 @functools.cache
@@ -47,15 +38,7 @@ def inputs():
 
 def run(model, params, x_BLM, mask_BL):
     """(loss, (y_BLM, metrics)) of a training step with dropout inside the experts."""
-    y_BLM, sown = model.apply(
-        {"params": params},
-        x_BLM,
-        mask_BL,
-        deterministic=False,
-        rngs={"dropout": jax.random.key(1)},
-        mutable=["intermediates"],
-    )
-    metrics = mean_metrics(sown["intermediates"])
+    y_BLM, metrics = run_layer(model, params, x_BLM, mask_BL, train=True)
     return jnp.sum(jnp.sin(y_BLM)) + metrics["auxiliary_loss"], (y_BLM, metrics)
 
 

@@ -1,7 +1,8 @@
 """The golden cases, plans as masks, and slots handed out by loops, for tests of gates."""
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,6 @@ def _planned(
     return [gate(scored, E, capacity, **dict(options)) for options in variants]
 
 
-def tokens_of_probs(probs_GSE: Any, mask_GS: Any = None, **about: Any) -> Tokens:
-    return tokens_of(np.log(np.asarray(probs_GSE, np.float64)), mask_GS, **about)
-
-
 def golden_tokens(inputs: dict[str, np.ndarray], case: str) -> tuple[Tokens, int, int]:
     """(tokens, E, C) of a case."""
     logits_GSE = inputs[f"{case}/logits"]
@@ -138,8 +135,15 @@ def best(scores_GSE: np.ndarray, choices: int) -> np.ndarray:
     return np.argsort(-scores_GSE, axis=-1, kind="stable")[..., :choices]
 
 
+def slopes(function: Callable[[np.ndarray], float], x: np.ndarray, h: float = 1e-5) -> np.ndarray:
+    """The function's gradient at x, by central differences."""
+    steps = h * np.eye(x.size).reshape(-1, *x.shape)
+    found = [function(x + step) - function(x - step) for step in steps]
+    return np.array(found).reshape(x.shape) / (2 * h)
+
+
 def slots_by_loops(
-    expert_GSK: Any, mask_GS: Any, capacity: int, *, token_major: bool = False, priority: Any = None
+    expert_GSK: Any, mask_GS: Any, capacity: int, *, priority: Any = None
 ) -> np.ndarray:
     """position_GSK by a loop over choices; each expert's counter also counts dropped ones."""
     expert_GSK, mask_GS = np.asarray(expert_GSK), np.asarray(mask_GS)
@@ -147,11 +151,8 @@ def slots_by_loops(
     position_GSK = np.full((G, S, K), -1)
     for g in range(G):
         order = sorted(range(S), key=lambda s: 0 if priority is None else -priority[g, s])
-        turns = [(s, k) for k in range(K) for s in order]
-        if token_major:
-            turns = [(s, k) for s in order for k in range(K)]
         taken: dict[int, int] = {}
-        for s, k in turns:
+        for k, s in itertools.product(range(K), order):
             if not mask_GS[g, s]:
                 continue
             e = int(expert_GSK[g, s, k])

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from m4.model.gates.dense_to_sparse import dense_to_sparse, temperature
+from m4.model.gates.dense_to_sparse import dense_to_sparse
 from m4.model.gates.switch import switch
-from m4.model.moe import MoeLayer, mean_metrics
+from m4.model.moe import MoeLayer
 from tests.model.gates.golden import PROBS, at_once, slots, tokens_of
-from tests.shared import small_layer
+from tests.shared import run_layer, small_layer
 
 OPTIONS: dict[str, Any] = {"tau_max": 2.0, "tau_min": 0.5, "anneal_steps": 10}
 
@@ -96,20 +96,9 @@ def test_outside_training_it_is_switch(where):
     ],
 )
 def test_temperature(number, tau):
-    got = temperature(step(number), 2.0, 0.5, anneal_steps=10, warmup_steps=4)
-    np.testing.assert_allclose(got, tau, rtol=1e-6)
-
-
-def test_steps_of_the_dense_phase():
-    def is_sparse(number, **options):
-        tokens = tokens_of(np.log(PROBS), train=True, step=step(number))
-        routing = at_once(dense_to_sparse, tokens, 3, slots(1), **{**OPTIONS, **options})
-        assert routing.shortcut is not None
-        return bool(routing.shortcut[0])
-
-    assert [is_sparse(number) for number in (0, 9, 10)] == [False, False, True]
-    assert [is_sparse(number, warmup_steps=4) for number in (13, 14)] == [False, True]
-    assert is_sparse(0, anneal_steps=0)
+    tokens = tokens_of(np.log(PROBS), train=True, step=step(number))
+    plan = at_once(dense_to_sparse, tokens, 3, slots(1), **OPTIONS, warmup_steps=4)
+    np.testing.assert_allclose(plan.metrics["temperature"], tau, rtol=1e-6)
 
 
 def test_the_layer_with_its_shortcut_is_the_layer_without():
@@ -133,16 +122,8 @@ def test_the_layer_with_its_shortcut_is_the_layer_without():
     @partial(jax.jit, static_argnames="gate")
     def run(gate, params, number):
         def loss(params):
-            y_BLM, sown = layer(gate).apply(
-                {"params": params},
-                x_BLM,
-                mask_BL,
-                step=number,
-                deterministic=False,
-                rngs={"dropout": jax.random.key(2)},
-                mutable=["intermediates"],
-            )
-            metrics: Any = mean_metrics(sown["intermediates"])
+            tokens = x_BLM, mask_BL
+            y_BLM, metrics = run_layer(layer(gate), params, *tokens, train=True, step=number)
             return jnp.sum(jnp.sin(y_BLM)) + metrics["auxiliary_loss"], (y_BLM, metrics)
 
         return jax.value_and_grad(loss, has_aux=True)(params)

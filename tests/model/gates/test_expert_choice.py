@@ -1,10 +1,10 @@
-"""Expert choice: Lingvo's masks, a case by hand, sentences that do not notice their padding."""
+"""Expert choice: Lingvo's masks, sentences that do not notice their padding."""
 
 import numpy as np
 import pytest
 
 from m4.model.gates.expert_choice import expert_choice
-from tests.model.gates.golden import CASES, PROBS, at_once, masks, read, slots, tokens_of
+from tests.model.gates.golden import CASES, at_once, masks, read, slots, tokens_of
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -19,23 +19,8 @@ def test_equals_lingvo(case):
     expected = lingvo[f"{case}/expert_choice_v2/combine"]
     np.testing.assert_array_equal(combine_GSEC != 0, expected != 0)
     np.testing.assert_allclose(combine_GSEC, expected, atol=2e-6, rtol=0)
-
-
-def test_by_hand():
-    # Four tokens, three experts; C = ceil(4 * 1.5 / 3) = 2. The columns of the probabilities:
-    #   expert 0: .6 .5 .7 .2   takes t0 and t2
-    #   expert 1: .3 .1 .2 .5   takes t0 and t3
-    #   expert 2: .1 .4 .1 .3   takes t1 and t3
-    # Slots in the tokens' order; weights are the probabilities.
-    tokens = tokens_of(np.log(PROBS), train=True)
-    routing = at_once(expert_choice, tokens, 3, slots(99), capacity_factor=1.5)
-    assert routing.capacity == 2
-    assert routing.position_GSK[0].tolist() == [[0, 0, -1], [-1, -1, 0], [1, -1, -1], [-1, 1, 1]]
-    np.testing.assert_allclose(
-        routing.weight_GSK[0], [[0.6, 0.3, 0], [0, 0, 0.4], [0.7, 0, 0], [0, 0.5, 0.3]], atol=1e-6
-    )
-    assert routing.aux_loss == 0
-    np.testing.assert_allclose(routing.metrics["experts_per_token"], 6 / 4)
+    used = np.count_nonzero(expected) / mask.sum()
+    np.testing.assert_allclose(routing.metrics["experts_per_token"], used, rtol=1e-6)
     assert not {"first_overflow", "second_overflow", "second_dropped"} & routing.metrics.keys()
 
 

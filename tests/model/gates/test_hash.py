@@ -10,18 +10,14 @@ import optax
 import pytest
 from scipy.cluster.vq import ClusterError
 
-from m4.eval.decoding.inference_checkpoint import restore_params
 from m4.model.gates.hash import hash, make_table
 from m4.model.moe import MoeLayer
 from m4.model.routing import Tokens
 from m4.model.transformer import Transformer, abstract_variables
-from m4.parallel.mesh import make_mesh
-from m4.storage.checkpoints import Checkpoints
-from m4.train.state import initialize
-from tests.eval.small_model import SETTINGS, VOCAB, Words, decode
+from m4.train.program import initialize
+from tests.eval.small_model import VOCAB
 from tests.model.gates.golden import slots
 from tests.shared import small_layer, small_model
-from tests.train.trainers import program_of
 
 
 def tokens_of(ids, mask, table) -> Tokens:
@@ -76,56 +72,56 @@ def test_clustered_table(tmp_path):
     cloud = rng.integers(0, 3, 90)
     cloud[:3] = [0, 1, 2]
     centres = np.array([[10.0, 0.0], [-10.0, 0.0], [0.0, 20.0]])
-    np.save(tmp_path / "e.npy", (centres[cloud] + rng.normal(size=(90, 2))).astype(np.float32))
-    options: dict[str, Any] = {
-        "table": "clustered",
-        "seed": 0,
-        "embeddings": str(tmp_path / "e.npy"),
-    }
-    table = make_table(3, 100, **options)
+    path = tmp_path / "e.npy"
+    np.save(path, (centres[cloud] + rng.normal(size=(90, 2))).astype(np.float32))
+    table = make_table(3, 100, table="clustered", seed=0, embeddings=str(path))
     names = table[:3]
     assert set(names) == {0, 1, 2}
     np.testing.assert_array_equal(table[:90], names[cloud])
     assert ((table >= 0) & (table < 3)).all()
 
 
-def test_bad_options(tmp_path):
-    def make(**options):
-        return make_table(4, 200, **{"table": "balanced", "seed": 0, **options})
+def test_bad_embeddings(tmp_path, monkeypatch):
+    for name, rows in (("flat", np.ones(8)), ("alike", np.ones((8, 2))), ("apart", np.eye(8))):
+        np.save(tmp_path / f"{name}.npy", rows)
 
-    np.save(tmp_path / "none.npy", np.ones(0, int))
-    np.save(tmp_path / "long.npy", np.ones(201, int))
-    np.save(tmp_path / "flat.npy", np.ones(200))
-    np.save(tmp_path / "alike.npy", np.ones((200, 2)))
-    (tmp_path / "text.npy").write_text("1, 2, 3")
-    with pytest.raises(ValueError, match=r"hash\.counts = None: must be the name of an .npy"):
-        make()
-    with pytest.raises(ValueError, match=r"hash\.counts: no file .*missing\.npy"):
-        make(counts=str(tmp_path / "missing.npy"))
-    np.save(tmp_path / "nan.npy", np.full(200, np.nan))
-    np.savez(tmp_path / "several.npz", np.ones(200, int))
-    (tmp_path / "half.npz").write_bytes((tmp_path / "several.npz").read_bytes()[:100])
-    for name in ("text.npy", "nan.npy", "several.npz", "half.npz"):
-        with pytest.raises(ValueError, match=f"{name} is not an .npy file of numbers"):
-            make(counts=str(tmp_path / name))
-    for name, shape in (("none", r"\(0,\)"), ("long", r"\(201,\)"), ("alike", r"\(200, 2\)")):
-        with pytest.raises(ValueError, match=f"{name}.npy has the shape {shape}; .* 200 ids"):
-            make(counts=str(tmp_path / f"{name}.npy"))
-    with pytest.raises(ValueError, match=r"hash\.embeddings: .* has the shape \(200,\)"):
-        make(table="clustered", embeddings=str(tmp_path / "flat.npy"))
+    def make(name):
+        path = str(tmp_path / f"{name}.npy")
+        return make_table(4, 8, table="clustered", seed=3, embeddings=path)
+
+    with pytest.raises(ValueError, match=r"hash\.embeddings = None: must be the name of an .npy"):
+        make_table(4, 8, table="clustered", seed=3)
+    with pytest.raises(ValueError, match=r"^hash\.embeddings: no file .*missing\.npy"):
+        make("missing")
+    with pytest.raises(ValueError, match=r"^hash\.embeddings: .* has the shape \(8,\); .* 8 ids"):
+        make("flat")
     with pytest.raises(ValueError, match="1 different rows do not make 4 clusters"):
-        make(table="clustered", embeddings=str(tmp_path / "alike.npy"))
+        make("alike")
 
-
-def test_an_expert_without_ids(tmp_path, monkeypatch):
     def lose_one(*_, **__):
         raise ClusterError
 
     # Rare, and another draw has another end.
     monkeypatch.setattr("m4.model.gates.hash.kmeans2", lose_one)
-    np.save(tmp_path / "e.npy", np.eye(8))
     with pytest.raises(ValueError, match=r"k-means with hash\.seed = 3 leaves one of the 4"):
-        make_table(4, 8, table="clustered", seed=3, embeddings=str(tmp_path / "e.npy"))
+        make("apart")
+
+
+def test_bad_counts(tmp_path):
+    np.save(tmp_path / "none.npy", np.ones(0, int))
+    np.save(tmp_path / "long.npy", np.ones(201, int))
+    np.save(tmp_path / "alike.npy", np.ones((200, 2)))
+    np.save(tmp_path / "nan.npy", np.full(200, np.nan))
+    np.savez(tmp_path / "several.npz", np.ones(200, int))
+    (tmp_path / "half.npz").write_bytes((tmp_path / "several.npz").read_bytes()[:100])
+    (tmp_path / "text.npy").write_text("1, 2, 3")
+    kinds = dict.fromkeys(("text.npy", "nan.npy", "several.npz", "half.npz"), "is not an .npy file")
+    kinds |= {"none.npy": r"the shape \(0,\)", "long.npy": r"the shape \(201,\); .* 200 ids"}
+    for name, said in (kinds | {"alike.npy": "the shape", "missing.npy": "no file"}).items():
+        with pytest.raises(ValueError, match=rf"^hash\.counts: .*{said}"):
+            make_table(4, 200, table="balanced", seed=0, counts=str(tmp_path / name))
+    with pytest.raises(ValueError, match=r"hash\.counts = None: must be the name of an .npy"):
+        make_table(4, 200, table="balanced", seed=0)
 
 
 def test_the_table_comes_from_the_checkpoint(tmp_path):
@@ -181,25 +177,3 @@ def test_shapes_need_no_file_and_tables_do(options):
     assert shape == (2, VOCAB), "of both blocks"
     with pytest.raises(ValueError, match=r"^hash\.\w+: no file none\.npy"):
         jax.eval_shape(lambda: initialize(model, optax.sgd(0.1), seed=0))
-
-
-@pytest.mark.thorough
-def test_a_trained_model_needs_its_file_no_more(tmp_path):
-    path = tmp_path / "counts.npy"
-    np.save(path, np.arange(VOCAB))
-    model = model_of(functools.partial(hash, table="balanced", counts=str(path)))
-    # It asks for the shapes first: what they are made with does not stay.
-    mesh = make_mesh(devices=jax.devices()[:1])
-    state = program_of(model, mesh, optax.sgd(0.1)).new_state()
-    made = make_table(4, VOCAB, table="balanced", seed=0, counts=str(path))
-    table = state.params["encoder_blocks"]["layer_0"]["moe"]["hash"]["table"]
-    np.testing.assert_array_equal(table, [made, made])
-    store = Checkpoints(tmp_path / "checkpoints")
-    store.save(1, {"params": state.params}, {})
-    store.close()
-    path.unlink()
-    make_table.cache_clear()
-    restored, _, _ = restore_params(model, tmp_path / "checkpoints")
-    jax.tree.map(np.testing.assert_array_equal, restored, state.params)
-    hypotheses = decode(model, restored, Words(), ["<2xx> w1 w2"], SETTINGS)
-    assert len(hypotheses) == 1

@@ -1,20 +1,20 @@
-"""GShard's gate: golden outputs of other implementations, and a case by hand."""
+"""GShard's gate: golden outputs of other implementations."""
 
 import functools
 import math
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
 from m4.model.dispatch import einsum
-from m4.model.gates.top2_gshard import route, top2_gshard
+from m4.model.gates.top2_gshard import top2_gshard
 from m4.model.routing import Routing, expert_capacity
 from m4.settings import SettingError
 from tests.model.gates.golden import (
     CASES,
-    PROBS,
     assert_same_plan,
     at_once,
     groups_over_real_groups,
@@ -23,28 +23,26 @@ from tests.model.gates.golden import (
     tokens_of,
 )
 
-# --- Golden outputs -------------------------------------------------------------------------------
-
-OPTIONS = ("policy", "paper_slot", "normalize", "real_token_means")
-planned = jax.jit(route, static_argnames=("num_experts", "capacity", *OPTIONS))
-
 PAPER: dict[str, dict[str, Any]] = {
-    "paper": {"policy": "random", "paper_slot": True},
-    "paper_freeseat": {"policy": "random"},
-    "all": {"policy": "all"},
-    "all_after": {"policy": "all", "normalize": "after"},
-    "random_after": {"policy": "random", "normalize": "after"},
-    "none": {"policy": "none"},
+    "paper": {"second_policy": "random", "paper_slot": True},
+    "paper_freeseat": {"second_policy": "random"},
+    "all": {"second_policy": "all"},
+    "all_after": {"second_policy": "all", "normalize": "after"},
+    "random_after": {"second_policy": "random", "normalize": "after"},
+    "none": {"second_policy": "none"},
 }
 LINGVO: dict[str, dict[str, Any]] = {
-    "all_legacy": {"policy": "all"},
-    "random_legacy": {"policy": "random"},
-    "sampling_legacy": {"policy": "sampling"},
-    "all_nonlegacy": {"policy": "all", "normalize": "after", "real_token_means": True},
-    "random_nonlegacy": {"policy": "random", "normalize": "after", "real_token_means": True},
+    "all_legacy": {"second_policy": "all"},
+    "random_legacy": {"second_policy": "random"},
+    "sampling_legacy": {"second_policy": "sampling"},
+    "all_nonlegacy": {"second_policy": "all", "normalize": "after", "real_token_means": True},
+    "random_nonlegacy": {"second_policy": "random", "normalize": "after", "real_token_means": True},
 }
-REAL_TOKENS: dict[str, Any] = {"policy": "all", "real_token_means": True}
-DEFAULTS = {"paper_slot": False, "normalize": "before", "real_token_means": False}
+MORE: dict[str, dict[str, Any]] = {
+    "real tokens": {"second_policy": "all", "real_token_means": True},
+    "paper scale": {**PAPER["paper"], "paper_scale": True},
+}
+DEFAULTS: dict[str, Any] = {"paper_slot": False, "normalize": "before", "real_token_means": False}
 
 
 @functools.cache
@@ -52,21 +50,17 @@ def plans(case: str) -> dict[str, Routing]:
     """Variant -> plan. All of a case as one program: they have most operations in common."""
     names = ("logits", "paddings", "uniform", "gumbel_u")
     logits_GSE, paddings_GS, *uniform = (read("inputs")[f"{case}/{name}"] for name in names)
-    C = int(read("inputs")[f"{case}/capacity"])
+    capacity = slots(int(read("inputs")[f"{case}/capacity"]))
 
     @jax.jit
     def run(logits_GSE, mask_GS, uniform_GS, uniform_GSE):
-        return {
-            name: route(
-                logits_GSE,
-                mask_GS,
-                uniform_GSE if options["policy"] == "sampling" else uniform_GS,
-                logits_GSE.shape[-1],
-                C,
-                **{**DEFAULTS, **options},
-            )
-            for name, options in {**PAPER, **LINGVO, "real tokens": REAL_TOKENS}.items()
-        }
+        given = {2: uniform_GS, 3: uniform_GSE}
+        tokens = tokens_of(logits_GSE, mask_GS, train=True, rng=jax.random.key(0))
+        with mock.patch("jax.random.uniform", lambda key, shape, minval: given[len(shape)]):
+            return {
+                name: top2_gshard(tokens, logits_GSE.shape[-1], capacity, **DEFAULTS | options)
+                for name, options in {**PAPER, **LINGVO, **MORE}.items()
+            }
 
     return run(logits_GSE, paddings_GS == 0, *uniform)
 
@@ -83,6 +77,12 @@ def test_equals_algorithm_1(case, variant):
     # The paper divides by E, m4 multiplies: 1 is balance.
     scaled = expected["l_aux_paper"] * routing.num_experts**2
     np.testing.assert_allclose(routing.aux_loss, scaled, rtol=2e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_papers_scale_is_algorithm_1s(case):
+    expected = read("alg1")[f"{case}/alg1/paper/l_aux_paper"]
+    np.testing.assert_allclose(plans(case)["paper scale"].aux_loss, expected, rtol=2e-6)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -119,46 +119,6 @@ def test_capacity_equals_lingvos():
     for tokens, experts, factor, most in read("lingvo")["capacity_probe"]:
         got = expert_capacity(int(tokens), int(experts), factor / 2)
         assert got == min(tokens, most), (tokens, experts, factor)
-
-
-# --- By hand --------------------------------------------------------------------------------------
-
-# Two slots each. The rows of PROBS; the best two experts; g1, g2 = their shares:
-#   t0  .6 .3 .1   experts 0, 1   2/3, 1/3
-#   t1  .5 .1 .4   experts 0, 2   5/9, 4/9
-#   t2  .7 .2 .1   experts 0, 1   7/9, 2/9
-#   t3  .2 .5 .3   experts 1, 2   5/8, 3/8
-# First choices in order: expert 0 takes t0 (0) and t1 (1), t2 finds it full; expert 1 takes t3 (0).
-# Coins: 2 g2 = .667, .889, .444, .75 against these: t1 and t2 win, t0 and t3 lose.
-COINS = [[0.7, 0.5, 0.3, 0.8]]
-
-
-def by_hand(mask_GS=((True,) * 4,), **options) -> Routing:
-    options = {
-        "policy": "random",
-        "paper_slot": False,
-        "normalize": "before",
-        "real_token_means": True,
-        **options,
-    }
-    logits_GSE = np.log(PROBS).astype(np.float32)
-    return planned(logits_GSE, np.asarray(mask_GS), np.asarray(COINS), 3, 2, **options)
-
-
-def test_by_hand_a_refused_second_expert_frees_its_slot():
-    # Second choices: t1 gets slot 0 of expert 2; t2 gets slot 1 of expert 1, after t3.
-    routing = by_hand()
-    assert routing.expert_GSK[0].tolist() == [[0, 1], [0, 2], [0, 1], [1, 2]]
-    assert routing.position_GSK[0].tolist() == [[0, -1], [1, 0], [-1, 1], [0, -1]]
-    np.testing.assert_allclose(
-        routing.weight_GSK[0], [[2 / 3, 0], [5 / 9, 4 / 9], [0, 2 / 9], [5 / 8, 0]], atol=1e-6
-    )
-    # Shares of first choices (3/4, 1/4, 0), mean probabilities (.5, .275, .225):
-    # 3 * (.75 * .5 + .25 * .275) = 1.33125.
-    np.testing.assert_allclose(routing.aux_loss, 1.33125, rtol=1e-6)
-    np.testing.assert_allclose(routing.metrics["first_overflow"], 1 / 4)
-    np.testing.assert_allclose(routing.metrics["second_dropped"], 2 / 4)
-    np.testing.assert_allclose(routing.metrics["fraction_tokens_left_behind"], 0)
 
 
 def test_underflown_probabilities_never_choose_an_expert_twice():
@@ -200,5 +160,7 @@ def test_balance_scores_one():
     logits = np.broadcast_to(3.0 * np.eye(4)[np.arange(8) % 4], (2, 8, 4))
     routing = at_once(top2_gshard, tokens_of(logits), 4, slots(8))
     np.testing.assert_allclose(routing.aux_loss, 1.0, rtol=1e-6)
+    scaled = at_once(top2_gshard, tokens_of(logits), 4, slots(8), paper_scale=True)
+    np.testing.assert_allclose(scaled.aux_loss, 1 / 4**2, rtol=1e-6)
     # z-loss by its definition: log(e^3 + 3)^2.
     np.testing.assert_allclose(routing.z_loss, math.log(math.e**3 + 3) ** 2, rtol=1e-6)

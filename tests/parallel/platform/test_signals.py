@@ -1,7 +1,5 @@
 """Signals end the program at every moment: nothing swallows them, and nothing is cut off."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -96,20 +94,6 @@ def test_an_error_that_the_signal_became_has_its_status() -> None:
     raised = "try: signal.raise_signal(15)\nexcept BaseException: raise ImportError('x') from None"
     done = run(raised)
     assert (done.returncode, done.stderr) == (143, f"{ENDED.rstrip()} (ImportError: x)\n")
-
-
-def test_a_mistake_that_the_signal_became_has_its_status() -> None:
-    """An ImportError in an import of a config's is the user's mistake, but not after a signal."""
-    done = run(
-        "from argparse import Namespace\n"
-        "from m4.settings import InputError\n"
-        "def do(_):\n"
-        "    try: signal.raise_signal(15)\n"
-        "    except BaseException: raise InputError('x') from None\n"
-        "return m4.cli.main.run_alone(Namespace(command='train', debug=False, do=do))"
-    )
-    said = "m4 train: interrupted; run the same command to resume (InputError: x)\n"
-    assert (done.returncode, done.stderr) == (143, said)
 
 
 def test_an_abort_by_an_exception_in_cpp_has_the_signal_s_status() -> None:

@@ -1,7 +1,5 @@
 """`m4 train`, or another command, in several processes, for tests."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -30,15 +28,10 @@ class Job:
     """A command in `count` processes of `devices` devices each."""
 
     def __init__(
-        self,
-        log: Path,
-        count: int,
-        devices: int,
-        *arguments: str,
-        words: Sequence[str] = ("train", *COMMON),
-        each: Sequence[str] = (),
+        self, log: Path, count: int, devices: int, *arguments: str,
+        words: Sequence[str] = ("train", *COMMON), each: Sequence[str] = (),
         homes: Sequence[Path] = (),
-    ):
+    ):  # fmt: skip
         """Starts them all.
 
         Args:

@@ -1,11 +1,10 @@
-"""The training loop with steps in flight, its profile, and what a row says of time."""
-
-from __future__ import annotations
+"""The training loop with steps in flight, its profile, its signals, and what a row says of time."""
 
 import functools
 import json
 import math
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from m4.data.stream.stream import Stream
 from m4.settings import SettingError
 from m4.storage.metrics_log import read_metrics
 from m4.storage.steps import latest_step
-from m4.train import loop as runs
 from m4.train.bad_steps import BadStep
 from m4.train.loop import Trained
 from m4.train.measuring.step_clock import Flops, StepClock
-from m4.train.run import STEP_NAME, StepsInFlight
+from m4.train.run import MOST_IN_FLIGHT, STEP_NAME, StepsInFlight, stop_signals
 from tests.shared import model_for
 from tests.train.test_step import mesh_of
 from tests.train.trainers import timeless_rows, train, training_of
@@ -37,16 +35,11 @@ FLOPS, PEAK = 3e9, 1e12
 @pytest.fixture(scope="module")
 def run(corpus: Cache) -> Run:
     stream = Stream(corpus, seed=1, batch_rows=4)
+    model = model_for(corpus, directions=4, dropout_rate=0.1)
     return functools.partial(
-        train,
-        model=model_for(corpus, directions=4, dropout_rate=0.1),
-        stream=stream,
-        mesh=mesh_of(1, 1),
-        total_steps=6,
-        log_period=3,
-        checkpoint_period=100,
-        flops=Flops(FLOPS, PEAK),
-    )
+        train, model=model, stream=stream, mesh=mesh_of(1, 1), total_steps=6, log_period=3,
+        checkpoint_period=100, flops=Flops(FLOPS, PEAK),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +66,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         events.append("read")
         return value.fget(self)
 
-    monkeypatch.setattr(runs, "most_in_flight", lambda mesh: 3)
+    monkeypatch.setitem(MOST_IN_FLIGHT, "cpu", 3)
     monkeypatch.setattr(StepsInFlight, "add", noted_add)
     monkeypatch.setattr(ArrayImpl, "_value", property(noted_value))
     return events
@@ -99,13 +92,9 @@ def test_a_step_in_flight_that_is_not_finite_is_in_no_checkpoint(
     tmp_path: Path, run: Run, accelerated: list[str]
 ) -> None:
     """Infinite weights after step 1: step 2 has no loss, and is looked at before it is saved."""
+    infinite = optax.sgd(math.inf)
     with pytest.raises(BadStep, match=r"^step 2: loss is nan"):
-        run(
-            tmp_path,
-            optimizer=lambda steps: optax.sgd(math.inf),
-            checkpoint_period=4,
-            log_period=100,
-        )
+        run(tmp_path, optimizer=lambda _: infinite, checkpoint_period=4, log_period=100)
     assert latest_step(tmp_path / "checkpoints") is None
 
 
@@ -162,3 +151,37 @@ def test_steps_to_profile_are_two_in_order(steps: Any) -> None:
     with pytest.raises(SettingError, match=r"^Training\.profile = "):
         training_of(profile=steps)
     assert training_of(profile=(4, 4)).profile == (4, 4)
+
+
+Other = tuple[signal.Signals, list[int]]
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def other(request: pytest.FixtureRequest) -> Iterator[Other]:
+    """A signal, and what another handler of it collects."""
+    others: list[int] = []
+    before = signal.signal(request.param, lambda number, _: others.append(number))
+    yield request.param, others
+    signal.signal(request.param, before)
+
+
+def test_signals_are_collected_and_handlers_given_back(other: Other) -> None:
+    number, others = other
+    with stop_signals() as received:
+        signal.raise_signal(number)
+        assert (received, others) == ([number], [])
+        signal.raise_signal(signal.SIGTERM)  # sent again, as managers of machines do
+        assert (received, others) == ([number, signal.SIGTERM], [])
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    others.clear()
+    signal.raise_signal(number)
+    assert others == [number]
+
+
+def test_signals_end_at_once_what_has_nothing_to_save(other: Other) -> None:
+    number, others = other
+    with stop_signals(lambda: False) as received:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        assert (received, others) == ([], [number])

@@ -1,7 +1,9 @@
 """Counts of a run: rows of all steps since the row before, sums on the devices, counts of data."""
 
+import collections
 import gc
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,7 +14,6 @@ import pytest
 from m4.data.stream.stream import Stream
 from m4.train.measuring.counters import DATA_COUNTS, Counters, DeviceSum
 from m4.train.step import count_data
-from tests.train.test_sampling import recounted
 
 DIRECTIONS = ["en-gl", "gl-en"]
 STEPS = 37
@@ -69,6 +70,21 @@ def test_the_time_before_an_interruption_counts_for_tokens_a_second() -> None:
     found = resumed.row()
     tokens = found["target_tokens"] + found["source_tokens"]
     assert 0.9 < found["tokens_per_second"] / (tokens / 100) <= 1
+
+
+def recounted(stream: Stream, batch: Mapping[str, np.ndarray]) -> dict[str, collections.Counter]:
+    """One by one: a pair is a segment of a row; the row and the segment are its name."""
+    counts = {name: collections.Counter() for name in DATA_COUNTS}
+    for row, column in np.ndindex(*batch["decoder_target_tokens"].shape):
+        if batch["decoder_segment_ids"][row, column]:
+            direction = stream.directions[batch["direction_ids"][row, column]]
+            counts["target_tokens"][direction] += 1
+            counts["pairs"][direction] += int(batch["decoder_positions"][row, column] == 0)
+    for row, column in np.ndindex(*batch["encoder_input_tokens"].shape):
+        if batch["encoder_segment_ids"][row, column]:
+            direction = stream.directions[batch["encoder_direction_ids"][row, column]]
+            counts["source_tokens"][direction] += 1
+    return counts
 
 
 @pytest.mark.parametrize("layout", ["packed", "single"])

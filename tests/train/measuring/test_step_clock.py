@@ -1,5 +1,6 @@
-"""Times of steps: what counts, and what does not."""
+"""Times of steps: what counts, and what does not; and the speeds that MFU divides by."""
 
+import jax
 import pytest
 
 from m4.train.measuring import step_clock
@@ -65,3 +66,34 @@ def test_a_step_after_a_pause_begins_at_its_end(time: Time) -> None:
     time.now += 2
     clock.ended()
     assert clock.row(2)["step_seconds"] == 1.0  # of 0 and 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "peak"),
+    [
+        ("TPU v4", "bfloat16", 275e12),
+        ("TPU v3", "float32", 61.5e12),  # half a chip; float32 is rounded to bfloat16
+        ("TPU v5 lite", "bfloat16", 197e12),
+        ("NVIDIA H200", "bfloat16", 989e12),
+        ("NVIDIA H100 80GB HBM3", "float32", 495e12),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
+        ("NVIDIA L40S", "bfloat16", None),
+        ("NVIDIA L4", "float32", 60e12),
+        ("Tesla T4", "float32", 8.1e12),
+        ("cpu", "float32", None),
+    ],
+)
+def test_peaks_of_device_kinds(kind: str, dtype: str, peak: float | None) -> None:
+    assert step_clock.stated_peak(kind, dtype) == peak
+
+
+def test_every_chip_that_is_planned_for_has_jaxs_name() -> None:
+    assert set(step_clock._TPUS.values()) == set(step_clock.CHIPS)
+
+
+def test_fake_devices_share_the_measured_peak_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert 1e9 < step_clock.measured_peak("float32") < 1e15
+    monkeypatch.setattr(step_clock, "measured_peak", lambda dtype: 5.0)
+    assert step_clock.peak_flops(jax.devices(), "float32") == 5.0

@@ -13,9 +13,11 @@ import json
 import lzma
 import os
 import re
+import shutil
+import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -23,9 +25,9 @@ from typing import IO, Any
 import zstandard
 from etils import epath
 
+from m4.parallel.platform.hardware import cache_folder
 from m4.settings import InputError, SettingError
 from m4.storage.files import check_input, write_text
-from m4.storage.local_copy import cache_folder
 from m4.storage.objects import check_readable
 
 _NOT_READABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
@@ -46,10 +48,8 @@ def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
     scheme, _, rest = os.fspath(path).partition("://")
     by_tensorflow = os.environ.get("EPATH_USE_TF", "").lower() not in ("false", "no", "f", "0")
     if rest and scheme != "gs" and by_tensorflow:  # which epath prefers, and which has gs:// alone
-        allowed = (
-            f"a folder that can be read: {scheme}:// needs EPATH_USE_TF=false in the environment, "
-            "and the package that fsspec needs for it"
-        )
+        needs = "EPATH_USE_TF=false in the environment, and the package that fsspec needs for it"
+        allowed = f"a folder that can be read: {scheme}:// needs {needs}"
         raise SettingError(setting, os.fspath(folder), allowed)
     if rest and scheme == "gs" and not by_tensorflow:
         check_readable(os.fspath(path))  # to gcsfs a folder that it may not read is none
@@ -66,13 +66,16 @@ def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
 def names_below(
     folder: epath.Path, depth: int, before: str = ""
 ) -> Iterator[tuple[str, epath.Path]]:
-    """Yields the names of files below a folder, and their paths, without hidden ones."""
+    """Yields the names of files below a folder, and their paths, without hidden ones.
+
+    Folders at the last depth are not told from files: in a bucket each would be a request.
+    """
     for path in sorted(folder.iterdir())[:_MOST_FILES]:
         if path.name.startswith("."):
             continue
-        if not path.is_dir():
+        if depth == 1 or not path.is_dir():
             yield f"{before}{path.name}", path
-        elif depth > 1:
+        else:
             yield from names_below(path, depth - 1, f"{before}{path.name}/")
 
 
@@ -116,11 +119,7 @@ def _readable(path: epath.Path) -> Iterator[None]:
 def chunks(path: epath.Path) -> Iterator[bytes]:
     """Yields the file's contents, unpacked; InputError where it is damaged or cut off."""
     end = packing(path.name)
-    opened: dict[str, Callable[[Any], Any]] = {
-        ".gz": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
-        ".xz": lzma.open,
-        ".bz2": bz2.open,
-    }
+    opened = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
     with _opened(path) as file:
         try:
             if end in opened:
@@ -176,31 +175,13 @@ def lines(path: epath.Path, most_bytes: int) -> Iterator[bytes]:
 def seekable(path: epath.Path) -> Iterator[IO[bytes]]:
     """Opens a file as Python's own kind of binary file, for libraries that seek in it."""
     with _opened(path) as file:
-        # TensorFlow's files have read, seek and tell alone.
-        yield file if isinstance(file, io.IOBase) else io.BufferedReader(_Raw(file), _CHUNK_BYTES)  # type: ignore
-
-
-class _Raw(io.RawIOBase):
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        content = self._file.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        self._file.seek(offset, whence)
-        return self._file.tell()
-
-    def tell(self) -> int:
-        return self._file.tell()
+        if isinstance(file, io.IOBase):
+            yield file  # type: ignore
+            return
+        with tempfile.TemporaryFile() as copy:  # TensorFlow's files have read, seek and tell alone
+            shutil.copyfileobj(file, copy, _CHUNK_BYTES)
+            copy.seek(0)
+            yield copy
 
 
 def digest(path: epath.Path) -> list:

@@ -1,90 +1,341 @@
-"""Folder: the base class of sources that read a folder of files."""
+"""Folder: the base class of sources that read a folder of files.
+
+Its files are found by a pattern of their names with fields in braces (`FileLayout`).
+"""
 
 import abc
 import os
+import re
 import shutil
+import sqlite3
 import sys
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from etils import epath
 
 from m4.data.directions import SIDES, in_order, key_of, pair_of
+from m4.data.languages import describe, is_english
 from m4.data.sources import SPLITS, Pair, Shard
-from m4.data.sources.reading.files import digest, folder_at, lines
-from m4.data.sources.reading.layout import File, FileLayout, named, said_splits
+from m4.data.sources.reading.files import digest, folder_at, lines, names_below, unpacked
 from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Tally, side_by_side
 from m4.data.splits import HashSplit
-from m4.settings import Between, InputError, OneOf, SettingError
+from m4.settings import Between, InputError, OneOf, SettingError, is_one_line, some
 
-_KEPT_CHARACTERS = 1 << 24
+# Language codes in file names: gl, zh-Hant, pt_BR, sr@latin, srp_Latn, gl~bt.
+_CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*(?:~[a-z0-9]+)?"
+_CODE_IN_PAIR = _CODE.replace("[-_@]", "[_@]")
+_FIELDS = ("lang", "pair", "side", "split")
+# Words that stand for splits in names, between separators or at an end.
+SPLIT_WORDS = {
+    "train": re.compile(r"train(ing|set)?", re.IGNORECASE),
+    "dev": re.compile(
+        r"(news|newsdiscuss)?dev(elopment|set)?\d*|valid(ation|set)?|val|tun(e|ing)", re.IGNORECASE
+    ),
+    "test": re.compile(
+        r"((news|newsdiscuss|dev)?test(ing|set)?|tst)\d*|eval(uation)?|blind|heldout|holdout",
+        re.IGNORECASE,
+    ),
+}
+_BETWEEN = re.compile(r"[./_-]")
+# Sides of a {pair} that are called by their place in it, as in the Tatoeba Challenge.
+_SIDES = {"src": 0, "source": 0, "trg": 1, "tgt": 1, "target": 1}
+_SHOWN = 20  # names in a message
+# Codes are part of files' names.
+_LONGEST_CODE = 64
+
+
+@dataclass(frozen=True)
+class File:
+    """A file and what its name says; fields that the pattern does not have are None.
+
+    Attributes:
+        name: Its path below the folder, without .gz, .zst, .xz or .bz2.
+        pair: Name of its languages, as "en-gl"; set by `FileLayout.find`.
+        codes: Codes of these languages in names, in the order of the pair.
+        swapped: Whether its name has them in the other order, as of 'wo-fr'; never with English.
+        side: The side of the pair that it has, "first" or "second".
+        stars: The texts in the places of `*`.
+        language: m4's code of its language, where a file has one language.
+    """
+
+    path: epath.Path
+    name: str
+    pair: str | None
+    codes: tuple[str, str] | None
+    swapped: bool
+    split: str | None
+    side: str | None
+    stars: tuple[str, ...]
+    language: str | None = None
+
+    @property
+    def code(self) -> str | None:
+        """Code of its second language."""
+        return self.codes[1] if self.codes else None
+
+
+def m4_code(code: str) -> str:
+    """Makes a code fit for a direction's name: 'pt-BR' -> 'pt_BR', 'sr@latin' -> 'sr_latin'."""
+    return re.sub(r"[^A-Za-z0-9_~]", "_", code)
+
+
+def said_splits(name: str) -> dict[str, str]:
+    """Returns split -> its word, for the splits that a file's name says it is."""
+    parts = _BETWEEN.split(unpacked(name))
+    return {
+        split: part
+        for split, words in SPLIT_WORDS.items()
+        for part in parts[::-1]
+        if words.fullmatch(part)
+    }
+
+
+def named(names: Sequence[str]) -> str:
+    """Returns the first names of files for a line of text, and how many more there are."""
+    return some([name if is_one_line(name) else repr(name) for name in names], _SHOWN)
+
+
+class Codes:
+    """Turns language codes in names and in data into m4's; InputError for two of one language.
+
+    Args:
+        given: m4's code -> the code in the data.
+    """
+
+    def __init__(self, owner: str, given: Mapping[str, str], folder: epath.Path) -> None:
+        self._owner, self._folder = owner, folder
+        self._by_code = {code: language for language, code in given.items()}
+        self._seen: dict[str, tuple[str, epath.Path | None]] = {}
+
+    def plain(self, code: str) -> str:
+        """Returns m4's code without a look at others."""
+        plain, *origin = code.split("~")
+        return "~".join([self._by_code.get(plain) or m4_code(plain), *origin])
+
+    def __call__(self, code: str, path: epath.Path | None = None) -> str:
+        """Returns m4's code; `path` is the file of this language, or None for a record's."""
+        language = self.plain(code)
+        if len(language) > _LONGEST_CODE:
+            said = f"{code[:20]}... of {len(code)} letters: must have at most {_LONGEST_CODE}"
+            more = f"(another name: {self._owner}.codes)"
+            raise InputError(f"{path or self._folder}: language code {said} {more}")
+        other, place = self._seen.setdefault(language, (code, path))
+        if code != other:
+            raise InputError(
+                f"{path or self._folder}: language code {code!r} next to {other!r}"
+                f"{f' of {place}' if place else ''}: both would be {language!r}; use one code, "
+                f"or give one another name: {self._owner}.codes = {{'{language}_2': {code!r}}}"
+            )
+        return language
+
+
+class FileLayout:
+    """A pattern such as '{split}.{pair}.{side}' or '{lang}/*.po' and what it finds in a folder.
+
+    {lang} is the code of a language that is paired with English, {pair} is 'en-gl', 'gl-en' or
+    'fr-wo', {side} the code of the side that the file holds, {split} train, dev, test, or as
+    `splits` says, and '*' any part of a name. Every file may have .gz, .zst, .xz or .bz2 after its
+    name.
+
+    Args:
+        splits: Split -> its word in names; a split that is left out does not exist. Defaults to
+            train, dev and test.
+        codes: m4's code -> the code in names, where they differ by more than '-' and '_'.
+        one_language: {lang} is the language of the file's text, which may be English.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        folder: epath.Path,
+        pattern: str,
+        english: str = "en",
+        splits: Mapping[str, str] | None = None,
+        codes: Mapping[str, str] | None = None,
+        one_language: bool = False,
+    ) -> None:
+        self.one_language = one_language
+        self.owner, self.folder, self.pattern, self.english = owner, folder, pattern, english
+        self.splits = dict(splits or {split: split for split in SPLITS})
+        self.codes = dict(codes or {})
+        self._by_word = {word: split for split, word in self.splits.items()}
+        self.language = Codes(owner, {"en": english, **self.codes}, folder)
+        self._pairs: dict[tuple[str, str], str] = {}
+        for name, given in (("splits", self.splits), ("codes", self.codes)):
+            if len({*given.values()}) < len(given):
+                raise SettingError(f"{owner}.{name}", given, "a dictionary of different values")
+        if not {"train"} <= {*self.splits} <= {*SPLITS}:
+            raise SettingError(f"{owner}.splits", self.splits, "of train (needed), dev and test")
+        self.fields = {*re.findall(r"\{(\w*)\}", pattern)}
+        self.names_language = bool({"lang", "pair", "side"} & self.fields)
+        if wrong := sorted(self.fields.difference(_FIELDS)):
+            known = ", ".join(f"{{{field}}}" for field in _FIELDS)
+            allowed = f"a pattern of {known} and *, not {{{wrong[0]}}}"
+            raise SettingError(f"{owner}.files", pattern, allowed)
+        if {"", ".", ".."} & {*pattern.split("/")}:
+            raise SettingError(f"{owner}.files", pattern, f"a path below {owner}.folder")
+        self._whole = re.compile(self._expression())
+        self.not_taken: list[str] = []
+
+    def _expression(self) -> str:
+        """Returns the pattern as a regular expression; a repeated field must be the same text."""
+        english = re.escape(self.english)
+        fields = {
+            "lang": _CODE,
+            "side": _CODE,
+            "pair": f"{english}-(?P<after>{_CODE})|(?P<before>{_CODE})-{english}"
+            f"|(?P<one>{_CODE_IN_PAIR})-(?P<other>{_CODE_IN_PAIR})",
+            # The longest word first: of 'test' and 'test2' the latter.
+            "split": "|".join(map(re.escape, sorted(self._by_word, key=len, reverse=True))),
+        }
+
+        def group(match: re.Match[str]) -> str:
+            if (field := match[1]) is None:
+                return "([^/]*)"
+            expression = fields.pop(field, None)
+            return f"(?P={field})" if expression is None else f"(?P<{field}>{expression})"
+
+        return re.sub(r"\\{(\w+)\\}|\\\*", group, re.escape(self.pattern))
+
+    def find(self) -> list[File]:
+        """Returns the files that fit, sorted by name; `not_taken` are all others there.
+
+        Raises:
+            InputError: A file exists packed and unpacked; two codes in names are one language.
+        """
+        found: dict[str, File] = {}
+        self.not_taken = []
+        for name, path in names_below(self.folder, self.pattern.count("/") + 1):
+            if (file := self.file(name, path)) is None:
+                self.not_taken.append(name)
+                continue
+            if (plain := file.name) in found:
+                raise InputError(f"{path}: {found[plain].path} is there too; remove one of them")
+            found[plain] = file
+        # What made a file may stand beside it (`m4 decode --format=tsv`).
+        self.not_taken = [n for n in self.not_taken if n.removesuffix(".json") not in found]
+        return [
+            replace(file, pair=self.pair(file.codes, file.path))
+            if file.codes
+            else replace(file, language=file.language and self.language(file.language, file.path))
+            for _, file in sorted(found.items())
+        ]
+
+    def swapped(self, codes: tuple[str, str]) -> bool:
+        """Returns whether the name of the pair has two codes in the other order."""
+        return self._place(codes[0]) > self._place(codes[1])
+
+    def pair(self, codes: tuple[str, str], path: epath.Path | None = None) -> str:
+        """Returns the name of the pair of two languages in names or data."""
+        if path is None and codes in self._pairs:
+            return self._pairs[codes]
+        first, second = (self.language(code, path) for code in codes)
+        if first == second:
+            place = path or self.folder
+            raise InputError(f"{place}: {codes[0]!r} and {codes[1]!r} are one language")
+        return self._pairs.setdefault(codes, pair_of(f"{first}-{second}"))
+
+    def file(self, name: str, path: epath.Path) -> File | None:
+        """Returns a file by its name below the folder, or None; `pair` is not set yet."""
+        name = unpacked(name)
+        match = self._whole.fullmatch(name)
+        if match is None:
+            return None
+        field = match.groupdict()
+        lang, side = field.get("lang"), field.get("side")
+        codes: tuple[str, str] | None = None
+        language = None
+        if self.one_language:
+            language, lang = lang, None
+            if not language or not (self._known(language) or is_english(language)):
+                return None  # 'train/README'
+        if field.get("pair"):
+            first, second = field["before"] or field["one"], field["after"] or field["other"]
+            codes = first or self.english, second or self.english
+            if codes[0] == codes[1] or not (field["one"] is None or all(map(self._known, codes))):
+                return None
+        elif (code := lang or side) != self.english:
+            codes = (self.english, code) if code else None
+        if codes and side in _SIDES:
+            side = codes[_SIDES[side]]
+        if any(code and code not in (codes or (self.english,)) for code in (lang, side)):
+            return None  # 'en-gl.pt': the side is neither
+        if lang and lang == self.english:
+            return None
+        ordered = (codes[1], codes[0]) if codes and self.swapped(codes) else codes
+        groups = set(match.re.groupindex.values())
+        return File(
+            path=path,
+            name=name,
+            pair=None,
+            codes=ordered,
+            swapped=bool(codes and codes != ordered and self.english not in codes),
+            split=self._by_word[field["split"]] if field.get("split") else None,
+            side=None if side is None else SIDES[ordered.index(side)] if ordered else SIDES[0],
+            stars=tuple(match[n] for n in range(1, match.re.groups + 1) if n not in groups),
+            language=language,
+        )
+
+    def _known(self, code: str) -> bool:
+        """Returns whether a code is a language: no variant of English, but a model's ("en~bt")."""
+        known = code in self.codes.values() or bool(describe(code).script)
+        return known and ("~" in code or not is_english(code))
+
+    def _place(self, code: str) -> tuple[bool, str]:
+        """Returns a code's place in the name of a pair (`directions.pair_of`)."""
+        return code != self.english, self.language.plain(code)
+
+    def identity(self) -> dict:
+        """Returns the settings that decide the text, without the files."""
+        more = {"splits": self.splits, "codes": self.codes}
+        return {"files": self.pattern, "english": self.english, **more}
 
 
 class Spool:
-    """One file for two languages and a split, in a temporary folder that goes with the object."""
+    """Sentence pairs by languages and split, in a temporary file that goes with the object."""
 
-    def __init__(self, pairs: Iterable[tuple[str, str, Pair]], reading: Reading) -> None:
+    def __init__(self, rows: Iterable[tuple[str, str, Pair]], reading: Reading) -> None:
         """Reads all (languages, split, texts); the order within two languages stays.
 
         `reading` is of these pairs: its `origin` and `tallies` follow `pairs` here, too.
         """
         self._reading, before = reading, {**reading.tallies}
-        self._folder = Path(tempfile.mkdtemp(prefix="m4-pairs-"))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._numbers: dict[tuple[str, str], int] = {}
-        kept: dict[tuple[str, str], list[str]] = {}
-        self._files: dict[str, int] = {}
-        characters = 0
-        for pair, split, texts in pairs:
-            name, number = reading.origin
-            file = self._files.setdefault(name, len(self._files))
-            line = f"{texts.first}\t{texts.second}\t{file}\t{number}\n"
-            kept.setdefault((pair, split), []).append(line)
-            characters += len(line)
-            if characters > _KEPT_CHARACTERS:
-                self._write(kept)
-                characters = 0
-        self._write(kept)
+        folder = tempfile.mkdtemp(prefix="m4-pairs-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._table = sqlite3.connect(f"{folder}/pairs", check_same_thread=False)
+        weakref.finalize(self, self._table.close)
+        self._table.execute("CREATE TABLE pairs (pair, split, first, second, file, line)")
+        self._table.executemany(
+            "INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?)",
+            ((pair, split, *texts, *reading.origin) for pair, split, texts in rows),
+        )
+        self._table.execute("CREATE INDEX of_pair ON pairs (pair, split)")
+        self._table.commit()
         self._tallies = {n: t for n, t in reading.tallies.items() if before.get(n) is not t}
-
-    def _write(self, kept: dict[tuple[str, str], list[str]]) -> None:
-        # Opened again every time: hundreds of pairs are more files than may be open at once.
-        for key, found in kept.items():
-            self._numbers.setdefault(key, len(self._numbers))
-            with self._file(key).open("a", encoding="utf-8", newline="\n") as file:
-                file.writelines(found)
-        kept.clear()
-
-    def _file(self, key: tuple[str, str]) -> Path:
-        return self._folder / str(self._numbers[key])
 
     def language_pairs(self) -> list[str]:
         """Returns the pairs of languages with training text: English first, sorted."""
-        return sorted((p for p, split in self._numbers if split == "train"), key=in_order)
+        found = self._table.execute("SELECT DISTINCT pair FROM pairs WHERE split = 'train'")
+        return sorted((pair for (pair,) in found), key=in_order)
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         """Yields the sentence pairs of two languages and a split."""
         self._reading.tallies.update(self._tallies)
-        if (pair, split) not in self._numbers:
-            return
-        with self._file((pair, split)).open(encoding="utf-8", newline="\n") as file:
-            names = [*self._files]
-            for line in file:
-                first, second, name, number = line.removesuffix("\n").split("\t")
-                self._reading.origin = (names[int(name)], int(number))
-                yield Pair(first, second)
+        of = "SELECT * FROM pairs WHERE pair = ? AND split = ? ORDER BY rowid"
+        for _, _, first, second, *origin in self._table.execute(of, (pair, split)):
+            self._reading.origin = tuple(origin)
+            yield Pair(first, second)
 
 
 # Fields of which a pattern must have one, those that it must not have, and both in words.
 FilesRule = tuple[set[str], set[str], str]
-LANGUAGE_OR_PAIR: FilesRule = (
-    {"lang", "pair"}, {"side"}, "a pattern with {lang} or {pair}, without {side}"
-)  # fmt: skip
+_LANGUAGE_OR_PAIR = "a pattern with {lang} or {pair}, without {side}"
+LANGUAGE_OR_PAIR: FilesRule = ({"lang", "pair"}, {"side"}, _LANGUAGE_OR_PAIR)
 # One sentence in so many is dev, or test; 0 is none.
 Every = Annotated[int, Between(0, 10**9)]
 
@@ -107,7 +358,6 @@ class Folder(abc.ABC):
         codes: m4's code -> the code in names, where they differ by more than '-' and '_'.
         dev_every: One first sentence in so many is dev; 0 is none.
         test_every: One first sentence in so many is test; 0 is none.
-        max_line_bytes: Longer lines are bad.
         english: Code of English in names.
     """
 
@@ -123,12 +373,11 @@ class Folder(abc.ABC):
     codes: Mapping[str, str] | None = None
     dev_every: Every = 0
     test_every: Every = 0
-    max_line_bytes: Annotated[int, Between(1, 2**30)] = MAX_LINE_BYTES
     english: str = "en"
 
     def __post_init__(self) -> None:
         self.owner = owner = type(self).__name__
-        self.reading = Reading(owner, self.on_bad_line, self.max_line_bytes)
+        self.reading = Reading(owner, self.on_bad_line)
         self.hash_split = HashSplit(owner, self.dev_every, self.test_every)
         path = epath.Path(self.folder)
         self.layout = FileLayout(
@@ -172,11 +421,9 @@ class Folder(abc.ABC):
         pair, by_name = pair_of(pair), self.layout.names_language
         files = self._files_of(pair) if by_name else []
         if not (files if by_name else pair in self.language_pairs()):
-            raise InputError(
-                f"{self.folder}: no {pair} in files called like {self.files}; there is "
-                f"{named(self.language_pairs()) or 'no pair of languages'} ({self.owner}.files, "
-                f"{self.owner}.codes)"
-            )
+            there = named(self.language_pairs()) or "no pair of languages"
+            said = f"no {pair} in files called like {self.files}; there is {there}"
+            raise InputError(f"{self.folder}: {said} ({self.owner}.files, {self.owner}.codes)")
         if not by_name:
             return [Shard(None, lambda: self._spool.pairs(pair, split))]
         of_split = (file for file in files if self._holds(file, split))
@@ -222,12 +469,12 @@ class Folder(abc.ABC):
             if file.split == "train" and file.codes and not found:
                 raise InputError(f"{file.path}: {tally.nothing()}")
 
-    def _zipped(self, first: File, second: File, tally: Tally) -> Iterator[Pair]:
-        """Yields the sentence pairs of two files, line by line."""
-        both = {of.path: lines(of.path, self.reading.max_line_bytes) for of in (first, second)}
+    def _zipped(self, first: File, second: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+        """Yields (pair of languages, sentence pair) of two files, line by line."""
+        both = {of.path: lines(of.path, MAX_LINE_BYTES) for of in (first, second)}
         for number, sides in enumerate(side_by_side(both), 1):
             if texts := tally.pair(number, *(tally.text(line, number) for line in sides)):
-                yield texts
+                yield second.pair or "", texts
 
     def _settings(self) -> dict:
         """Returns the subclass's settings that decide the text."""
@@ -268,33 +515,25 @@ class Folder(abc.ABC):
         for file in files if self.names_say_splits else ():
             said = [word for split, word in said_splits(file.name).items() if split != "train"]
             if file.split in (None, "train") and (wrong := sorted({*said} - asked)):
-                raise InputError(
-                    f"{file.path}: its name says {' and '.join(wrong)}, and it would be trained "
-                    f"on; move it out of the folder, or name its split ({self.owner}.files, "
-                    f"{self.owner}.splits)"
-                )
+                said = f"its name says {' and '.join(wrong)}, and it would be trained on"
+                remedy = "move it out of the folder, or name its split"
+                settings = f"({self.owner}.files, {self.owner}.splits)"
+                raise InputError(f"{file.path}: {said}; {remedy} {settings}")
 
     def _name_unread(self, files: Sequence[File]) -> None:
         """Prints a line of files that are not read, and one of each pair without training."""
-        about = []
-        if self.layout.not_taken:
-            about.append((f"not called like {self.layout.pattern}", self.layout.not_taken))
         trained = {file.pair for file in files if self._holds(file, "train")}
-        names: dict[str, list[str]] = {}
+        alike = {key_of(pair).lower(): key_of(pair) for pair in trained if pair is not None}
+        about = {f"not called like {self.layout.pattern}": self.layout.not_taken}
         for file in files:
             if file.pair is not None and file.pair not in trained:
-                names.setdefault(key_of(file.pair), []).append(file.name)
-        alike = {key_of(pair).lower(): key_of(pair) for pair in trained if pair is not None}
-        for pair, of_pair in names.items():
-            other = alike.get(pair.lower())
-            about.append(
-                (f"{pair} has no training file" + (f" ({other} has)" if other else ""), of_pair)
-            )
-        for why, unread in about:
-            print(
-                f"{self.folder}: not read: {named(sorted(unread))} ({why}; {self.owner}.files)",
-                file=sys.stderr,
-            )
+                other = alike.get((pair := key_of(file.pair)).lower())
+                why = f"{pair} has no training file{f' ({other} has)' if other else ''}"
+                about.setdefault(why, []).append(file.name)
+        for why, names in about.items():
+            if names:
+                said = f"not read: {named(sorted(names))} ({why}; {self.owner}.files)"
+                print(f"{self.folder}: {said}", file=sys.stderr)
 
     @cached_property
     def _spool(self) -> Spool:

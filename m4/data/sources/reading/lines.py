@@ -34,24 +34,17 @@ BOM = b"\xef\xbb\xbf"
 # U+0009, U+000A: see _PUT_RIGHT. U+0080 to U+009F are control characters too.
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f"
 _SURROGATE = "\ud800-\udfff"
+_MARKS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 # U+061C, 200E, 200F marks; 202A-202E embeddings and overrides; 2066-2069 isolates. They steer how
 # text is shown and say nothing: invisible, a model would have to guess them. The joiners U+200C and
 # U+200D are letters' business (Persian, Indic scripts) and stay.
 _PUT_RIGHT = (
-    (
-        "a mark of writing direction",
-        re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"),
-        "",
-    ),
+    ("a mark of writing direction", re.compile(f"[{_MARKS}]"), ""),
     ("a byte order mark", re.compile("\ufeff"), ""),
     ("a Unicode line end (U+2028, U+2029)", re.compile("[\u2028\u2029]"), " "),
     ("a tab or line end inside", re.compile("[\t\n]|\r\n"), " "),
 )
-_SUSPECT = re.compile(
-    f"[{_CONTROL}{_SURROGATE}\t\n\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
-)
-
-
+_SUSPECT = re.compile(f"[{_CONTROL}{_SURROGATE}{_MARKS}\t\n\u2028\u2029\ufeff]")
 _NO_SENTENCE = re.compile(f"[{_CONTROL}{_SURROGATE}]")
 
 
@@ -66,6 +59,9 @@ def plain(text: str) -> str:
 
 class Reason(str):
     """A reason for which something is no sentence or no pair."""
+
+
+_TOO_LONG = Reason(f"longer than {MAX_LINE_BYTES} bytes")
 
 
 def line_of(line: bytes) -> str | Reason:
@@ -110,10 +106,8 @@ def side_by_side(files: Mapping[epath.Path, Iterable[Line]]) -> Iterator[tuple[L
     first, *others = zip(files, counts, strict=True)
     for path, count in others:
         if count != first[1]:
-            raise InputError(
-                f"{first[0]} has {first[1]} lines and {path} {count}: "
-                "they are not translations of each other line by line"
-            )
+            said = f"{first[0]} has {first[1]} lines and {path} {count}"
+            raise InputError(f"{said}: they are not translations of each other line by line")
 
 
 class Reading:
@@ -125,25 +119,21 @@ class Reading:
         origin: File and line of the last pair; of a dataset, its split and example.
     """
 
-    def __init__(self, owner: str, on_bad_line: str, max_line_bytes: int) -> None:
-        self.owner, self.on_bad_line, self.max_line_bytes = owner, on_bad_line, max_line_bytes
+    def __init__(self, owner: str, on_bad_line: str) -> None:
+        self.owner, self.on_bad_line = owner, on_bad_line
         self.tallies: dict[str, Tally] = {}
         self.origin: tuple[str, int] = ("", 0)
 
     @property
     def skipped(self) -> dict[tuple[str, str], int]:
         """(file, reason) -> lines left out."""
-        return {
-            (name, why): n for name, of in self.tallies.items() for why, n in of.skipped.items()
-        }
+        every = self.tallies.items()
+        return {(name, why): n for name, of in every for why, n in of.skipped.items()}
 
     def identity(self) -> dict:
         """Returns the settings that decide the text."""
-        return {
-            "reading": READING,
-            "on_bad_line": self.on_bad_line,
-            "max_line_bytes": self.max_line_bytes,
-        }
+        own = {"reading": READING, "on_bad_line": self.on_bad_line}
+        return {**own, "max_line_bytes": MAX_LINE_BYTES}
 
     @contextmanager
     def of(self, name: str, path: object, unit: str = "line") -> Iterator[Tally]:
@@ -172,8 +162,8 @@ class Tally:
 
     def text(self, line: bytes, number: int) -> str | Reason:
         """Returns a line's text, without its line end and, on the first line, a byte order mark."""
-        if len(line) > self._reading.max_line_bytes:
-            return self._too_long()
+        if len(line) > MAX_LINE_BYTES:
+            return _TOO_LONG
         if number == 1 and line.startswith(BOM):
             line = line[len(BOM) :]
             self._notes.add("a byte order mark")
@@ -190,7 +180,7 @@ class Tally:
             and type(second) is str
             and first.isprintable()
             and second.isprintable()
-            and 4 * max(len(first), len(second)) <= self._reading.max_line_bytes
+            and 4 * max(len(first), len(second)) <= MAX_LINE_BYTES
         ):
             plain = Pair(" ".join(first.split()), " ".join(second.split()))
             if all(plain):
@@ -213,10 +203,8 @@ class Tally:
         """Counts line `number` as no pair, or raises InputError, as on_bad_line says."""
         self._notes.clear()
         if self._reading.on_bad_line == "fail":
-            raise InputError(
-                f"{self._path} {self._unit} {number}: {reason} "
-                f"({self._reading.owner}.on_bad_line = 'skip' counts such lines instead)"
-            )
+            remedy = f"{self._reading.owner}.on_bad_line = 'skip' counts such lines instead"
+            raise InputError(f"{self._path} {self._unit} {number}: {reason} ({remedy})")
         self.skipped[reason] += 1
         if self.skipped[reason] <= _PLACES:
             self.places.setdefault(reason, []).append(number)
@@ -244,24 +232,17 @@ class Tally:
             return Reason(f"no {side} side")
         if not isinstance(text, str):
             return Reason(f"the {side} side is no text")
-        most = self._reading.max_line_bytes
         # Of a format without lines nothing was measured yet.
-        if 4 * len(text) > most and len(text.encode("utf-8", "surrogatepass")) > most:
-            return self._too_long()
+        if len(text.encode("utf-8", "surrogatepass")) > MAX_LINE_BYTES:
+            return _TOO_LONG
         if _SUSPECT.search(text):
             for what, pattern, instead in _PUT_RIGHT:
                 text, count = pattern.subn(instead, text)
                 if count:
                     self._notes.add(what)
             if found := _SUSPECT.search(text):
-                return Reason(
-                    "a NUL character"
-                    if found[0] == "\0"
-                    else "a lone surrogate"
-                    if "\ud800" <= found[0] <= "\udfff"
-                    else "a control character"
-                )
+                if found[0] == "\0":
+                    return Reason("a NUL character")
+                alone = "\ud800" <= found[0] <= "\udfff"
+                return Reason("a lone surrogate" if alone else "a control character")
         return " ".join(text.split()) or Reason(f"an empty {side} side")
-
-    def _too_long(self) -> Reason:
-        return Reason(f"longer than {self._reading.max_line_bytes} bytes")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import os
 from collections.abc import Iterator
@@ -125,6 +123,7 @@ def test_a_file_in_place_of_one_as_old_and_as_large_is_read(
         os.utime(path, (1, 1))
         known.append(files.digest(epath.Path(path)))
     assert known[0] != known[1]
+    assert len(hashed) == 2
 
 
 def test_a_file_that_was_just_written_is_not_trusted(tmp_path: Path, hashed: list[str]) -> None:
@@ -162,22 +161,12 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[epath.Path]:
     _registry.pop("gcs")
 
 
-def upload(folder: Path, bucket: epath.Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            target = bucket / str(path.relative_to(folder))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("wb") as file:
-                file.write(path.read_bytes())
-
-
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tfds"}))
 def test_a_remote_corpus_is_the_local_one(name: str, tmp_path: Path, bucket: epath.Path) -> None:
     texts = texts_of(Made({"gl": 20, "pt": 20}, held_out=8))
     local = WRITERS[name](tmp_path, texts)
-    remote_folder = bucket / name
-    upload(tmp_path, remote_folder)
-    remote = type(local)(**arguments_of(name, remote_folder))  # type: ignore
+    Bucket().put(f"{tmp_path}/", f"{bucket}/{name}", recursive=True)
+    remote = type(local)(**arguments_of(name, bucket / name))  # type: ignore
     assert texts_of(remote) == texts_of(local)
     assert remote.identity() == local.identity()
 

@@ -1,10 +1,11 @@
 """10,000 corrupted lines of every kind: each counted, none crashes, none reaches training."""
 
-from __future__ import annotations
-
+import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,30 +13,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from m4.data.corpus import CorpusSpec
-from m4.data.sources import Source
+from m4.data.sources import Pair, Source
 from m4.data.sources.jsonl import Jsonl
 from m4.data.sources.moses import Moses
+from m4.data.sources.reading import lines as reading_lines
 from m4.data.sources.reading.lines import Reading, Reason
 from m4.data.sources.tsv import Tsv
 from tests.data.arrays import tokens as tokens_of
 
 LINES = 10_000
-LONG = b"poison " * 150_000  # 1 MB
+LONG, TOO_LONG = b"poison " * 150_000, "longer than 65536 bytes"  # 1 MB
+CARRIAGE_RETURN = "a control character: a carriage return (CR) inside"
+LINE_END = "+a Unicode line end (U+2028, U+2029)"
 # What must be in no pair, whatever the format.
 MARKS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 FORBIDDEN = f"\0\x07\x1b\x85{MARKS}\u2028\u2029\ufeff\r\t"
 
-# Kind -> both sides of a line, and what it is counted as: 'skipped' and 'normalised' reasons.
-Kind = tuple[bytes, bytes, str]
-KINDS: dict[str, Kind] = {
+# Kind -> both sides of a line, and what it is counted as: skipped, or with '+' put right.
+KINDS: dict[str, tuple[bytes, bytes, str]] = {
     "NUL": (b"poison %d", b"ve\0neno %d", "a NUL character"),
     "control": (b"poison %d", b"ve\x1bneno %d", "a control character"),
     "C1 control": (b"poison %d", "ve\u0085neno %%d".encode(), "a control character"),
-    "carriage return inside": (
-        b"poi\rson %d",
-        b"veneno %d",
-        "a control character: a carriage return (CR) inside",
-    ),
+    "carriage return": (b"poi\rson %d", b"veneno %d", CARRIAGE_RETURN),
     "not UTF-8": (b"poison %d", b"vene\xf1o %d", "not UTF-8"),
     "cut UTF-8": (b"poison %d \xe2\x82", b"veneno %d", "not UTF-8"),
     "surrogate in UTF-8": (b"poison %d", b"ven\xed\xa0\x80eno %d", "not UTF-8"),
@@ -43,7 +42,7 @@ KINDS: dict[str, Kind] = {
     "empty translation": (b"poison %d", "\u00a0\u3000".encode(), "an empty second side"),
     "RTL": (b"clean %d", f"{MARKS}שלום{MARKS} %d".encode(), "+a mark of writing direction"),
     "BOM": ("\ufeffclean %d".encode(), b"limpo %d", "+a byte order mark"),
-    "U+2028": ("clean\u2028%d".encode(), "limpo\u2029%d".encode(), "+a Unicode line end"),
+    "U+2028": ("clean\u2028%d".encode(), "limpo\u2029%d".encode(), LINE_END),
     "CRLF": (b"clean %d", b"limpo %d\r", "+a CRLF line end"),
     "good": (b"clean %d", b"limpo %d", ""),
 }
@@ -93,7 +92,7 @@ def jsonl(folder: Path) -> tuple[Source, Counter[str]]:
         "pair": (b'{"en": "clean %d \\ud83d\\ude00", "gl": "limpo %d"}', ""),
         "NUL": (b'{"en": "poi\\u0000son", "gl": "x"}', "a NUL character"),
         "control": (b'{"en": "poi\\u001bson", "gl": "x"}', "a control character"),
-        "U+2028": (b'{"en": "clean\\u2028%d", "gl": "limpo %d"}', "+a Unicode line end"),
+        "U+2028": (b'{"en": "clean\\u2028%d", "gl": "limpo %d"}', LINE_END),
         "RTL": (b'{"en": "clean %d", "gl": "\\u200flimpo %d"}', "+a mark of writing direction"),
         "line end": (b'{"en": "clean\\n%d", "gl": "limpo\\t%d"}', "+a tab or line end inside"),
         "good": (b'{"en": "clean %d", "gl": "limpo %d"}', ""),
@@ -110,33 +109,22 @@ def write(path: Path, kinds: dict[str, tuple[bytes, str]]) -> Counter[str]:
         for number in range(LINES):
             line, why = kinds[names[number % len(names)]]
             if number % 4000 == 1234:
-                line, why = LONG + (b"\nx" if path.name == "both" else b""), "longer than"
+                line, why = LONG + (b"\nx" if path.name == "both" else b""), TOO_LONG
             file.write(filled(line, number) + b"\n")
             expected[why] += 1
     return expected
 
 
 @pytest.mark.parametrize("make", [tsv, moses, jsonl])
-def test_corrupted_lines(
-    make: Callable[[Path], tuple[Source, Counter[str]]], tmp_path: Path
-) -> None:
+def test_corrupted_lines(make: Callable[[Path], Any], tmp_path: Path) -> None:
     source, expected = make(tmp_path)
-    made = CorpusSpec(source, vocabulary_size=400, lengths={"inputs": 64, "targets": 64}).build(
-        tmp_path / "data"
-    )
+    spec = CorpusSpec(source, vocabulary_size=400, lengths={"inputs": 64, "targets": 64})
+    made = spec.build(tmp_path / "data")
     # Every line is counted: left out, put right, or good.
-    counted: Counter[str] = Counter()
-    tallies = source.reading.tallies.values()  # type: ignore
-    skipped, normalised = Counter[str](), Counter[str]()
-    for tally in tallies:
-        skipped += tally.skipped
-        normalised += tally.normalised
-    for reason, count in skipped.items():
-        counted["longer than" if reason.startswith("longer than") else reason] += count
-    for what, count in normalised.items():
-        counted["+" + what.removesuffix(" (U+2028, U+2029)")] += count
+    (tally,) = source.reading.tallies.values()
+    normalised = {"+" + what: count for what, count in tally.normalised.items()}
     good = expected.pop("")
-    assert counted == expected
+    assert {**tally.skipped, **normalised} == expected
     kept = good + sum(count for why, count in expected.items() if why.startswith("+"))
     assert sum(1 for _ in source.pairs("en-gl", "train")) == kept
     assert kept + sum(count for why, count in expected.items() if why[0] != "+") == LINES
@@ -144,29 +132,27 @@ def test_corrupted_lines(
     count = made.ledger().count("en-gl", "train")
     assert count.read == LINES
     from_source = {why: n for why, n in count.dropped.items() if why.startswith("source: ")}
-    assert from_source == {f"source: {why}": n for why, n in skipped.items()}
+    assert from_source == {f"source: {why}": n for why, n in tally.skipped.items()}
     assert count.kept == count.read - sum(count.dropped.values())
     # None reaches training: neither the cache's text nor its ids have anything of them.
     pairs = list(made.pairs("en-gl", "train"))
     assert 0 < len(pairs) <= kept
-    for pair in pairs:
-        for side in pair:
-            assert "poison" not in side
-            assert "ven" not in side
-            assert not set(FORBIDDEN) & set(side)
+    for side in chain.from_iterable(pairs):
+        assert not re.search(f"poison|ven|[{FORBIDDEN}]", side)
     for side, texts in zip(("first", "second"), zip(*pairs, strict=True), strict=True):
         flat, offsets = tokens_of(made, "train", side)
         ids = [part.tolist() for part in np.split(np.asarray(flat), offsets[1:-1])]
         assert made.vocabulary.decode(ids) == list(texts)
 
 
-def test_what_is_measured_without_lines_is_measured_in_bytes() -> None:
-    reading = Reading("a.B", "skip", max_line_bytes=10)
+def test_what_has_no_lines_is_measured_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_lines, "MAX_LINE_BYTES", 10)
+    reading = Reading("a.B", "skip")
     with reading.of("x", "x") as tally:
         assert tally.pair(1, "ten bytes.", "äöüäö")
         assert not tally.pair(2, "ten bytes.", "äöüäöü")  # 12 bytes
         assert not tally.pair(3, "eleven chars", "x")
-    assert reading.skipped == {("x", "longer than 10 bytes"): 2}
+    assert reading.skipped == {("x", "longer than 65536 bytes"): 2}
 
 
 SAMPLE = "ab é\u00a0\u200c\u3000שा\t\n" + FORBIDDEN + "\ud83d"
@@ -174,11 +160,13 @@ SAMPLE = "ab é\u00a0\u200c\u3000שा\t\n" + FORBIDDEN + "\ud83d"
 
 @given(*[st.text(st.sampled_from(SAMPLE), max_size=6)] * 2)
 def test_the_short_way_is_the_long_one(english: str, translation: str) -> None:
-    reading = Reading("a.B", "skip", max_line_bytes=12)
-    with reading.of("x", "x") as tally:
-        pair = tally.pair(1, english, translation)
-    with reading.of("y", "y") as tally:
-        long = [tally._sentence(text, side) for text, side in ((english, "E"), (translation, "f"))]
+    reading = Reading("a.B", "skip")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading_lines, "MAX_LINE_BYTES", 12)
+        with reading.of("x", "x") as tally:
+            pair = tally.pair(1, english, translation)
+        with reading.of("y", "y") as tally:
+            long = [tally._sentence(text, s) for text, s in ((english, "E"), (translation, "f"))]
     if any(isinstance(side, Reason) for side in long):
         assert pair is None
         assert sum(reading.skipped.values()) == 1
@@ -186,3 +174,72 @@ def test_the_short_way_is_the_long_one(english: str, translation: str) -> None:
         assert pair == tuple(long)
         assert {*reading.tallies["x"].normalised} == tally._notes
         assert not set(FORBIDDEN) & set("".join(pair or ()))
+
+
+GOOD = [f"good {n}\tbo {n}".encode() for n in range(9)]
+BAD = {
+    "no tab": b"just English",
+    "more than one tab": b"one\ttwo\tthree",
+    "an empty line": b"",
+    "an empty first side": b" \tfoo",
+    "an empty second side": b"foo\t\xc2\xa0 ",
+    "not UTF-8": b"good\tm\xe1 codificaci\xf3n",
+    "a NUL character": b"nul\tn\0l",
+    "a control character": b"bell\tb\x07ll",
+    "longer than 65536 bytes": b"long " * 20_000 + b"\tz",
+}
+
+
+def tsv_of(folder: Path, lines: list[bytes]) -> Tsv:
+    (folder / "gl.train.tsv").write_bytes(b"\n".join(lines) + b"\n")
+    return Tsv(folder)
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_a_bad_line_is_an_error_or_skipped_and_counted(tmp_path: Path, reason: str) -> None:
+    source = tsv_of(tmp_path, [*GOOD[:4], BAD[reason], *GOOD[4:]])
+    with pytest.raises(ValueError, match=rf"gl\.train\.tsv line 5: {reason} .*on_bad_line") as e:
+        list(source.pairs("en-gl", "train"))
+    assert "\n" not in str(e.value)
+    source = Tsv(tmp_path, on_bad_line="skip")
+    for _ in range(2):  # a second reading does not count again
+        pairs = list(source.pairs("en-gl", "train"))
+        assert pairs == [Pair(f"good {n}", f"bo {n}") for n in range(9)]
+        assert source.reading.skipped == {("gl.train.tsv", reason): 1}
+
+
+def test_harmless_dirt_is_put_right_and_counted(tmp_path: Path) -> None:
+    joined = "می\u200cخواهم क\u094d\u200dष"
+    lines = {
+        "\ufeffbyte order mark\tx": Pair("byte order mark", "x"),
+        "carriage return\ty\r": Pair("carriage return", "y"),
+        "  wide\u202f space \t z\xa0 z ": Pair("wide space", "z z"),
+        "right to left\t\u200fשלום\u200e": Pair("right to left", "שלום"),
+        "line\u2028separator\tä\u2029ö": Pair("line separator", "ä ö"),
+        f"joiners stay\t{joined}": Pair("joiners stay", joined),
+    }
+    source = tsv_of(tmp_path, [line.encode() for line in lines])
+    assert list(source.pairs("en-gl", "train")) == [*lines.values()]
+    assert source.reading.skipped == {}
+    # One line each, also where it has two marks.
+    assert source.reading.tallies["gl.train.tsv"].normalised == {
+        "a byte order mark": 1,
+        "a CRLF line end": 1,
+        "a mark of writing direction": 1,
+        "a Unicode line end (U+2028, U+2029)": 1,
+    }
+
+
+def test_a_file_without_pairs_is_an_error(tmp_path: Path) -> None:
+    tsv_of(tmp_path, GOOD)
+    (tmp_path / "eo.train.tsv").touch()
+    assert list(Tsv(tmp_path).pairs("en-gl", "dev")) == []
+    with pytest.raises(ValueError, match=r"eo\.train\.tsv: no pairs"):
+        list(Tsv(tmp_path).pairs("en-eo", "train"))
+
+
+def test_a_folder_called_like_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "gl.train.tsv").mkdir()
+    for read in (Tsv.identity, lambda source: list(source.pairs("en-gl", "train"))):
+        with pytest.raises(ValueError, match=r"gl\.train\.tsv: not a file but a folder"):
+            read(Tsv(tmp_path))

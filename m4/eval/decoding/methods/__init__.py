@@ -1,1 +1,0 @@
-"""Ways of choosing tokens: constraints, sampling."""

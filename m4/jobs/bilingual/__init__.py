@@ -1,1 +1,0 @@
-"""The bilingual baselines: which there are, and their training."""

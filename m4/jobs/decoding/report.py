@@ -72,7 +72,7 @@ def report(experiment: Experiment) -> Results:
     subsets = Portion("test", test_sentences=decoding.test_sentences).subsets(cache)
     background = Background(
         title=DELTA_TITLE if compared else "Scores of one multilingual model",
-        corpus=data.about or "", facts=_facts(experiment, cache, found, steps),
+        corpus=data.about or "", facts=_facts(experiment, cache, model, found, steps),
         configs={"multilingual": folder / "operative_config.gin"},
         curves={model.name: curve(experiment.folder)}, sampling=shares, epochs=epochs,
         testsets={"test": "report.html"} | {name: f"{name}/report.html" for name in untrained},
@@ -158,11 +158,14 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 
 
 def _facts(
-    experiment: Experiment, cache: Cache, found: Mapping[str, Baseline], steps: str
+    experiment: Experiment, cache: Cache, model: System, found: Mapping[str, Baseline], steps: str
 ) -> dict[str, str]:
     about = run_folder.read(experiment.folder)
+    paths = (hypotheses_path(model.decodes, "test", direction) for direction in tested(cache))
+    # Of the translations: a report of the same ones is the same, whenever it is made.
+    translated = max(path.stat().st_mtime for path in paths)
     facts = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "date": datetime.datetime.fromtimestamp(translated, datetime.UTC).date().isoformat(),
         "machine": about.get("machine", ""),
         "versions": ", ".join(f"{k} {v}" for k, v in about["versions"].items()),
         "steps": steps,

@@ -8,6 +8,7 @@ the best one last, and {"aux": {"scores": ...}} follows.
 
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,15 +19,16 @@ from m4.data.preprocess import tag
 from m4.eval.decoding.decode import Translations
 from m4.parallel import distributed
 from m4.settings import InputError, some
-from m4.storage.files import read_json, read_jsonl, whole, write_json, write_jsonl
+from m4.storage.files import read_json, read_jsonl, whole, whole_folder, write_json, write_jsonl
 from m4.storage.records import count, listed, number, record, text
 
 # Field of a note: digest of the file of hypotheses as it was written.
 _DIGEST = "hypotheses_sha256"
 # The other fields that do not change what is searched.
-_NO_SEARCH = (_DIGEST, "step", "vocabulary", "sentences", "sha256", "length_factors", "batch_rows",
-              "through")  # fmt: skip
+_NO_SEARCH = (_DIGEST, "step", "config", "vocabulary", "sentences", "sha256", "length_factors",
+              "batch_rows", "through")  # fmt: skip
 
+_NOTE = record({"step?": count, "config?": text})
 _ROW = record(
     {
         **dict.fromkeys(("source", "reference", "hypothesis"), text),
@@ -122,8 +124,27 @@ def _made_by(pairs: Sequence[tuple[Any, ...]], settings: Mapping[str, Any]) -> d
 
 def steps_of(folder: Path, split: str) -> dict[str, int]:
     """Returns direction -> the step of the checkpoint that its translations were made with."""
+    return _noted(folder, split, "step")
+
+
+def configs_of(folder: Path, split: str) -> dict[str, str]:
+    """Returns direction -> what says how its model was made, of gathered translations."""
+    return _noted(folder, split, "config")
+
+
+def _noted(folder: Path, split: str, name: str) -> dict[str, Any]:
     notes = {path.name.split(".")[1]: _read_note(path) for path in folder.glob(f"{split}.*.jsonl")}
-    return {direction: note["step"] for direction, note in notes.items() if "step" in note}
+    return {direction: note[name] for direction, note in notes.items() if name in note}
+
+
+def gather(made: Mapping[str, tuple[Path, str]], folder: Path, split: str) -> None:
+    """Copies translations of several models into one folder: direction -> (its folder, config)."""
+    with whole_folder(folder) as unfinished:
+        for direction, (decodes, config) in made.items():
+            path = hypotheses_path(decodes, split, direction)
+            shutil.copyfile(path, unfinished / path.name)
+            note = _read_note(path) | {"config": config}
+            write_json(unfinished / path.with_suffix(".json").name, note, indent=1)
 
 
 def same_sentences(folder: Path, other: Path, split: str, directions: Iterable[str]) -> bool:
@@ -138,7 +159,7 @@ def _read_note(path: Path) -> dict[str, Any]:
     try:
         direction = path.name.split(".")[1]
         remedy = f"remove it, and {direction} is translated again"
-        return read_json(path.with_suffix(".json"), record({"step?": count}), remedy=remedy)
+        return read_json(path.with_suffix(".json"), _NOTE, remedy=remedy)
     except FileNotFoundError:
         return {}
 

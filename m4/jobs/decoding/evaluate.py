@@ -12,7 +12,7 @@ from m4.build import build
 from m4.data.cache.cache import Cache
 from m4.data.directions import pair_of
 from m4.data.sources import SPLITS
-from m4.eval.decoding.hypotheses import check_hypotheses, other_search, steps_of
+from m4.eval.decoding.hypotheses import check_hypotheses, configs_of, other_search, steps_of
 from m4.eval.decoding.testsets import Portion, train_pairs
 from m4.eval.report import curves
 from m4.eval.report.figures import save
@@ -92,7 +92,7 @@ def _bilingual(experiment: Experiment, cache: Cache) -> list[System]:
         check_hypotheses(gathered, "test", tested(cache), testsets.command_of(experiment, "report"))
         other = other_search(gathered, "test", tested(cache), experiment.decoding.search())
         if other is None:
-            return [System(BILINGUAL, gathered)]
+            return [gathered_baselines(gathered)]
     elif (experiment.folder / "decodes" / BILINGUAL).is_dir():
         other = "not translated with this command's settings"
     else:
@@ -100,6 +100,12 @@ def _bilingual(experiment: Experiment, cache: Cache) -> list[System]:
     again = " && ".join(testsets.command_of(experiment, name) for name in ("baselines", "report"))
     print(f"bilingual baselines are left out: {other} ({again})", file=sys.stderr)
     return []
+
+
+def gathered_baselines(folder: Path) -> System:
+    """Returns the bilingual models, whose translations are gathered in a folder, as one system."""
+    configs, steps = configs_of(folder, "test"), steps_of(folder, "test")
+    return System(BILINGUAL, folder, config=configs, checkpoint_step=steps)
 
 
 def _task_metrics(

@@ -6,7 +6,6 @@ Of one run, or of several from their translations (RUN_A RUN_B --baseline=RUN_C)
 import datetime
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from m4.data.cache.cache import Cache
 from m4.data.directions import key_of, pair_of
 from m4.eval.decoding.hypotheses import (
     check_hypotheses,
+    gather,
     hypotheses_path,
     other_search,
     same_sentences,
@@ -42,12 +42,12 @@ from m4.jobs import streams
 from m4.jobs.bilingual import Baseline, find_baselines
 from m4.jobs.checkpoints.initial import name_and_step
 from m4.jobs.corpus import open_corpus, test_sets
-from m4.jobs.decoding.evaluate import system_of, tested
+from m4.jobs.decoding.evaluate import gathered_baselines, system_of, tested
 from m4.jobs.decoding.testsets import command_of, decodes_folder, scores_folder, trained_step
 from m4.settings import InputError, annotations_of, check_name, pasted, some
 from m4.storage import run_folder
 from m4.storage.checkpoints import read_note
-from m4.storage.files import check_tree, read_jsonl, whole_folder
+from m4.storage.files import check_tree, read_jsonl
 from m4.storage.local_copy import fetched
 from m4.storage.metrics_log import read_metrics, warn_if_changed
 
@@ -128,20 +128,14 @@ def _seen(
 def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Baseline]) -> list[System]:
     """Returns the bilingual models as one system, with hypotheses gathered in one folder."""
     gathered, search = decodes_folder(experiment) / BILINGUAL, experiment.decoding.search()
-    configs, steps = {}, {}
-    paths: list[Path] = []
+    made = {}
     for direction in tested(cache):
         baseline = found[key_of(pair_of(direction))]
         remedy = f"{command_of(experiment, 'baselines')}, after removing {baseline.decodes}"
         check_hypotheses(baseline.decodes, "test", [direction], remedy, search)
-        path = hypotheses_path(baseline.decodes, "test", direction)
-        paths += [path, path.with_suffix(".json")]
-        configs[direction] = str(baseline.folder / "result.json")
-        steps[direction] = baseline.result["note"]["best_step"]
-    with whole_folder(gathered) as unfinished:
-        for path in paths:
-            shutil.copyfile(path, unfinished / path.name)
-    return [System(BILINGUAL, gathered, config=configs, checkpoint_step=steps)]
+        made[direction] = baseline.decodes, str(baseline.folder / "result.json")
+    gather(made, gathered, "test")
+    return [gathered_baselines(gathered)]
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:

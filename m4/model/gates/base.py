@@ -17,7 +17,7 @@ from m4.settings import checked
 
 @checked
 def base(tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing:
-    """Assigns C = ceil(S/E) tokens to each expert in training, with the highest total score.
+    """Assigns to each expert in training its share of a group's real tokens: highest total score.
 
     Outside training each token goes to its best expert and none is dropped (C = S). The layer's
     capacity decides neither. The weight is the sigmoid of the token's score with its expert, and
@@ -30,19 +30,13 @@ def base(tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing:
     """
     logits_GSE = tokens.score("router", init="orthogonal")
     mask_GS = tokens.mask_GS
-    G, S, E = logits_GSE.shape
+    _, S, E = logits_GSE.shape
     metrics = {}
     if tokens.train:
         C = math.ceil(S / E)
-        # Padding, and dummies up to C*E tokens, score the same at every expert and no better than
-        # any token, so that they take the places that are left.
-        real_GS1 = mask_GS[..., None]
-        lowest_G = jnp.min(jnp.where(real_GS1, logits_GSE, jnp.inf), axis=(1, 2))
-        lowest_G11 = jnp.where(jnp.any(mask_GS, axis=1), lowest_G, 0.0)[:, None, None]
-        scores_GSE = jnp.where(real_GS1, logits_GSE, lowest_G11)
-        dummies_GSE = jnp.broadcast_to(lowest_G11, (G, C * E - S, E))
-        scores_GSE = jnp.concatenate([scores_GSE, dummies_GSE], axis=1)
-        expert_GS, rounds = auction(scores_GSE)
+        short = ((0, 0), (0, C * E - S))  # dummies, so that experts divide the places
+        scores_GSE = jnp.pad(logits_GSE, (*short, (0, 0)))
+        expert_GS, rounds = auction(scores_GSE, jnp.pad(mask_GS, short))
         expert_GSK = expert_GS[:, :S, None]
         metrics["auction_rounds"] = rounds.astype(jnp.float32)
     else:
@@ -57,6 +51,7 @@ def base(tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing:
 # than the others; 0 is exact to S raises, and slow. After _MOST_ROUNDS such tokens go where places
 # are left. (fairseq: 50 and 1; after 100 rounds with rising prices and without holders.)
 _RAISES, _HOLDING, _MOST_ROUNDS = 200.0, 0.2, 400
+_NEVER = -1e3  # value of another expert's padding
 
 
 class _Auction(NamedTuple):
@@ -65,8 +60,11 @@ class _Auction(NamedTuple):
     bidder_S: Array  # the expert that holds each token, or -1
 
 
-def auction(scores_GSE: Array) -> tuple[Array, Array]:
+def auction(scores_GSE: Array, real_GS: Array) -> tuple[Array, Array]:
     """Assigns exactly S/E tokens of each group to each expert; S is a multiple of E.
+
+    Padding is no bidder's choice: it belongs to the experts in turn, so that their numbers of real
+    tokens differ by one at most.
 
     The assignment is a deterministic function of the scores, without a gradient. Its total score is
     nearly the best one: at most 0.15% of the distance to the mean assignment was missing for normal
@@ -75,11 +73,11 @@ def auction(scores_GSE: Array) -> tuple[Array, Array]:
     Returns:
         expert_GS, int32, and the number of rounds of the slowest group, an int32 scalar.
     """
-    expert_GS, rounds_G = jax.vmap(_assign)(jax.lax.stop_gradient(scores_GSE))
+    expert_GS, rounds_G = jax.vmap(_assign)(jax.lax.stop_gradient(scores_GSE), real_GS)
     return expert_GS, jnp.max(rounds_G)
 
 
-def _assign(scores_SE: Array) -> tuple[Array, Array]:
+def _assign(scores_SE: Array, real_S: Array) -> tuple[Array, Array]:
     S, E = scores_SE.shape
     if E == 1:
         return jnp.zeros(S, jnp.int32), jnp.zeros((), jnp.int32)
@@ -87,11 +85,14 @@ def _assign(scores_SE: Array) -> tuple[Array, Array]:
     # Where all tokens are assigned, a token's mean score and an expert's mean score do not matter:
     # without them the range is that of what does. Then scaled to [0, 1], so that raises do not
     # vanish next to large scores.
+    real_S1, count = real_S[:, None], jnp.maximum(jnp.sum(real_S), 1)
     scores_SE = scores_SE - jnp.mean(scores_SE, axis=1, keepdims=True)
-    scores_SE = scores_SE - jnp.mean(scores_SE, axis=0, keepdims=True)
+    sums_1E = jnp.sum(jnp.where(real_S1, scores_SE, 0.0), axis=0, keepdims=True)
+    scores_SE = jnp.where(real_S1, scores_SE - sums_1E / count, 0.0)
     lowest, highest = jnp.min(scores_SE), jnp.max(scores_SE)
     scores_ES = (scores_SE.T - lowest) / jnp.where(highest > lowest, highest - lowest, 1.0)
     expert_E1 = jnp.arange(E)[:, None]
+    owner_S = jnp.where(real_S, -1, jnp.cumsum(~real_S) % E)
     # Expert e breaks ties from token e*S/E on. Otherwise all would bid for the same tokens where
     # all score alike (padding), and one expert a round would get its share.
     first_E1 = expert_E1 * share
@@ -104,6 +105,7 @@ def _assign(scores_SE: Array) -> tuple[Array, Array]:
         held_ES = state.bidder_S[None] == expert_E1
         # A holder keeps its tokens among its best whatever they cost.
         value_ES = jnp.where(held_ES, 1.0, scores_ES - state.cost_S[None])
+        value_ES = jnp.where((owner_S >= 0)[None] & ~held_ES, _NEVER, value_ES)
         # Without the barrier XLA turns the two slices below into slices of a whole sort, which its
         # CPU compiler does not recognise as a top-k: ten times slower.
         best_EK, place_EK = jax.lax.optimization_barrier(
@@ -119,7 +121,7 @@ def _assign(scores_SE: Array) -> tuple[Array, Array]:
         paid_S = jnp.where(bidder_S == state.bidder_S, _HOLDING * high_S, high_S)
         return _Auction(state.round + 1, state.cost_S + paid_S, bidder_S)
 
-    start = _Auction(jnp.zeros((), jnp.int32), jnp.zeros(S), jnp.full(S, -1, jnp.int32))
+    start = _Auction(jnp.zeros((), jnp.int32), jnp.zeros(S), owner_S.astype(jnp.int32))
     end = jax.lax.while_loop(go_on, one_round, start)
     return _fill(end.bidder_S, E), end.round
 

@@ -25,6 +25,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -215,7 +216,8 @@ class Work:
 def _opened(place: str, name: str) -> "_Job":
     """Returns a job as a worker opens it."""
     work = Work(place)
-    job = work.json(f"{name}.job")
+    if (job := work.json(f"{name}.job")) is None:
+        raise InputError(f"a worker finds no {name}.job in {place}: all must see data_dir there")
     if (here := code_digest()) != job["m4"]:
         raise InputError(
             f"a worker has another m4 ({here[:12]}) than the command ({job['m4'][:12]}): "
@@ -832,9 +834,9 @@ class Engine:
         return str(python)
 
     def _environment(self) -> dict[str, str]:
-        packages = sys.prefix, sys.base_prefix
-        optional = str(Path(sys.prefix) / "share")  # such as the identifier of languages
-        own = [p for p in sys.path if p.startswith(optional) or not p.startswith(packages)]
+        # Of this Python, not of the folders that it stands in: a checkout may be there, too.
+        packages = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+        own = [p for p in sys.path if not p.startswith(tuple(packages))]
         return {**os.environ, "PYTHONPATH": os.pathsep.join([p or "." for p in own])}
 
 

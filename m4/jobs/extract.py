@@ -26,13 +26,17 @@ def run(arguments: argparse.Namespace) -> None:
     sentences, directions = command.portion_of(arguments)
     if not directions:
         raise InputError(f"--directions={arguments.directions}: names no direction")
+    if "://" in arguments.output:
+        raise InputError(f"--output={arguments.output}: must be a folder on this machine")
     output = str(Path(arguments.output).absolute())
     if Path(output).exists():
         raise InputError(f"--output={output}: is there already")
     with command.experiment_of(arguments) as (experiment, config):
+        from m4.build import build
         from m4.eval.decoding.testsets import Portion
         from m4.jobs.checkpoints import extract
         from m4.jobs.open_run import open_run
+        from m4.model.transformer import abstract_variables
 
         tested = Portion(arguments.split or "test", sentences, directions)
         asked = (directions, arguments.keep, arguments.keep_share)
@@ -41,6 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
             part = extract.chosen(run.experiment, *asked, arguments.step)
             more = extract.bindings(config, part, directions, output)
             made = command.read_config(arguments, more, output)
+            abstract_variables(build(made.experiment(), None).model)  # too few experts for its gate
             with open_run(made.experiment(), made, "train", computes=False) as small:
                 for line in extract.extract(part, run.address, small.experiment, tested):
                     print(line, flush=True)

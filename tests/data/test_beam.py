@@ -275,6 +275,15 @@ def test_a_corpus_is_written_where_its_folder_can_be(
     assert [*tmp_path.glob("*/manifest.json")]
 
 
+def test_what_a_command_or_a_worker_cannot_use_is_one_line(tmp_path: Path) -> None:
+    given = ["data", "prepare", f"--gin_file={TINY}", f"--model_dir={tmp_path}/m"]
+    given.append("--runner=direct")
+    assert "--beam_options='x: No closing quotation" in m4(*given, "--beam_options='x").mistake
+    assert "--cpu_hour_price=-1.0: must be 0" in m4(*given, "--cpu_hour_price=-1").mistake
+    with pytest.raises(InputError, match=r"finds no text\.job in .*all must see data_dir"):
+        beam._opened(str(tmp_path), "text")
+
+
 def test_bad_lines_and_stages_stop_it_as_on_one_machine(tmp_path: Path) -> None:
     line, stage = mistakes(tmp_path)
     said = []

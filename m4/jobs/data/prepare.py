@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Builds the corpus in MODEL_DIR/data or Data.data_dir, or checks what is there."""
     if arguments.runner == "local" and (arguments.beam_options or arguments.cpu_hour_price):
         raise InputError("--beam_options and --cpu_hour_price need a --runner of Beam")
+    if not 0 <= (arguments.cpu_hour_price or 0) < math.inf:
+        raise InputError(f"--cpu_hour_price={arguments.cpu_hour_price}: must be 0 or above")
     with command.experiment_of(arguments) as (experiment, config):
         from m4.data.beam import Engine, cost
         from m4.data.cache.cache import Cache, fingerprint_of
@@ -48,7 +51,10 @@ def run(arguments: argparse.Namespace) -> None:
         done: list[Callable[[], None]] = []
         if arguments.runner != "local":
             workers = spec.workers or len(available_cpus())
-            options = shlex.split(arguments.beam_options)
+            try:
+                options = shlex.split(arguments.beam_options)
+            except ValueError as error:  # an open quote
+                raise InputError(f"--beam_options={arguments.beam_options}: {error}") from None
             engine, price = Engine(arguments.runner, options, workers), arguments.cpu_hour_price
 
             def by_engine(folder: Path, identity: Mapping[str, Any], **more: Any) -> Cache:

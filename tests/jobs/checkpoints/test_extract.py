@@ -201,6 +201,8 @@ def test_mistakes_are_one_line(
     assert "--keep=0: must be from 1 to 4" in mistake(tiny, asked, output, "--keep=0")
     assert "--keep_share=1.5: must be above 0" in mistake(tiny, asked, output, "--keep_share=1.5")
     assert "choose 2 experts" in mistake(run, asked, output, "--keep=1")
+    assert "must be at least 2 for top2_gshard" in mistake(tiny, asked, output, "--keep=1")
+    assert "a folder on this machine" in mistake(tiny, asked, "--output=gs://b/it")
     assert "names no direction" in mistake(tiny, "--directions=,", output)
     dense = mistake(tiny, asked, output, "--gin.transformer.Transformer.moe=None")
     assert "a dense model, which has no experts" in dense

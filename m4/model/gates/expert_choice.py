@@ -32,8 +32,8 @@ def expert_choice(
     `MoeLayer.eval_capacity_factor` groups mix rows, and it depends on the other rows.)
 
     Args:
-        capacity_factor: Mean number of experts of a token. In training, as in Lingvo, padding counts
-            among the tokens, so that real ones have more.
+        capacity_factor: Mean number of experts of a token. In training, as in Lingvo, padding
+            counts among the tokens, so that real ones have more.
     """
     routing.refuse_causal(tokens, "MoeLayer.gate", "expert_choice")
     logits_GSE, mask_GS = tokens.score("router"), tokens.mask_GS

@@ -52,6 +52,9 @@ def main() -> int:
     out, (part, parts) = asked.out.resolve(), map(int, asked.part.split("/"))
     logs = out / f"part{part}"
     logs.mkdir(parents=True, exist_ok=True)
+    names = {f"{name}_{seed}{job}" for name, seed, *_ in runs() for job in ("", ":train", ":eval")}
+    if unknown := {*(asked.only or ())} - names:
+        parser.error(f"--only: no {', '.join(sorted(unknown))}; a run is NAME_SEED, as base_0")
     mine = [run for at, run in enumerate(runs()) if at % parts == part]
     trained = (training(out, asked.tatoeba.resolve(), *run) for run in mine)
     translated = ((f"{name}_{seed}:eval", ["eval", str(out / f"{name}_{seed}")])

@@ -25,10 +25,15 @@ from typing import Any
 def main() -> None:
     arguments = parser().parse_args()
     runs = tomllib.loads(arguments.runs.read_text())["run"]
+    names = [run["name"] for run in runs]
+    if arguments.only not in (None, *names):
+        sys.exit(f"--only={arguments.only}: no such run; there are {', '.join(names)}")
     if arguments.only is None:
-        side_by_side([run["name"] for run in runs], arguments)
+        made = {path.stem for path in arguments.out.glob("*.jsonl")}
+        print(f"there already, remove them to train them again: {', '.join(made) or 'none'}")
+        side_by_side([name for name in names if name not in made], arguments)
     else:
-        train(next(run for run in runs if run["name"] == arguments.only), arguments)
+        train(runs[names.index(arguments.only)], arguments)
 
 
 def side_by_side(waiting: list[str], arguments: argparse.Namespace) -> None:
@@ -120,7 +125,7 @@ def train(run: dict[str, Any], arguments: argparse.Namespace) -> None:
     sizes = [int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(state.params)]
     begun = {"run": name, "seeds": seeds, "parameters": sum(sizes), "directions": directions}
     at = set(run.get("evaluate", [500, *range(1000, steps, 1000), 5500])) | {steps}
-    with (arguments.out / f"{name}.jsonl").open("w") as rows:
+    with (arguments.out / f"{name}.jsonl").open("x") as rows:  # curves of hours are not begun anew
         print(json.dumps(begun), file=rows, flush=True)
         since, seconds, sums, before = time.monotonic(), 0.0, dict[str, Any](), 0
         for number in range(steps):

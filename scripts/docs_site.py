@@ -272,18 +272,21 @@ def first_line(part: Callable[..., Any]) -> str:
 
 
 def described(part: Callable[..., Any]) -> dict[str, str]:
-    """Returns what a docstring's Args or Attributes say of each name."""
-    docs = [inspect.getdoc(part) or ""]
+    """Returns what Args or Attributes say of each name, of a class also those of its bases."""
+    docs = [inspect.getdoc(one) or "" for one in reversed(getattr(part, "__mro__", (part,)))]
     if isinstance(part, type) and not dataclasses.is_dataclass(part):
         docs.append(inspect.getdoc(part.__init__) or "")
+    entry = r"[a-z]\w*(?:, [a-z]\w*)*: "
     found = {}
     for doc in docs:
         for section in re.findall(r"^(?:Args|Attributes):\n((?: .*\n?|\n)*)", doc, re.MULTILINE):
             for names, text in re.findall(
                 r"^    ([\w, ]+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE
             ):
-                said = " ".join(text.split())
-                found |= {name: f"{said[0].upper()}{said[1:]}" for name in names.split(", ")}
+                # Short entries share a line: "batch_size: packed rows a step. mesh: ..."
+                first, *more = re.split(rf"(?<=\.) (?={entry})", " ".join(text.split()))
+                for each, said in [(names, first), *(one.split(": ", 1) for one in more)]:
+                    found |= {name: f"{said[0].upper()}{said[1:]}" for name in each.split(", ")}
     return found
 
 

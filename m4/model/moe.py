@@ -146,7 +146,6 @@ class MoeLayer(nn.Module):
             score=functools.partial(self._score, x_GSM, direction_GS),
             mask_GS=mask_GS,
             ids_GS=None if ids_BL is None else _grouped(ids_BL, S),
-            direction_GS=direction_GS,
             step=step,
             # T5X passes one stream of random numbers, named "dropout".
             rng=self.make_rng("dropout") if train and self.has_rng("dropout") else None,

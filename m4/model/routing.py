@@ -54,8 +54,6 @@ class Tokens:
     score: Callable[..., Array] = struct.field(pytree_node=False)
     mask_GS: Array  # True for real tokens; padding is never guessed from values.
     ids_GS: Array | None = None  # token ids, the input ids of the layer's stack
-    # The direction that each token belongs to, int32; None where it is unknown.
-    direction_GS: Array | None = None
     step: Array | None = None  # Training steps done, int32 scalar; None outside training.
     rng: Array | None = None  # A key; None for deterministic routing.
     # (name, V -> initial values) -> table that is kept in the checkpoint, int32.

@@ -21,8 +21,6 @@ from tests.data.corpus import Made
 from tests.data.test_beam import Shuffled, spec
 from tests.storage.conftest import Machine
 
-LANGUAGES = ("gl", "pt")
-
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:

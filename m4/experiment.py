@@ -37,20 +37,20 @@ class Data:
     """The text that is trained on, and how often each language is seen.
 
     Attributes:
-        corpus: the text, how it is cleaned and tokenized.
-        sampler: sizes of the directions -> their shares, e.g. @temperature.temperature.
-        sample_by: what sizes and shares are counted in: "examples" (pairs) or "tokens".
-        stream: the training stream, (cache, phases, seed, ...) -> Stream.
-        levels: which languages are high-, medium- and low-resource.
-        about: what the corpus is, for the report.
-        data_dir: folder or address (gs://...) of the tokenized corpus, which runs may share; None:
-            MODEL_DIR/data.
-        disk_gigabytes: of this machine's disk for training's arrays, where data_dir is an address.
-            More are fetched when they are needed, and take the place of others.
-        keep: languages ("gl") or directions ("en-gl") of the model that the run begins from, whose
+        corpus: The text, and how it is cleaned and tokenized.
+        sampler: Function from the directions' sizes to their shares: @temperature.temperature.
+        sample_by: What sizes and shares are counted in: "examples" (pairs) or "tokens".
+        stream: Function of (cache, phases, seed, ...) that returns the training stream.
+        levels: Which languages are high-, medium- and low-resource.
+        about: Description of the corpus for the report.
+        data_dir: Folder or address (gs://...) of the tokenized corpus, which runs may share.
+            Defaults to MODEL_DIR/data.
+        disk_gigabytes: Room on this machine's disk for training's arrays, where data_dir is an
+            address. Others are fetched when they are needed, and replace those.
+        keep: Languages ("gl") or directions ("en-gl") of the model that the run begins from, whose
             test sets show what it forgets. They may lack training pairs. Dev losses of the others
             alone are averaged, and stop training.
-        keep_share: share of the draws for them together (replay). Defaults to none.
+        keep_share: Share of the draws for them together (replay). Defaults to none.
     """
 
     corpus: CorpusSpec
@@ -95,9 +95,9 @@ class Baselines:
     """The bilingual models that ΔBLEU compares with: an experiment for each resource level.
 
     Attributes:
-        high, medium, low: of what is trained, their `data.corpus` is replaced by the language's own
-            pairs out of the multilingual corpus, with a vocabulary of another size.
-        folder: where finished models are kept for other runs too; None: MODEL_DIR/baselines.
+        high, medium, low: Experiments whose `data.corpus` is replaced by a language's own pairs out
+            of the multilingual corpus, with a vocabulary of another size.
+        folder: Where finished models are kept for other runs. Defaults to MODEL_DIR/baselines.
     """
 
     high: "Experiment"
@@ -120,14 +120,14 @@ class Experiment:
     """Everything that decides one run.
 
     Attributes:
-        model_dir: the run's folder; everything is read and written under it.
-        data, training, decoding: see there. baselines: None: there is no ΔBLEU.
-        model: (vocab_size, directions, ...) -> Transformer.
-        tasks: groups of directions that a gate by task (`by_direction`) routes alike, e.g.
-            @groups.by_target; None: each direction is a task.
-        testsets: name -> a test set of its own (`m4.data.testsets`) or a source, apart from the
-            corpus.
-        vocabulary_multiple: the embedding's rows are rounded up to a multiple of this: it divides
+        model_dir: The run's folder; everything is read and written under it.
+        data, training, decoding: Settings of the three, each described in its own class.
+        baselines: The bilingual models. Defaults to none, and then there is no ΔBLEU.
+        model: Function of (vocab_size, directions, ...) that returns the Transformer.
+        tasks: Groups of directions that a gate by task (`by_direction`) routes alike, such as
+            @groups.by_target. By default each direction is a task.
+        testsets: Test sets apart from the corpus, by name (`m4.data.testsets`, or a source).
+        vocabulary_multiple: The embedding's rows are rounded up to a multiple of this: it divides
             over meshes and fills the tiles of matrix units.
     """
 

@@ -54,28 +54,28 @@ class CorpusSpec:
     """All that decides a corpus's token ids. Nothing is read before `settings` or `build`.
 
     Attributes:
-        source: of the sentence pairs, or a function that makes it: a run can be read where its text
-            is not. Of one that gives ids no vocabulary is trained.
-        languages: pairs of languages ("fr-wo"), or languages that are paired with English ("gl");
-            None: all of the source's that the mixture has directions of.
-        mixture: the directions: to_english, from_english, english_centric, direct, all there are,
+        source: Source of the sentence pairs, or a function that makes it, so that a run can be read
+            where its text is not. For one that gives ids no vocabulary is trained.
+        languages: Pairs of languages ("fr-wo"), or languages that are paired with English ("gl").
+            Defaults to all of the source's that the mixture has directions of.
+        mixture: The directions: to_english, from_english, english_centric, direct, all there are,
             or any_to_any, those and between languages whose pairs share sentences; or a list.
         lengths: {"inputs": ..., "targets": ...}: longer training pairs are dropped and counted (in
             pieces, with tag and eos).
-        vocabulary_size: pieces; of the sources' vocabulary where target_vocabulary_size is given.
-        vocabulary_temperature: of the languages in the text that vocabularies are trained on.
-        vocabulary_sentences: of that text, in all.
-        target_vocabulary_size: None: one vocabulary for all text. Else sources and targets have
-            separate ones, each trained on the text that is source or target in the mixture.
-        vocabulary_from: a corpus or run whose vocabularies this one's grow from: their pieces keep
+        vocabulary_size: Pieces of the vocabulary, with target_vocabulary_size of the sources' one.
+        vocabulary_temperature: Temperature of the languages in the text that vocabularies learn.
+        vocabulary_sentences: Sentences of that text, in all.
+        target_vocabulary_size: By default one vocabulary serves all text. With a size here sources
+            and targets have separate ones, each trained on its side's text in the mixture.
+        vocabulary_from: A corpus or run whose vocabularies this one's grow from: their pieces keep
             their ids, new tags and pieces come behind them (`m4.data.vocabulary.pieces`), learned
             from the text of the languages that have no tag there, if there are such. Or a
             SentencePiece model, as T5's or mT5's (FILE.model), or a pretrained model's folder with
-            one. None: trained on this text alone.
-        segmentations: ways to tokenize each training sentence that are kept: the best one, and
+            one. By default it is trained on this text alone.
+        segmentations: Ways to tokenize each training sentence that are kept: the best one, and
             others by BPE-dropout with probability sampling_alpha.
-        workers: processes, which change nothing; None: as many as are of use.
-        cleaning: what is dropped or changed before anything is tokenized.
+        workers: Processes, which change nothing. Defaults to as many as are of use.
+        cleaning: What is dropped or changed before anything is tokenized.
     """
 
     source: Source | Callable[[], Source]

@@ -63,16 +63,16 @@ class Table:
     to another list. All files may be compressed.
 
     Attributes:
-        folder: on disk, or gs://, s3:// and the like.
-        files: pattern of names; {pair} is 'en-de', and '*' any part of a name.
-        header: names of columns, of files whose first line does not have them.
-        source: field of the text to translate.
-        target: field of its reference, or several.
-        languages: fields of both languages, or one of 'en-de_DE'; None: {pair} says it.
-        document: field of a document's name. A list of sentences is a document, too.
-        where: field -> value that a line must have; others are left out.
-        both_ways: whether references are translated, too.
-        codes: m4's code -> the code in the data, where m4 does not know which it is.
+        folder: Folder on a disk, or an address in a bucket.
+        files: Pattern of names, in which {pair} is 'en-de' and '*' any part of a name.
+        header: Names of the columns, for files whose first line does not have them.
+        source: Field of the text to translate.
+        target: Field of its reference, or several fields.
+        languages: Fields of both languages, or one of 'en-de_DE'. By default {pair} says them.
+        document: Field of a document's name. A list of sentences is a document, too.
+        where: Values that fields of a line must have; other lines are left out.
+        both_ways: Whether references are translated, too.
+        codes: The code in the data by m4's code, where m4 does not know which it is.
     """
 
     folder: str | os.PathLike[str]

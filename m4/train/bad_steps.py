@@ -35,12 +35,12 @@ class BadSteps:
     """Rules for steps that are bad, next to those whose loss or gradient norm is not finite.
 
     Attributes:
-        spike_threshold: a value is a spike where its robust z-score, (value - median) / (1.4826
+        spike_threshold: A value is a spike where its robust z-score, (value - median) / (1.4826
             MAD), is above this (MAD: the median absolute deviation; Iglewicz and Hoaglin 1993).
-            None: spikes are not looked for.
-        window: median and MAD are those of so many good steps before it; until there have been as
+            By default spikes are not looked for.
+        window: Number of good steps before it that median and MAD are of. Until there have been as
             many, no value is a spike.
-        most_in_a_row: so many bad steps, without a good one between them, end training.
+        most_in_a_row: Bad steps without a good one between them that end training.
     """
 
     spike_threshold: Annotated[float, Between(0, 1e6, above=True)] | None = None

@@ -47,21 +47,21 @@ class InitialModel:
     """The trained model that a new one begins from, and the rules by which it grows.
 
     Attributes:
-        run: its folder or address; RUN@STEP: a step that is kept, else the latest. Of T5X its
-            MODEL_DIR, or a checkpoint_<step> in it. Or a pretrained model of T5's family in
+        run: Folder or address of the run; RUN@STEP takes a step that is kept, else the latest. Or
+            T5X's MODEL_DIR, or a checkpoint_<step> in it. Or a pretrained model of T5's family in
             Hugging Face's layout.
         optimizer: Takes the optimizer's state and the step too, so that the schedule and the stream
             continue there. Arrays that grew keep what they have; an optimizer with other arrays
             begins from zero at that step.
-        new_pieces: what an embedding of a new piece starts as: the mean of its bytes' (or, of the
+        new_pieces: What an embedding of a new piece starts as: the mean of its bytes' (or, of the
             pieces that spelled it, "pieces"), or "random".
-        layers: None: as many layers. "stack": layer i is the old layer i mod n; "zeros": layers
-            beyond the old ones start without effect; "spaced": layer i is the old layer i * n / m
-            of m, for fewer layers too.
-        allow_modules: what that run's config may import in addition to m4 (and run), each as NAME
+        layers: By default as many layers. With "stack" layer i is the old layer i mod n; with
+            "zeros" layers beyond the old ones start without effect; with "spaced" layer i is the
+            old layer i * n / m of m, for fewer layers too.
+        allow_modules: What that run's config may import in addition to m4 (and run), each as NAME
             or NAME=FOLDER.
-        vocabulary: the SentencePiece model, or the folder with it, that a checkpoint of T5X was
-            trained with; None: what `m4 export` left next to the checkpoint.
+        vocabulary: The SentencePiece model, or the folder with it, that a checkpoint of T5X was
+            trained with. Defaults to what `m4 export` left next to the checkpoint.
     """
 
     run: str

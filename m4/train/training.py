@@ -41,52 +41,55 @@ class Training:
     """Settings of training.
 
     Attributes:
-        total_steps: where training ends. batch_size: packed rows a step, over all devices.
-        optimizer: (total steps) -> optax.GradientTransformation, e.g. `m4.train.optimizer.adamw`.
-        seed: of everything that is drawn. mesh: () -> Mesh, of the devices.
-        label_smoothing, z_loss: see `m4.train.step.cross_entropy`.
-        loss_weights: factors of the losses of directions: {"en-gl": 2.0}, of languages ("gl") or of
+        total_steps: Steps after which training ends.
+        batch_size: Packed rows of a step, over all devices.
+        optimizer: Function from the total steps to an optimizer, as `m4.train.optimizer.adamw`.
+        seed: Seed of everything that is drawn.
+        mesh: Function of no arguments that returns the mesh of the devices.
+        label_smoothing, z_loss: Arguments of `m4.train.step.cross_entropy`.
+        loss_weights: Factors of the losses of directions: {"en-gl": 2.0}, of languages ("gl") or of
             resource levels ("low"), or a function of their sizes such as a sampler
             (`m4.train.multitask.groups`). They turn the step towards a direction.
-        learning_rates: factors of the learning rate, named in the same way. A row of a parameter
+        learning_rates: Factors of the learning rate, named in the same way. A row of a parameter
             (all axes but the last one fixed: a piece's embedding) moves by the optimizer's update
             times the mean of the rates, weighted by the norms of the gradients that the directions
             give to the row; by the last such mean where they give none. So they lengthen steps and
             do not turn them (Jean et al. 2019, arXiv 1909.06434, implicit schedules).
-        parameter_rates: factors of the learning rate by group of parameters, {"encoder": 0.1,
+        parameter_rates: Factors of the learning rate by group of parameters, {"encoder": 0.1,
             "embeddings": 0}: embeddings, encoder, decoder, and of both stacks experts and router,
             which count before their stack. 0 freezes a group: its gradients are not computed.
-        gradients: alters the gradients of groups of directions to reduce conflicts between
+        gradients: Alters the gradients of groups of directions to reduce conflicts between
             them, `PCGrad` or `GradientVaccine` of `m4.train.multitask.surgery`. Defaults to none.
-        cosines: how often the gradients of groups of directions are compared
+        cosines: How often the gradients of groups of directions are compared
             (`m4.train.multitask.cosines`). Defaults to never.
-        aux_loss_factor, router_z_loss_factor: factors of the MoE layers' losses.
+        aux_loss_factor, router_z_loss_factor: Factors of the MoE layers' losses.
         rng: JAX's generator. "unsafe_rbg" is counter-based and far cheaper for dropout's many bits,
             but on TPU every device makes the bits of all devices: 128 GiB for the masks of 2,048
             experts. "threefry2x32" makes them in shards, the same numbers on any mesh.
-        grad_accum_steps: parts in which the rows go through the model, one after the other; the sum
+        grad_accum_steps: Parts in which the rows go through the model, one after the other; the sum
             of their gradients makes one step (T5X: num_microbatches). Loss and gradients are the
             same, in the memory of a part's activations, except for random numbers, which every part
             draws with a separate key, and for MoE layers: their losses are means of the parts' own,
             which differ from the batch's where a part is not a whole number of groups
             (`m4.model.moe`), for a gate whose loss is over all tokens (mixtral, by_direction,
             noisy_topk), and for z-losses of parts with unlike numbers of tokens.
-        checkpoint_period: steps between checkpoints. keep_checkpoints: the last so many stay;
-            also the multiples of keep_period, and the keep_best ones of lowest dev/nll, of those
-            that dev was measured at.
-        fsdp_axes: mesh axes over which weights and their statistics are sharded further, see
-            `m4.parallel.mesh.shard_further`.
-        extra_axis_rules: (logical axis, mesh axis or axes) in addition to those of
+        checkpoint_period: Steps between checkpoints.
+        keep_checkpoints: Number of the newest checkpoints that stay. Multiples of keep_period stay
+            too, and of those that dev was measured at the keep_best ones of lowest dev/nll.
+        fsdp_axes: Mesh axes over which weights and their statistics are sharded further
+            (`m4.parallel.mesh.shard_further`).
+        extra_axis_rules: Pairs (logical axis, mesh axis or axes) in addition to those of
             `m4.parallel.axes`, for what these leave whole: ("embed", "model"), ("length", "model").
-        log_period: steps between rows of metrics.jsonl. tensorboard: writes TensorBoard files too.
-        dev_period: steps between dev losses. dev_pairs: at most so many pairs a direction.
-        early_stopping: ends training before total_steps where dev no longer improves, and keeps
+        log_period: Steps between rows of metrics.jsonl.
+        tensorboard: Writes TensorBoard files too.
+        dev_period: Steps between dev losses, of at most dev_pairs pairs a direction.
+        early_stopping: Ends training before total_steps where dev no longer improves, and keeps
             the best parameters.
-        initial: the trained model that this one begins from. Defaults to random numbers.
-        on_bad_step: what is done about a step whose loss or gradient is not finite or a spike:
+        initial: The trained model that this one begins from. Defaults to random numbers.
+        on_bad_step: What is done about a step whose loss or gradient is not finite or a spike:
             "stop" ends training; "skip" leaves parameters and optimizer as they are.
-        bad_steps: which steps are bad, and how many are too many.
-        profile: (first, last) step of a trace by JAX's profiler in MODEL_DIR/profile. Defaults
+        bad_steps: Which steps are bad, and how many are too many.
+        profile: First and last step of a trace by JAX's profiler in MODEL_DIR/profile. Defaults
             to none.
     """
 

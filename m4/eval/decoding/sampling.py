@@ -28,11 +28,11 @@ class Sampling:
     """Draws translations in the place of beam search.
 
     Attributes:
-        temperature: log-probabilities are divided by it; below 1 sharper, above 1 flatter.
-        top_k: only the k most probable tokens; 0: all.
-        top_p: only the most probable tokens that have this probability together.
-        seed: another one draws others. A sentence's draw depends on it, on the sentence and on the
-            number of the sample, not on its batch.
+        temperature: Log-probabilities are divided by it: below 1 they are sharper, above 1 flatter.
+        top_k: Only the k most probable tokens are drawn; with 0 all are.
+        top_p: Only the most probable tokens that have this probability together are drawn.
+        seed: Another seed draws other translations. A sentence's draw depends on it, on the
+            sentence and on the number of the sample, not on its batch.
     """
 
     temperature: Annotated[float, Between(0, 1e3, above=True), MUTABLE] = 1.0

@@ -22,24 +22,24 @@ class Decoding:
     """Beam search over batches, or sampling, and the metrics of the translations.
 
     Attributes:
-        beams: K; 1 is greedy search.
-        alpha: exponent of the length penalty.
-        max_source_length: pieces of a source with tag and EOS; longer ones are cut.
-        max_target_length: tokens of a translation with EOS. Sources that are padded to L tokens
+        beams: Number of beams, K; 1 is greedy search.
+        alpha: Exponent of the length penalty.
+        max_source_length: Pieces of a source with tag and EOS; longer ones are cut.
+        max_target_length: Tokens of a translation with EOS. Sources that are padded to L tokens
             have the limit min(max_target_length, a L + 16 + min_length). a is 2, or more where the
             training pairs of a direction need it (`m4.data.cache.tokens`).
-        batch_rows: sentences a batch of a test set.
-        test_sentences: at most so many of each test set, at even distances; None: all.
-        metrics: of scores.jsonl; the first one is the one of Δ and its plot.
-        n_best: translations of a sentence that are returned: the best of the beams, or so many
-            samples. The first one is what is scored.
-        sampling: draws translations; None: beam search.
-        prefix: what every translation begins with.
-        min_length: pieces that a translation has at least.
-        no_repeat_ngram: n; no n pieces come twice in a translation. 0: they may.
-        mbr: orders the n_best by their mean `mbr_metric` against each other, the best first
+        batch_rows: Sentences a batch of a test set.
+        test_sentences: Most sentences of a test set, at even distances. Defaults to all.
+        metrics: Metrics of scores.jsonl; the first one is that of Δ and its plot.
+        n_best: Translations of a sentence that are returned: the best of the beams, or as many
+            samples. The first one is scored.
+        sampling: Draws translations. Defaults to beam search.
+        prefix: What every translation begins with.
+        min_length: Pieces that a translation has at least.
+        no_repeat_ngram: No n pieces come twice in a translation; with 0 they may.
+        mbr: Orders the n_best by their mean `mbr_metric` against each other, the best first
             (minimum Bayes risk).
-        mbr_metric: of sentences.
+        mbr_metric: Metric of sentences for `mbr`.
     """
 
     beams: Annotated[int, Between(1, 1024), MUTABLE] = 4

@@ -35,11 +35,11 @@ class External:
     A score is kept as soon as it is printed: a text is scored once, also after Ctrl-C or a kill.
 
     Attributes:
-        command: its words. Of a saved config they are data, and not run.
-        name: of the metric in scores and file names.
-        version: of the scorer, for the signature.
-        lower_is_better: whether its numbers count errors.
-        folder: where scores are kept for other runs, too.
+        command: Words of the command. Those of a saved config are data, and are not run.
+        name: Name of the metric in scores and file names.
+        version: Version of the scorer, for the signature.
+        lower_is_better: Whether its numbers count errors.
+        folder: Where scores are kept for other runs, too.
     """
 
     command: Sequence[str]

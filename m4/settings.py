@@ -286,7 +286,7 @@ def mutable_of(configurable: Callable[..., Any]) -> list[str]:
 
 
 def given_of(configurable: Callable[..., Any], name: str) -> str | None:
-    """Returns what decides a parameter that m4 itself gives; None: a config may set it."""
+    """Returns what decides a parameter that m4 itself gives, or None if a config may set it."""
     marks = getattr(annotations_of(configurable).get(name), "__metadata__", ())
     return next((mark.by for mark in marks if isinstance(mark, Given)), None)
 

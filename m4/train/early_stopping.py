@@ -40,11 +40,11 @@ class EarlyStopping:
 
     @property
     def direction(self) -> str | None:
-        """The direction that counts; None: all of them."""
+        """The direction that counts, or None where all of them do."""
         return next(iter(self.metric.split("/")[2:]), None)
 
     def stopped(self, note: Mapping[str, Any]) -> str | None:
-        """Says why a training with this note of a checkpoint has stopped; None: it has not."""
+        """Says why a training with this note of a checkpoint has stopped, or None if it has not."""
         if note.get("since_best", 0) < self.patience:
             return None
         return (

@@ -179,7 +179,7 @@ class HfParameter(NamedTuple):
 
 
 def place(path: str, shape: tuple[int, ...], model: Transformer) -> HfParameter | None:
-    """Returns the place of a parameter by m4's path among unscanned layers; None: it has none."""
+    """Returns the place of a parameter by m4's path among unscanned layers, or None."""
     factor = t5_factor(path, model.width, model.head_width)
     turned = path.endswith(("/kernel", "/rel_embedding"))
     if path in _OUTSIDE:

@@ -168,7 +168,7 @@ class Plan(NamedTuple):
         return sorted(self.old.keys() - {leaf.source for leaf in self.leaves})
 
     def grown_sizes(self) -> set[tuple[int, int]] | None:
-        """Returns (before, now) of axes that have grown; None: more than that has changed."""
+        """Returns (before, now) of axes that have grown, or None if more than that has changed."""
         if not all(leaf.rule in ("taken", *_GROWING) for leaf in self.leaves):
             return None
         return {

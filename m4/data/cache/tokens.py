@@ -88,7 +88,7 @@ PRETRAINED_VOCABULARIES = ("spiece.model", "sentencepiece.model", "sentencepiece
 
 
 def pretrained_vocabulary(folder: Path) -> Path | None:
-    """Returns the SentencePiece model in a folder of Hugging Face's layout; None: it has none."""
+    """Returns the SentencePiece model in a folder of Hugging Face's layout, or None."""
     found = (folder / name for name in PRETRAINED_VOCABULARIES)
     return next((path for path in found if path.is_file()), None)
 

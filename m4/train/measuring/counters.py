@@ -178,7 +178,7 @@ class DeviceSum:
         self._steps += 1
 
     def take(self) -> Any:
-        """The sums since the last call, numpy int64; None: nothing was added."""
+        """Returns the sums since the last call, numpy int64, or None if nothing was added."""
         read, sums = self._read, jax.device_get(self._sums)
         self._read, self._sums, self._steps = None, None, 0
         if sums is None:

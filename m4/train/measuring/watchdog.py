@@ -62,7 +62,7 @@ class Heartbeat(NamedTuple):
 
 
 def heartbeat(folder: Path | epath.Path) -> Heartbeat | None:
-    """The last one of a run's folder; None: there was none. ValueError: it is damaged."""
+    """Returns the last one of a run's folder, or None. ValueError: it is damaged."""
     with contextlib.suppress(FileNotFoundError):
         return read_json(folder / HEARTBEAT, _BEAT, lambda said: Heartbeat(**said))
     return None

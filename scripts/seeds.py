@@ -27,7 +27,7 @@ def main() -> None:
     runs = tomllib.loads(arguments.runs.read_text())["run"]
     names = [run["name"] for run in runs]
     if arguments.only not in (None, *names):
-        sys.exit(f"--only={arguments.only}: no such run; there are {', '.join(names)}")
+        parser().error(f"--only={arguments.only}: no such run; there are {', '.join(names)}")
     if arguments.only is None:
         made = {path.stem for path in arguments.out.glob("*.jsonl")}
         print(f"there already, remove them to train them again: {', '.join(made) or 'none'}")

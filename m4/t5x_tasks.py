@@ -15,18 +15,14 @@ from typing import Any
 from m4.data import tasks
 from m4.data.cache.cache import Cache
 from m4.data.directions import split_direction
-from m4.data.samplers import Sampler
-from m4.data.samplers.temperature import temperature
 from m4.eval.metrics import Metric
 
 
 @functools.cache
-def register(
-    cache: str, prefix: str = "m4", sampler: Sampler = temperature, sample_by: str = "examples"
-) -> Cache:
+def register(cache: str, prefix: str = "m4") -> Cache:
     """Registers the tasks and mixtures of a cache's folder, with BLEU and chrF."""
     opened = Cache(Path(cache).expanduser())
-    tasks.register_cache(opened, prefix, sampler, sample_by, metric_fns)
+    tasks.register_cache(opened, prefix, metric_fns=metric_fns)
     return opened
 
 

@@ -164,21 +164,12 @@ def _dev(cache: Any, stream: Any) -> dict[str, Any]:
     import numpy as np
 
     from m4.data.directions import pair_of
-    from m4.data.stream.batches import evaluation_batches
+    from m4.data.stream.batches import Shape, evaluation_batches
 
     directions = [d for d in stream.directions if cache.size(pair_of(d), "dev")]
     number = np.array([stream.directions.index(d) for d in directions], np.int32)
-    made = list(
-        evaluation_batches(
-            cache,
-            directions,
-            "dev",
-            stream.batch_rows,
-            stream.source_length,
-            stream.target_length,
-            pack=True,
-        )
-    )
+    shape = Shape(stream.batch_rows, stream.source_length, stream.target_length)
+    made = list(evaluation_batches(cache, directions, "dev", shape))
     stacked = {k: np.stack([one[k] for one in made]) for k in made[0]}
     for name in ("direction_ids", "encoder_direction_ids"):
         stacked[name] = number[stacked[name]]

@@ -1,8 +1,7 @@
-"""Tags, tokenizes and trims text, in batches, alike for training, decoding and seqio."""
+"""Normalises, tags and trims text, alike for training, decoding and seqio."""
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Protocol
 
 from m4.data.directions import base_language
 
@@ -17,13 +16,6 @@ SYNTHETIC = "<bt>"
 PAD_ID, EOS_ID = 0, 1
 # Ids that a source has in addition to its text, and a source or a target.
 TAG_IDS, EOS_IDS = 1, 1
-
-
-class Encoder(Protocol):
-    """The part of a vocabulary that is needed here."""
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]: ...
-    def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]: ...
 
 
 def tag_symbol(language: str) -> str:
@@ -44,16 +36,3 @@ def target_of(tagged: str) -> str:
 def trim(ids: Sequence[int], length: int) -> list[int]:
     """Returns at most `length` ids, the last one always eos (seqio's append_eos_after_trim)."""
     return [*ids[: length - 1], EOS_ID]
-
-
-def source_ids(
-    vocabulary: Encoder, texts: Sequence[str], target_language: str, length: int
-) -> list[list[int]]:
-    """Returns tagged, tokenized, trimmed ids with eos, each at most `length` long."""
-    tagged = [tag(text, target_language) for text in texts]
-    return [trim(ids, length) for ids in vocabulary.encode_tagged(tagged)]
-
-
-def target_ids(vocabulary: Encoder, texts: Sequence[str], length: int) -> list[list[int]]:
-    """Returns tokenized, trimmed ids with eos, each at most `length` long."""
-    return [trim(ids, length) for ids in vocabulary.encode_targets(list(texts))]

@@ -8,7 +8,8 @@ import numpy as np
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import SIDES, pair_of, sides_of, split_direction
-from m4.data.preprocess import source_ids, target_ids
+from m4.data.preprocess import tag, trim
+from m4.data.stream.batches import Batch, Shape, SplitReader, lay_out
 
 
 def tokens(cache: Cache, split: str, side: str, role: str = "source") -> tuple[Any, Any]:
@@ -42,9 +43,19 @@ def of_text(
     """The ids of a direction's pairs, made from their text."""
     pairs, (_, into) = [*cache.pairs(pair_of(direction), split)], split_direction(direction)
     source, target = ([getattr(one, side) for one in pairs] for side in sides_of(direction))
-    sources = source_ids(cache.vocabulary, source, into, source_length)
-    targets = target_ids(cache.vocabulary, target, target_length)
-    return [(tuple(s), tuple(t)) for s, t in zip(sources, targets, strict=True)]
+    sources = cache.vocabulary.encode_tagged([tag(text, into) for text in source])
+    ids = zip(sources, cache.vocabulary.encode_targets(target), strict=True)
+    return [(tuple(trim(s, source_length)), tuple(trim(t, target_length))) for s, t in ids]
+
+
+def unpacked(cache: Cache, direction: str, split: str) -> Batch:
+    """A split in one batch: a row for each pair, in order, trimmed to the corpus's lengths."""
+    data, shape = SplitReader(cache, [direction], split), (cache.source_length, cache.target_length)
+    every = np.arange(data.sizes[0])
+    found = data.examples(0 * every, every)
+    lengths = map(np.minimum, (found.source_lengths, found.target_lengths), shape)
+    found = found._replace(**dict(zip(("source_lengths", "target_lengths"), lengths, strict=True)))
+    return lay_out(data, found, every, every, Shape(len(every), *shape))
 
 
 def pairs_of(batch: Mapping[str, Any]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:

@@ -10,10 +10,9 @@ from m4.data.corpus import CorpusSpec
 from m4.data.directions import directions_of, key_of, label_of, pair_of, side_of, sides_of
 from m4.data.sources.moses import Moses
 from m4.data.sources.tsv import Tsv
-from m4.data.stream.batches import evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.settings import SettingError
-from tests.data.arrays import of_text, pairs_of
+from tests.data.arrays import of_text, pairs_of, unpacked
 from tests.data.corpus import Made
 
 PAIRS = ["en-gl", "en-pt", "fr-wo"]
@@ -87,8 +86,8 @@ def test_a_corpus_with_pairs_without_english(tmp_path: Path) -> None:
     assert cache.directions == ["en-gl", "fr-wo", "gl-wo", "gl-en", "wo-fr", "wo-gl"]
     assert [*cache.pairs("wo-fr", "test")] == [*made.pairs("fr-wo", "test")]
     for direction in cache.directions:
-        (batch,) = evaluation_batches(cache, direction, "dev", 20)
-        assert [tuple(ids) for _, *ids in pairs_of(batch)] == of_text(cache, direction, "dev")
+        found = pairs_of(unpacked(cache, direction, "dev"))
+        assert [tuple(ids) for _, *ids in found] == of_text(cache, direction, "dev")
     chosen = ["wo-fr", "en-gl", "wo-gl"]
     listed = dataclasses.replace(spec, mixture=chosen).build(tmp_path)
     assert (listed.fingerprint, listed.directions) == (cache.fingerprint, chosen)

@@ -17,8 +17,7 @@ from m4.data.samplers.uniform import uniform
 from m4.data.sources import SPLITS
 from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture as mixing
-from m4.data.stream.batches import evaluation_batches
-from tests.data.arrays import Ids, of_text
+from tests.data.arrays import Ids, of_text, unpacked
 from tests.data.arrays import tokens as tokens_of
 from tests.data.corpus import Made
 
@@ -130,7 +129,7 @@ def test_feature_converter_of_t5x(tasks: Any, registered: Cache) -> None:
         shuffle=False,
         feature_converter=tasks.seqio.EncDecFeatureConverter(pack=False),
     )
-    (batch,) = evaluation_batches(registered, "gl-en", "dev", 20, 96, 96)
+    batch = unpacked(registered, "gl-en", "dev")
     for row, example in enumerate(dataset.as_numpy_iterator()):
         for key in ("encoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"):
             assert example[key].tolist() == batch[key][row].tolist(), key

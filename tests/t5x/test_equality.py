@@ -13,13 +13,13 @@ import optax
 import pytest
 
 from m4.data.cache.cache import Cache
-from m4.data.stream.batches import evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.eval.decoding.beam import beam_search
 from m4.model.gates.mixtral import mixtral
 from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.train.step import TrainState, make_train_step
+from tests.data.arrays import unpacked
 from tests.train.trainers import training_of
 
 pytest.importorskip("t5x.train")  # a folder gin_configs/t5x on the path is a t5x, too
@@ -94,7 +94,7 @@ def test_loss_and_gradients_are_equal(model: Transformer, cache: Cache, layout: 
 
 
 def test_logits_are_equal(model: Transformer, cache: Cache) -> None:
-    (batch, *_) = evaluation_batches(cache, "en-gl", "dev", 4)
+    batch = {key: of[:4] for key, of in unpacked(cache, "en-gl", "dev").items()}
     params = initial(model)
     names = [key for key in batch if not key.endswith("direction_ids")]
     theirs = of_t5x(model, cache)
@@ -112,9 +112,8 @@ def test_logits_are_equal(model: Transformer, cache: Cache) -> None:
 def test_searches_are_equal(model: Transformer, cache: Cache) -> None:
     """T5X's model with its search and with m4's: the same four hypotheses and scores."""
     model = dataclasses.replace(model, scan_layers=False)
-    (batch, *_) = evaluation_batches(cache, "en-gl", "dev", 4)
     batch = {
-        "encoder_input_tokens": batch["encoder_input_tokens"][:, :24],
+        "encoder_input_tokens": unpacked(cache, "en-gl", "dev")["encoder_input_tokens"][:4, :24],
         "decoder_input_tokens": np.zeros((4, 16), np.int32),
     }
     found = []

@@ -187,9 +187,9 @@ class Cache:
         names = {side: array_name(side, self._store(role)) for side in sides}
         return {side: longest[name] for side, name in names.items() if name in longest}
 
-    def mean_pieces(self, direction: str, split: str) -> tuple[float, float]:
-        """Returns the mean ids of sources and targets, without tag and eos."""
-        means = self._count(pair_of(direction), split)["mean_pieces"]
+    def mean_pieces(self, direction: str) -> tuple[float, float]:
+        """Returns the mean ids of training sources and targets, without tag and eos."""
+        means = self._count(pair_of(direction), "train")["mean_pieces"]
         source, target = map(array_name, sides_of(direction), map(self._store, ROLES))
         return means[source], means[target]
 

@@ -226,55 +226,43 @@ def lay_out(
 
 def evaluation_batches(
     cache: Cache,
-    directions: str | Sequence[str],
+    directions: Sequence[str],
     split: str,
-    batch_rows: int,
-    source_length: int | None = None,
-    target_length: int | None = None,
-    pack: bool = False,
+    shape: Shape,
     limit: int | None = None,
 ) -> Iterator[Batch]:
-    """Yields the pairs of a split once, in batches of `batch_rows` rows.
+    """Yields the pairs of a split once, in packed batches.
 
-    They are in order, but packed: then a pair for which a batch has no room comes in the next one.
-    The last batch is filled up with empty rows (segment 0, weight 0). Longer pairs are trimmed.
+    They are in order, but a pair for which a batch has no room comes in the next one. The last
+    batch is filled up with empty rows (segment 0, weight 0). Longer pairs are trimmed.
 
     Args:
-        directions: One direction, or several, in which `direction_ids` count.
-        source_length: Longest source, as target_length. Defaults to the corpus's.
-        pack: Puts several pairs in a row; else a row has one pair.
+        directions: The directions, in which `direction_ids` count.
         limit: Takes the first pairs of each direction only. Defaults to all.
 
     Raises:
         InputError: Two languages have no pairs in this split.
     """
-    names = [directions] if isinstance(directions, str) else list(directions)
-    widest = source_length or cache.source_length, target_length or cache.target_length
-    shape = Shape(batch_rows, *widest)
-    data = SplitReader(cache, names, split)
+    data = SplitReader(cache, directions, split)
     for pair, size in zip(data.pairs, data.sizes, strict=True):
         if not size:
             raise InputError(f"{cache.folder}: {pair} has no {split} pairs")
     counts = [min(size, limit or size) for size in data.sizes]
     indices = np.concatenate([*map(np.arange, counts)])
-    examples = data.examples(np.repeat(np.arange(len(names)), counts), indices)
+    examples = data.examples(np.repeat(np.arange(len(directions)), counts), indices)
     examples = examples._replace(
-        source_lengths=np.minimum(examples.source_lengths, widest[0]),
-        target_lengths=np.minimum(examples.target_lengths, widest[1]),
+        source_lengths=np.minimum(examples.source_lengths, shape.source_length),
+        target_lengths=np.minimum(examples.target_lengths, shape.target_length),
     )
-    for chosen, rows in _rows_in_order(examples, shape, pack):
+    for chosen, rows in _rows_in_order(examples, shape):
         yield lay_out(data, examples.take(chosen), np.arange(len(rows)), rows, shape)
 
 
-def _rows_in_order(examples: Examples, shape: Shape, pack: bool) -> Iterator[tuple[Ints, Ints]]:
+def _rows_in_order(examples: Examples, shape: Shape) -> Iterator[tuple[Ints, Ints]]:
     """Yields (indices of the pairs, their rows) of one batch after another."""
     most, *widths = shape
     left = np.arange(len(examples.directions))
     while left.size:
-        if not pack:
-            yield left[:most], np.arange(len(left[:most]))
-            left = left[most:]
-            continue
         source, target = examples.source_lengths[left], examples.target_lengths[left]
         load = np.maximum(np.cumsum(source) / widths[0], np.cumsum(target) / widths[1])
         stop = max(int(np.searchsorted(load, most, side="right")), 1)

@@ -26,7 +26,7 @@ Unit = Annotated[str, OneOf(UNITS)]
 
 def pair_tokens(cache: Cache, direction: str) -> float:
     """Returns the mean ids of a training pair, source and target, with tag and eos."""
-    return sum(cache.mean_pieces(direction, "train")) + sum(cache.extra_ids)
+    return sum(cache.mean_pieces(direction)) + sum(cache.extra_ids)
 
 
 def units(cache: Cache, sample_by: str, mixture: Mixture | None = None) -> dict[str, float]:

@@ -107,7 +107,7 @@ class Stream:
         packed = max(_GROUP_STEPS, -(-_GROUP_ROWS // batch_rows))
         self.group_steps = packed if layout == "packed" else 1
         self._split = SplitReader(cache, self.directions, "train")
-        self._means = [cache.mean_pieces(d, "train") for d in self.directions]
+        self._means = [cache.mean_pieces(d) for d in self.directions]
         self._check_lengths(cache)
         given = self.directions, self._split.sizes, seed, self.group_steps, window
         self._phases = Phases(phases, *given, self._most_pairs)

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from m4.data.cache.cache import Cache
 from m4.data.directions import pair_of
-from m4.data.stream.batches import evaluation_batches
+from m4.data.stream.batches import Shape, evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.model.transformer import Transformer
 from m4.parallel.distributed import synchronized
@@ -63,8 +63,8 @@ def dev_batches(
     directions = dev_directions(cache, stream)
     # A gate may know directions by number: here they are those of training.
     number = np.array([stream.directions.index(d) for d in directions], np.int32)
-    sizes = stream.batch_rows, stream.source_length, stream.target_length
-    for batch in evaluation_batches(cache, directions, "dev", *sizes, pack=True, limit=limit):
+    shape = Shape(stream.batch_rows, stream.source_length, stream.target_length)
+    for batch in evaluation_batches(cache, directions, "dev", shape, limit):
         for name in ("direction_ids", "encoder_direction_ids"):
             batch[name] = number[batch[name]]
         yield to_global(mesh, host_rows(mesh, batch))

@@ -194,7 +194,7 @@ def test_whatever_is_damaged_in_json(made_cache: Cache, tmp_path: Path) -> None:
         cache = Cache(tmp_path)
         for language in cache.language_pairs():
             for direction in (language, reverse(language)):
-                cache.mean_pieces(direction, "train")
+                cache.mean_pieces(direction)
             _ = cache.longest(language), cache.rows(language, "dev"), cache.sizes()
         _ = cache.identity(), cache.ledger()
 

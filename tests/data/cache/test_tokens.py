@@ -21,10 +21,9 @@ from m4.data.directions import MIXTURES, ROLES, SIDES, Mixture, sides_of
 from m4.data.preprocess import normalised
 from m4.data.sources import SPLITS
 from m4.data.sources.tsv import Tsv
-from m4.data.stream.batches import evaluation_batches
 from m4.data.vocabulary import tokenizing
 from tests.command_line import contents
-from tests.data.arrays import of_text, pairs_of
+from tests.data.arrays import of_text, pairs_of, unpacked
 from tests.data.arrays import rows_of as sentences
 from tests.data.cache.test_cache import SMALL
 from tests.data.corpus import Made
@@ -72,7 +71,7 @@ def test_the_best_segmentation_comes_first_then_others(sampled: Cache) -> None:
         own = [160 * way + r for way in range(3) for r in sampled.rows(code, "train")]
         lengths = [len(rows[r]) for r in own]
         assert sampled.longest(code)["second"] == max(lengths)
-        _, mean = sampled.mean_pieces(f"en-{code}", "train")
+        _, mean = sampled.mean_pieces(f"en-{code}")
         assert mean == pytest.approx(np.mean(lengths), abs=1e-3)
 
 
@@ -122,8 +121,8 @@ def test_ids_and_token_counts_are_those_of_the_text(
     for direction in made.directions:
         into = direction.partition("-")[2]
         for split in SPLITS:
-            (batch,) = evaluation_batches(made, direction, split, 30)
-            ids = [(source, target) for _, source, target in pairs_of(batch)]
+            found = pairs_of(unpacked(made, direction, split))
+            ids = [(source, target) for _, source, target in found]
             assert ids == of_text(made, direction, split)
         for role, side in zip(ROLES, sides_of(direction), strict=True):
             rows, of = sentences(made, "train", side, role), vocabularies[role]

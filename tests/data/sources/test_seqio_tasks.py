@@ -16,11 +16,10 @@ from m4.data.corpus import CorpusSpec
 from m4.data.samplers.mixing_rates import mixing_rates
 from m4.data.sources.seqio_tasks import SeqioTasks
 from m4.data.stream import mixture as mixing
-from m4.data.stream.batches import evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.data.vocabulary.vocabulary import train
 from m4.settings import InputError, SettingError
-from tests.data.arrays import Ids, pairs_of
+from tests.data.arrays import Ids, pairs_of, unpacked
 from tests.data.corpus import Made
 
 pytestmark = [
@@ -80,7 +79,7 @@ def ids_in(batches: Iterable[Any]) -> list[Ids]:
 @pytest.mark.parametrize("task", ["made_en_gl", "made_gl_en"])
 def test_ids_are_those_of_seqio(seqio: Any, cache: Cache, task: str) -> None:
     for split, theirs in (("dev", "validation"), ("test", "test")):
-        found = ids_in(evaluation_batches(cache, TASKS[task], split, 5))
+        found = ids_in([unpacked(cache, TASKS[task], split)])
         assert found == of_seqio(seqio, task, theirs)
     assert cache.size("en-pt", "dev") == 0, "the task has no such split, its mixture has"
 
@@ -123,13 +122,13 @@ def test_lengths_cut_as_in_seqio(seqio: Any, tmp_path: Path) -> None:
     lengths = {"inputs": 20, "targets": 12}  # shorter than nearly all
     made = spec(task_feature_lengths=lengths).build(tmp_path / "c")
     wanted = of_seqio(seqio, "made_en_gl", "train", lengths)
-    assert ids_in(evaluation_batches(made, "en-gl", "train", 8)) == wanted
+    assert ids_in([unpacked(made, "en-gl", "train")]) == wanted
     assert Counter(len(inputs) for inputs, _ in wanted)[20] > 30
 
 
 def test_token_counts_are_those_of_one_epoch(cache: Cache) -> None:
     counts = np.zeros_like(np.load(cache.folder / "token_counts.npy"))
-    for batch in evaluation_batches(cache, cache.directions, "train", 8):
+    for batch in (unpacked(cache, direction, "train") for direction in cache.directions):
         for side in ("encoder", "decoder"):
             inside = batch[f"{side}_segment_ids"] > 0
             np.add.at(counts, batch[f"{side}_input_tokens"][inside], 1)

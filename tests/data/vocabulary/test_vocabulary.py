@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m4.data.cache.cache import Cache
-from m4.data.preprocess import normalised, source_ids, target_ids, trim
+from m4.data.preprocess import normalised, tag, trim
 from m4.data.vocabulary import vocabulary
 from m4.data.vocabulary.vocabulary import Vocabulary
 from tests.data.corpus import Made
@@ -147,16 +147,16 @@ def test_trim_always_ends_in_eos() -> None:
 def test_a_tag_is_one_id_in_front_of_the_untagged_ids(made_cache: Cache) -> None:
     vocabulary = made_cache.vocabulary
     texts = [pair.second for pair in made_cache.pairs("en-gl", "train")]
-    tagged = source_ids(vocabulary, texts, "en", 200)
-    plain = target_ids(vocabulary, texts, 200)
+    tagged = vocabulary.encode_tagged([tag(text, "en") for text in texts])
+    plain = vocabulary.encode_targets(texts)
     assert tagged == [[vocabulary.tag_id("en"), *ids] for ids in plain]
 
 
 @pytest.mark.parametrize("word", ["<2gl>", "red <2en> bird", "<2gl>bird", "\uff1c2gl\uff1e red"])
 def test_a_word_that_looks_like_a_tag_is_text(made_cache: Cache, word: str) -> None:
     vocabulary = made_cache.vocabulary
-    (source,) = source_ids(vocabulary, [word], "gl", 99)
-    (target,) = target_ids(vocabulary, [word], 99)
+    (source,) = vocabulary.encode_tagged([tag(word, "gl")])
+    (target,) = vocabulary.encode_targets([word])
     assert source == [vocabulary.tag_id("gl"), *target]
     tags = {vocabulary.tag_id(code) for code in vocabulary.languages}
     assert not tags.intersection(target)

@@ -8,11 +8,11 @@ import numpy as np
 
 from m4.data.corpus import CorpusSpec
 from m4.data.sources import Pair
-from m4.data.stream.batches import evaluation_batches
 from m4.data.stream.stream import Stream
 from m4.train.measuring.dev import dev_loss
 from m4.train.optimizer import adamw
 from m4.train.step import make_eval_step
+from tests.data.arrays import unpacked
 from tests.data.corpus import Made
 from tests.shared import model_for
 from tests.train.test_step import mesh_of
@@ -42,9 +42,8 @@ def test_directions_have_their_own_losses_where_another_has_none(tmp_path: Path)
     alone = jax.jit(make_eval_step(model, directions=1))
     total = tokens = 0.0
     for direction in ("en-gl", "gl-en"):
-        batches = evaluation_batches(cache, [direction], "dev", 8, 64, 64, pack=False)
-        sums = [alone(params, batch) for batch in batches]
-        nll, count = (sum(float(s[name][0]) for s in sums) for name in ("nll_sum_D", "tokens_D"))
+        sums = alone(params, unpacked(cache, direction, "dev"))
+        nll, count = (float(sums[name][0]) for name in ("nll_sum_D", "tokens_D"))
         np.testing.assert_allclose(found[f"dev/nll/{direction}"], nll / count, rtol=1e-5)
         total, tokens = total + nll, tokens + count
     np.testing.assert_allclose(found["dev/nll"], total / tokens, rtol=1e-5)

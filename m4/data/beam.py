@@ -43,7 +43,7 @@ import numpy.typing as npt
 from m4.data.arrays import U32, Array, Ints, Mask
 from m4.data.cache.corpus_text import FILE, Progress, Recorded
 from m4.data.cleaning import AnyCheck, Check, FirstCheck, FittedCheck, HeldOut
-from m4.data.cleaning.chunk import PAIRS, Chunk
+from m4.data.cleaning.chunk import PAIRS, Chunk, check_sentences
 from m4.data.cleaning.clean import Cleaner, Cleaning, Part, alone, sentence_lines
 from m4.data.cleaning.ledger import Count
 from m4.data.directions import SIDES, split_direction
@@ -880,6 +880,7 @@ class Cleaned:
                 for kind, (code, side, text) in enumerate(codes):
                     again = _again(self._work, shard["facts"], kind)
                     found, new = self._numbers[code].add(number, numbers, again)
+                    check_sentences(code, self._numbers[code]._count)
                     columns.append(found)
                     with self._work.reading(f"{name}.{side}") as path, path.open("rb") as file:
                         text.writelines(compress(file, new.tobytes()))

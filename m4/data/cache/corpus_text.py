@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from m4.data.arrays import U32, U64, Array, Integers, Ints, Mask
-from m4.data.cleaning.chunk import Chunk, Numbers, chunks, digests
+from m4.data.cleaning.chunk import Chunk, Numbers, check_sentences, chunks, digests
 from m4.data.cleaning.clean import Cleaner, Cleaning, sentence_lines
 from m4.data.cleaning.english_side import EnglishSides
 from m4.data.cleaning.ledger import Count, Ledger
@@ -128,6 +128,7 @@ class TextWriter:
             else:
                 found = np.arange(numbers.count, numbers.count + len(chunk))
                 numbers.count += len(chunk)
+            check_sentences(code, numbers.count)
             with text_file(self._folder, self._split, code).open("ab") as file:
                 file.write(sentence_lines(texts, chunk, pair, self._split))
             columns.append(found)

@@ -113,6 +113,17 @@ class Numbers:
         return found[inverse], places
 
 
+# Sentences of a language that files can number with 32 bits.
+MOST_SENTENCES = 1 << 32
+
+
+def check_sentences(language: str, count: int) -> None:
+    """Raises InputError for more sentences of a language than a corpus can number."""
+    if count > MOST_SENTENCES:
+        most = f"more than {MOST_SENTENCES:,} different sentences"
+        raise InputError(f"{language}: {most}, which one corpus cannot have; give fewer files")
+
+
 # Large enough for numpy, small enough for the arrays to stay in the processor's cache.
 PAIRS = 1024
 

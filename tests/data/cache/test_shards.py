@@ -23,7 +23,11 @@ from m4.data.sources import SPLITS
 from m4.data.sources.aligned import Aligned
 from m4.data.stream.stream import Stream
 from m4.data.vocabulary import Ragged
+from m4.settings import InputError
 from tests.data.arrays import rows_of
+from tests.data.corpora import WRITERS, texts_of
+from tests.data.corpus import Made
+from tests.data.test_beam import Shuffled, opened, spec
 
 CODES = ("en", "fr", "gl", "wo")
 SPEC: dict[str, Any] = {"vocabulary_size": 400, "cleaning": NOTHING, "workers": 1}
@@ -167,3 +171,13 @@ def test_numbers_are_those_of_a_dictionary(chunks: list[list[str]]) -> None:
         assert found.tolist() == wanted
         assert [chunk[place] for place in new.tolist()] == [*known][len(known) - len(new) :]
         assert numbers.count == len(known)
+
+
+def test_more_sentences_than_there_are_numbers_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = WRITERS["tsv"](tmp_path / "text", texts_of(Made({"gl": 20}, held_out=4)))
+    monkeypatch.setattr("m4.data.cleaning.chunk.MOST_SENTENCES", 19)
+    for engine in (None, opened(Shuffled("direct", [], 1), tmp_path / "shards")):
+        with pytest.raises(InputError, match=r"^en: more than 19 different sentences"):
+            spec(lambda: source).build(tmp_path / "corpus", engine=engine)

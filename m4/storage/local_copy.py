@@ -30,7 +30,7 @@ from m4.parallel.platform.hardware import cache_folder
 from m4.settings import InputError
 from m4.storage import locks
 from m4.storage.checksums import Disk
-from m4.storage.files import check_tree, confined, read_json, remove, write_text
+from m4.storage.files import check_tree, confined, read_json, remove, whole, write_text
 from m4.storage.objects import ERRORS, Objects, Unreachable, check_place, is_address, one_line
 from m4.storage.records import count, entry, named, text
 
@@ -39,6 +39,8 @@ _RECORD = ".bucket.json"
 # For so many periods an upload that the job waits for is repeated.
 _RETRY_PERIODS = 10
 _THREADS = 8
+# Jobs on one machine that may have parts of the same folder at the same time.
+_MOST_JOBS = 64
 # Calls of `BoundedCopy.need` for which files stay: those of the steps at hand, and those ahead.
 _KEPT_NEEDS = 16
 
@@ -345,22 +347,25 @@ class LocalCopy:
 class BoundedCopy:
     """Files of a bucket that never change, fetched when needed, as far as this machine has room.
 
-    Those that were not needed for the longest time make room.
+    Those that were not needed for the longest time make room. Each process has a folder of its own,
+    locked until it ends: none removes what another one reads.
 
     Attributes:
         address: The folder in the bucket.
-        here: The local folder.
+        folder: The local folder; `here` is that of this process within it.
         files: Name -> size and SHA-256.
         gigabytes: The room (`Data.disk_gigabytes`).
     """
 
     address: str
-    here: Path
+    folder: Path
     files: Mapping[str, Sequence[Any]]
     gigabytes: float
 
     def __post_init__(self) -> None:
         self._objects = Objects(self.address)
+        self.held = contextlib.ExitStack()
+        self.here = self._claim()
         there = [name for name in self.files if (self.here / name).is_file()]
         there.sort(key=lambda name: (self.here / name).stat().st_mtime_ns)
         # Name -> bytes, of what is here, in the order in which it was needed last.
@@ -369,6 +374,25 @@ class BoundedCopy:
         self._on_remove: dict[str, Callable[[], object]] = {}
         self._alone = threading.RLock()
         self._make_room(0)
+
+    def _claim(self) -> Path:
+        """Locks and returns the first folder that is free; removes those that other jobs left."""
+        found: list[Path] = []
+        for place in (self.folder / f"shards.{number}" for number in range(_MOST_JOBS)):
+            if found and not place.exists():
+                continue
+            with contextlib.suppress(locks.Busy), contextlib.ExitStack() as stack:
+                lock = place.with_name(f"{place.name}.lock")
+                stack.enter_context(locks.local_lock(lock, self.address, seconds=0))
+                if found:
+                    remove(place)
+                else:
+                    place.mkdir(exist_ok=True)
+                    found.append(place)
+                    self.held = stack.pop_all()
+        if not found:
+            raise locks.Busy(f"{self.address}: {_MOST_JOBS} other jobs read it on this machine")
+        return found[0]
 
     def path(self, name: str, on_remove: Callable[[], object]) -> Path:
         """Returns the path of a file, fetched now if it is not here.
@@ -413,13 +437,14 @@ class BoundedCopy:
 
     def _fetch(self, name: str) -> None:
         where = f"{self.address}/{name}"
-        try:
-            self._objects.download(name, self.here / name)
-        except FileNotFoundError as error:
-            raise InputError(f"{where}: missing, a part of the corpus; remove it there") from error
-        if Disk(self.here).sha256(name)[1] != self.files[name][1]:
-            (self.here / name).unlink()
-            raise InputError(f"{where}: damaged: its content is not what was written")
+        with whole(self.here / name) as part:
+            try:
+                self._objects.download(name, part)
+            except FileNotFoundError as error:
+                said = "missing, a part of the corpus; remove it there"
+                raise InputError(f"{where}: {said}") from error
+            if Disk(self.here).sha256(part.name)[1] != self.files[name][1]:
+                raise InputError(f"{where}: damaged: its content is not what was written")
 
 
 def _is_copied(name: str) -> bool:

@@ -51,9 +51,20 @@ def opened(address: str, built: Cache, gigabytes: float) -> Cache:
     return cache
 
 
+def shards_here(cache: Cache) -> list[Path]:
+    assert cache.bounded is not None
+    return [*cache.bounded.here.glob("train.*.npy")]
+
+
+def end(cache: Cache) -> None:
+    """Releases what a process has until it ends."""
+    assert cache.bounded is not None
+    cache.bounded.held.close()
+
+
 def bytes_here(cache: Cache) -> int:
     found = 0
-    for path in cache.folder.glob("train.*.npy"):
+    for path in shards_here(cache):
         with contextlib.suppress(FileNotFoundError):  # another thread makes room
             found += path.stat().st_size
     return found
@@ -73,26 +84,45 @@ def test_batches_are_those_of_a_local_corpus_within_the_room(address: str, built
     for step in range(240):  # more than an epoch of the four directions
         assert same(found.batch(step), wanted.batch(step))
         most = max(most, bytes_here(remote))
-        fetched |= {path.name for path in remote.folder.glob("train.*.npy")}
+        fetched |= {path.name for path in shards_here(remote)}
     assert 0 < most <= room
     tokens = {name for name in built.manifest["files"] if name.startswith("train.tokens.")}
     assert fetched >= tokens, "all of them, one after another"
 
 
 def test_what_is_here_is_not_fetched_again(address: str, built: Cache) -> None:
-    first = opened(address, built, 1.0)
+    first, second = (opened(address, built, 1.0) for _ in range(2))
     Stream(first, **OPTIONS).batch(0)
-    before = {path: path.stat().st_mtime_ns for path in first.folder.glob("train.*.npy")}
+    assert second.bounded is not None
+    second.bounded.need([name := min(filter(corpus.is_shard, built.manifest["files"]))])
+    left = second.bounded.here / name
+    assert left.is_file()
+    end(second)
+    before = {path: path.stat().st_mtime_ns for path in shards_here(first)}
+    end(first)
     assert 0 < len(before) < len([*built.folder.glob("train.*.npy")])
     Stream(opened(address, built, 1.0), **OPTIONS).batch(0)
     assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert not left.exists(), "nobody would count it"
 
 
 def test_a_smaller_room_is_made_at_once(address: str, built: Cache) -> None:
     Stream(first := opened(address, built, 1.0), **OPTIONS).batch(100)
     here = bytes_here(first)
-    opened(address, built, here / 2e9)
-    assert 0 < bytes_here(first) <= here / 2
+    end(first)
+    second = opened(address, built, here / 2e9)
+    assert 0 < bytes_here(second) <= here / 2
+
+
+def test_two_jobs_of_a_machine_leave_each_other_their_shards(address: str, built: Cache) -> None:
+    files = built.manifest["files"].items()
+    room = sum(size for name, (size, _) in files if corpus.is_shard(name)) * 2 // 3
+    jobs = [opened(address, built, room / 1e9) for _ in range(2)]
+    wanted = Stream(Cache(built.folder), **OPTIONS)
+    one, other = (Stream(job, **OPTIONS) for job in jobs)
+    for step in range(80):  # half an epoch apart: what one needs the other does not
+        assert same(one.batch(step), wanted.batch(step))
+        assert same(other.batch(step + 120), wanted.batch(step + 120))
 
 
 def test_mistakes_are_one_line(address: str, built: Cache) -> None:
@@ -102,8 +132,10 @@ def test_mistakes_are_one_line(address: str, built: Cache) -> None:
     ):
         Stream(opened(address, built, 5e-6), **OPTIONS).batch(0)
     Stream(whole := opened(address, built, 1.0), **OPTIONS).batch(0)
-    name = min(path.name for path in whole.folder.glob("train.tokens.*.npy"))
-    (whole.folder / name).unlink()
+    path = min(path for path in shards_here(whole) if ".tokens." in path.name)
+    path.unlink()
+    end(whole)
+    name = path.name
     objects = Objects(f"{address}/{built.fingerprint}")
     content = b"".join(objects.pieces(name))
     objects.delete(name)

@@ -61,7 +61,7 @@ DATA_COMMANDS = {
 }
 _GIN = (
     "Any setting can be given as --gin.NAME=VALUE: --gin.TRAIN_STEPS=2000,\n"
-    "--gin.schedules.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Flags may be written with - for _."
+    "--gin.schedules.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Commands and flags may have - for _."
 )
 
 # What T5X's users type, and m4's names for it.
@@ -341,7 +341,7 @@ def split_arguments(given: Sequence[str]) -> tuple[list[str], list[str]]:
                 raise InputError(f"{name}: {said}")
         elif not others and argument in _T5X_COMMANDS:
             raise InputError(f"{argument}: m4's name is `{pasted(_T5X_COMMANDS[argument])}`")
-        elif not others:
+        elif others in ([], ["data"]):
             argument = argument.replace("-", "_")
         others.append(argument)
     return others, bindings

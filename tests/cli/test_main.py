@@ -435,7 +435,8 @@ def test_flags_may_have_hyphens_and_settings_are_bindings() -> None:
     arguments = parse(["train", "--model-dir=runs/a-b", "--gin.TRAIN_STEPS=2"])
     assert arguments.model_dir == "runs/a-b"
     assert arguments.gin_bindings == ["TRAIN_STEPS = 2"]
-    assert parse(["data", "preview"]).command == "data preview"
+    for spelled in ("cleaning-report", "cleaning_report"):
+        assert parse(["data", spelled]).command == "data cleaning_report"
 
 
 @pytest.mark.parametrize(

@@ -378,18 +378,19 @@ class BoundedCopy:
     def _claim(self) -> Path:
         """Locks and returns the first folder that is free; removes those that other jobs left."""
         found: list[Path] = []
-        for place in (self.folder / f"shards.{number}" for number in range(_MOST_JOBS)):
+        for number in range(_MOST_JOBS):
+            # What the first one has may have been made on this machine.
+            name = f"shards.{number}"
+            place = self.folder / name if number else self.folder
             if found and not place.exists():
                 continue
             with contextlib.suppress(locks.Busy), contextlib.ExitStack() as stack:
-                lock = place.with_name(f"{place.name}.lock")
-                stack.enter_context(locks.local_lock(lock, self.address, seconds=0))
+                lock = locks.local_lock(self.folder / f"{name}.lock", self.address, seconds=0)
+                stack.enter_context(lock)
                 if found:
                     remove(place)
                 else:
-                    place.mkdir(exist_ok=True)
-                    found.append(place)
-                    self.held = stack.pop_all()
+                    found, self.held = [place], stack.pop_all()
         if not found:
             raise locks.Busy(f"{self.address}: {_MOST_JOBS} other jobs read it on this machine")
         return found[0]

@@ -61,7 +61,7 @@ DATA_COMMANDS = {
 }
 _GIN = (
     "Any setting can be given as --gin.NAME=VALUE: --gin.TRAIN_STEPS=2000,\n"
-    "--gin.schedules.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Commands and flags may have - for _."
+    "--gin.schedules.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Names of flags may have - for _."
 )
 
 # What T5X's users type, and m4's names for it.

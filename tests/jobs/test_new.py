@@ -69,13 +69,14 @@ def test_what_people_change_first_is_a_macro(here: Path) -> None:
     folders.tsv(here / "corpus")
     new("corpus", "--yes").ok()
     changed = {"GATE": "@switch.switch", "LEARNING_RATE": 1e-3, "LAYERS": 6, "WIDTH": 64,
-               "HEADS": 2, "EXPERTS": 4,
+               "HEADS": 2, "EXPERTS": 4, "MOE_EVERY": 1,
                "TRAIN_STEPS": 9, "BATCH_SIZE": 16, "DROPOUT_RATE": 0.3, "TEMPERATURE": 5.0,
                "VOCABULARY_SIZE": 900, "BASELINE_STEPS": 10, "TEST_SENTENCES": 3}  # fmt: skip
     given = [f"{name} = {value}" for name, value in changed.items()]
     made = config.load(["corpus.gin"], given).experiment()
     model = model_of(made, {"vocab_size": 900}, 6)
     assert (model.width, model.encoder_layers, model.decoder_layers) == (64, 6, 6)
+    assert model.moe_every == 1
     experts = model.encoder_experts
     assert experts is not None
     assert getattr(experts.gate, "__name__", "") == "switch"
@@ -218,7 +219,9 @@ def test_the_model_depends_on_the_corpus_and_the_cores_alone() -> None:
     many, minutes, _ = choose({"gl": 10**6, "fy": 10**6}, lengths, 16_000, 60, 2)
     assert (many["width"], minutes <= 60) == (128, True)
     more, *_ = choose({"gl": 10**6, "fy": 10**6}, lengths, 16_000, 60, 64)
-    assert more["steps"] > 10 * many["steps"]
+    assert more["steps"] > 10 * many["steps"] > 10 * 2000
+    # Equal work a token: a layer of 4 M and two experts of 4 M are as two layers of two of 3 M.
+    assert [(of["moe_every"], of["mlp_width"]) for of in (few, more)] == [(2, 1024), (1, 384)]
 
 
 # -------- --start: a second config, which continues from a model on the same test sets

@@ -6,8 +6,8 @@
     run = m4.load("runs/demo")
     run.translate(["3 weeks ago"], to="gl")
 
-The names below are imported on first use (PEP 562): `import m4` is quick. `m4.train` is the room of
-the training code, too: a function with the attributes of a package.
+The names below are imported on first use (PEP 562), so `import m4` is quick. `m4.train` is also
+the package of the training code: a function with the attributes of that package.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = ["__version__", "train", *sorted(_HOME)]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib import metadata  # slow: not for every program's first moments
+        from importlib import metadata  # imported here because it is slow
 
         return metadata.version("m4")
     if name in _HOME:
@@ -68,7 +68,7 @@ _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 
 def _as_package(function: _Function) -> _Function:
-    """Puts a function in the place of its namesake, whose modules' imports would hide it."""
+    """Replaces the package of the same name by a function, which imports would hide otherwise."""
     package = importlib.import_module(f"m4.{function.__name__}")
     function.__name__ = package.__name__
     for name in ("__file__", "__loader__", "__package__", "__path__", "__spec__"):
@@ -83,17 +83,17 @@ def train(
     bindings: Collection[str] = (), init_from: str | Path | None = None, fresh: bool = False,
     log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:  # fmt: skip
-    """Trains an experiment, or the one of a gin file, from its latest checkpoint.
+    """Trains an experiment, given as an object or a gin file, from its latest checkpoint.
 
     Args:
         experiment: An experiment, or the name of a gin file.
         model_dir: The run's folder. Defaults to the experiment's own.
-        bindings: Bindings on top of a gin file, as "TRAIN_STEPS = 100".
-        init_from: Another run, RUN or RUN@STEP, or a checkpoint of T5X, from whose parameters a new
-            run begins. Defaults to random ones.
+        bindings: Bindings that override the gin file, such as "TRAIN_STEPS = 100".
+        init_from: Another run, RUN or RUN@STEP, or a T5X checkpoint: the initial parameters of a
+            new run. Defaults to random parameters.
         fresh: Whether to remove what is in the run's folder and start over.
-        log: Called with each row of metrics.jsonl, {"step": ..., name: number or None}, when it is
-            written; of several processes in the first.
+        log: Function called with each new row of metrics.jsonl, {"step": ..., name: number or
+            None}. Only the first of several processes calls it.
 
     Raises:
         InputError: A setting is wrong, or the folder belongs to another config.

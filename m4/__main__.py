@@ -8,7 +8,7 @@ from m4.parallel.platform import signals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `m4.cli.main.main`, with handlers for signals where it is the program itself."""
+    """Runs `m4.cli.main.main`; as the program itself, with handlers for signals."""
     try:
         if arguments is None:
             signals.install()

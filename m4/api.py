@@ -67,8 +67,8 @@ class Corpus:
     ) -> Stream:  # fmt: skip
         """Returns the training stream, whose `batch(step)` is a function of the step alone.
 
-        The sampler's rates are in the unit `sample_by`, "examples" or "tokens"; `total_steps` is
-        for samplers that plan ahead.
+        The sampler's rates count `sample_by`, "examples" or "tokens". Samplers with a schedule
+        need `total_steps`.
         """
         lengths = self.spec.lengths
         return mixture.make_stream(
@@ -79,7 +79,7 @@ class Corpus:
     def batches(
         self, batch_size: int = 64, *, start: int = 0, **settings: Any
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields batches from step `start` on, without end, for any trainer.
+        """Yields an endless sequence of batches from step `start` on, for any trainer.
 
         A batch has int32 arrays [batch_size, length] by T5X's names (encoder_input_tokens, ...).
         Other settings are those of `stream`.
@@ -93,7 +93,7 @@ class Corpus:
         return self.cache.ledger()
 
     def preview(self, total_steps: int, batch_size: int = 64, **settings: Any) -> Mapping[str, Any]:
-        """Returns, by direction, the pairs that the stream with these settings draws."""
+        """Returns how many pairs of each direction the stream with these settings draws."""
         from m4.data.inspection.preview import drawn_of
 
         stream = self.stream(batch_size, total_steps=total_steps, **settings)
@@ -126,7 +126,7 @@ class Run:
             source: Language of the lines. Defaults to English. Only models whose gate is
                 `by_direction` depend on it.
             prefix: Beginning of all translations, or one for each line. Defaults to none.
-            n_best: Number of `Translations` per line, with scores. Defaults to a text per line.
+            n_best: Number of `Translations` per line. Defaults to one text per line, without score.
             decoding: Other settings of `m4.Decoding`: beams, sampling=m4.Sampling(top_p=0.9), ...
 
         Raises:
@@ -144,7 +144,7 @@ class Run:
     ) -> Explanation:
         """Translates a line, and returns its pieces, the experts of each and the attention.
 
-        The arguments are those of `translate`. InputError: the model does not translate into `to`.
+        The arguments are those of `translate`. Raises InputError if `to` is not a target language.
         """
         from m4.eval.decoding.explain import explain
 
@@ -159,7 +159,7 @@ class Run:
         return dataclasses.replace(self._translator, decoding=settings, source=source)
 
     def decode(self, split: str = "test", step: int | None = None) -> dict[str, list[str]]:
-        """Translates a split, "test" or "dev", into decodes/; returns the texts by direction."""
+        """Translates the split "test" or "dev" into decodes/; returns the texts by direction."""
         from m4.jobs.decoding.testsets import decode
 
         with self._opened("eval" if step is None else "steps") as experiment:
@@ -183,9 +183,9 @@ class Run:
 
     @functools.cached_property
     def params(self) -> Any:
-        """Parameters to use, a tree of numpy arrays.
+        """Parameters to translate with, a tree of numpy arrays.
 
-        They are the best or averaged ones where training kept such, else those of the last step.
+        They are the best or averaged ones if training kept such, otherwise those of the last step.
         """
         import jax
 
@@ -207,11 +207,11 @@ class Run:
 
 
 def prepare_corpus(folder: str | Path, source: Source | str | Path, **settings: Any) -> Corpus:
-    """Cleans and tokenizes a corpus into a folder, or opens what is there, as `m4 data prepare`.
+    """Cleans and tokenizes a corpus into a folder, or opens it if it exists (`m4 data prepare`).
 
     Args:
-        folder: Folder or address (gs://bucket/corpora) that may have several corpora, each under
-            its fingerprint; for runs it is `Data.data_dir`.
+        folder: Folder or address (gs://bucket/corpora) that may hold several corpora, each under
+        its fingerprint. Runs name it as `Data.data_dir`.
         source: An object of `m4.data.sources`, or a folder of <language>.train.tsv files
             (english<TAB>translation).
         settings: Settings of `m4.CorpusSpec`: languages, vocabulary_size, lengths, cleaning, ...
@@ -245,8 +245,8 @@ def load(
         follow_links: Whether links in the folder may lead out of it, now and later.
 
     Raises:
-        InputError: It is no run's folder, it has links out of it, or its config names a module that
-            is not allowed.
+        InputError: The folder is not a run, has links that lead out of it, or its config imports a
+            module that is not allowed.
     """
     from m4.storage.local_copy import fetched
 
@@ -262,10 +262,10 @@ def load(
 
 
 def delta(run: Run | str | Path) -> list[dict[str, Any]]:
-    """Returns ΔBLEU of a run against its bilingual baselines; trains nothing.
+    """Returns the ΔBLEU of a run against its bilingual baselines; trains nothing.
 
-    There is a row for each direction, system and metric, with the 95% interval of the difference by
-    paired bootstrap.
+    Each row is one direction, system and metric, with the 95% interval of the difference by paired
+    bootstrap.
 
     Raises:
         InputError: Translations or baselines are missing, or the config names no baselines.
@@ -281,10 +281,10 @@ def delta(run: Run | str | Path) -> list[dict[str, Any]]:
 
 
 def plot_delta(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draws rows of `delta` over the size of the training data (GShard, figure 6).
+    """Plots rows of `delta` against the size of the training data (GShard, figure 6).
 
     Args:
-        rows: Rows of `delta`, of which those of the first metric are drawn.
+        rows: Rows of `delta`. Only those of the first metric are drawn.
         path: File to write: .png or .svg.
     """
     from m4.eval.report.figures import save
@@ -303,7 +303,7 @@ def config_of(
     experiment: Experiment | str | Path, model_dir: str | Path | None, bindings: Collection[str],
     init_from: str | Path | None,
 ) -> Config:  # fmt: skip
-    """Returns the config of an experiment, or of a gin file and further bindings."""
+    """Returns the config of an experiment, or of a gin file with further bindings."""
     _refuse_text("bindings", bindings)
     given = [*bindings]
     if isinstance(experiment, Experiment):

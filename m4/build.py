@@ -1,7 +1,7 @@
-"""The parts that a job computes with, built in one place: `build(experiment, corpus)`.
+"""The one place that builds the parts of an experiment: `build(experiment, corpus)`.
 
-Training, plans, dry runs, decoding and baselines use it. Without a corpus the sizes are those that
-the config asks for: checking them is the same call.
+Training, plans, dry runs, decoding and baselines call it. Without a corpus, the config gives the
+sizes, so that checking a config is the same call.
 """
 
 import dataclasses
@@ -48,13 +48,13 @@ def build(
     experiment: Experiment, corpus: Cache | None, *, languages: Sequence[str] | None = None,
     make_mesh: Callable[[], Mesh] | None = None,
 ) -> "Parts":  # fmt: skip
-    """Returns the parts of an experiment; nothing is computed, and each is made when it is used.
+    """Returns the parts of an experiment, each of which is made on first use.
 
     Args:
-        corpus: Decides the sizes of vocabularies and the directions. None: the sizes that the
-            config asks for. A built vocabulary may come a little below, but not the model's sizes.
-        languages: Languages without a corpus. Defaults to those of the config.
-        make_mesh: Makes the mesh. Defaults to the config's, over all devices.
+        corpus: Corpus that decides the directions and the sizes of vocabularies. Defaults to the
+            sizes that the config asks for, from which the model's sizes never differ.
+        languages: Languages to assume without a corpus. Defaults to those of the config.
+        make_mesh: Function that makes the mesh. Defaults to the config's, over all devices.
     """
     training, data = experiment.training, experiment.data
     if corpus is not None:
@@ -82,8 +82,8 @@ def model_of(
     """Returns the model for vocabularies of these sizes (vocab_size, source_vocab_size)."""
     multiple, corpus = experiment.vocabulary_multiple, experiment.data.corpus
     asked = {"vocab_size": corpus.target_vocabulary_size or corpus.vocabulary_size}
-    # At least what is asked for: vocabularies of little text come out smaller by chance, and models
-    # of one size share a compiled program.
+    # The size is at least that of the config: a vocabulary of little text may come out smaller by
+    # chance, and models of one size share a compiled program.
     sizes = {name: max(size, asked.get(name, 0)) for name, size in sizes.items()}
     rounded = {name: -(-size // multiple) * multiple for name, size in sizes.items()}
     return experiment.model(**rounded, directions=directions, **more)
@@ -96,13 +96,13 @@ class Parts:
     experiment: Experiment
     # Directions in the order of the corpus, with their sizes and resource levels.
     directions: Directions
-    _sizes: Mapping[str, int]  # of the vocabularies, for `model_of`
+    _sizes: Mapping[str, int]  # sizes of the vocabularies, for `model_of`
     _corpus: Cache | None
     _make_mesh: Callable[[], Mesh]
 
     @functools.cached_property
     def model(self) -> Transformer:
-        """The model, without parameters. SettingError: one that cannot be made."""
+        """The model, without parameters. Raises SettingError if it cannot be made."""
         grouping, tasks = self.experiment.tasks, dict[str, Any]()
         if grouping is not None:
             groups = check_groups(grouping, self.directions, "Experiment.tasks").values()
@@ -112,12 +112,12 @@ class Parts:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """The mesh. SettingError: these devices cannot make it."""
+        """The mesh. Raises SettingError if the devices cannot make it."""
         return self._make_mesh()
 
     @property
     def corpus(self) -> Cache:
-        """The corpus, for the parts that need one; `build` must have been given it."""
+        """The corpus, which `build` must have been given."""
         assert self._corpus is not None
         return self._corpus
 
@@ -140,7 +140,7 @@ class Parts:
 
     @functools.cached_property
     def trained(self) -> Directions:
-        """The directions that are trained, in the order of the stream, which may leave some out."""
+        """The trained directions, in the order of the stream, which may leave some out."""
         if self._corpus is None:
             return self.directions
         names = self.stream.directions
@@ -153,32 +153,32 @@ class Parts:
 
     @functools.cached_property
     def program(self) -> TrainProgram:
-        """The training step. SettingError: sizes that do not divide over the mesh."""
+        """The training step. Raises SettingError for sizes that do not divide over the mesh."""
         return program.train_program(
             self.experiment.training, self.model, self.trained, self.mesh, self.batch_shape
         )
 
     @property
     def flops(self) -> Flops:
-        """The model FLOPs of a training step, and the peak of the devices."""
-        peak = math.inf  # the primary process alone writes the share of it that is used
+        """The model FLOPs of a training step, and the peak FLOP/s of the devices."""
+        peak = math.inf  # only the primary process writes the utilisation
         if distributed.is_primary():
             peak = peak_flops([*self.mesh.devices.flat], self.model.dtype)
         return Flops(model_flops(forward_flops(self.model, *self.batch_shape)), peak)
 
     def layout(self) -> Layout | None:
-        """Returns the model's layout in translation. None: on one device."""
+        """Returns the model's layout in translation, or None on one device."""
         training, mesh = self.experiment.training, self.mesh
         with axis_rules_context(mesh, training.extra_axis_rules):
             program.check_model(mesh, self.model)
         if mesh.size == 1:
             return None
-        # A step of decoding has one position, so rules for "length" are left out.
+        # A decoding step has one position, so rules for "length" are left out.
         rules = [rule for rule in training.extra_axis_rules if rule[0] != "length"]
         return Layout(mesh, training.fsdp_axes, rules)
 
     def layout_or_first_device(self, job: str) -> Layout | None:
-        """Returns `layout`; None, with a line on stderr, where the mesh cannot be made."""
+        """Returns `layout`, or None and a line on stderr if the mesh cannot be made."""
         try:
             return self.layout()
         except ValueError as error:
@@ -187,7 +187,7 @@ class Parts:
             return None
 
     def ready(self, params: Any, decoding: Decoding, layout: Layout | None) -> Translator:
-        """Returns the model with parameters, to translate by these settings."""
+        """Returns a translator: the model with parameters, under these settings."""
         corpus = self.corpus
         return Translator(
             self.model, params, corpus.vocabulary, decoding, layout, corpus.length_factors,
@@ -195,12 +195,12 @@ class Parts:
         )  # fmt: skip
 
     def dev_chrf(self, limit: int | None = None) -> Evaluator:
-        """Returns the evaluation by chrF, percent, of greedy translations of dev sentences.
+        """Returns the evaluator of greedy translations of dev sentences by chrF, in percent.
 
-        It and not the loss picks a model trained on few sentences, whose loss rises early.
+        With little training data, dev loss rises early, so chrF picks the model instead.
 
         Args:
-            limit: Number of sentences of each direction, the first ones. Defaults to all.
+            limit: Number of sentences of each direction, from the first on. Defaults to all.
         """
         corpus, decoding = self.corpus, self.experiment.decoding
         every = split_pairs(corpus, self._judged, "dev")
@@ -209,7 +209,7 @@ class Parts:
         sources = [
             tag(source, split_direction(name)[1]) for name in pairs for source, _ in pairs[name]
         ]
-        # Of its settings only the lengths count, which are part of a baseline's identity.
+        # Only the lengths of the decoding settings count: they are part of a baseline's identity.
         lengths = ("max_source_length", "max_target_length", "batch_rows")
         greedy = Decoding(beams=1, **{name: getattr(decoding, name) for name in lengths})
 
@@ -227,17 +227,17 @@ class Parts:
 
     @functools.cached_property
     def kept(self) -> list[str]:
-        """The directions of `Data.keep`. SettingError: an unknown one."""
+        """The directions of `Data.keep`. Raises SettingError for an unknown one."""
         keep = self.experiment.data.keep
         return kept_of(keep, self.directions.names) if keep else []
 
     @property
     def _judged(self) -> list[str]:
-        """The directions by whose dev sentences training is judged: none that is kept."""
+        """The directions whose dev sentences judge training: all but the kept ones."""
         return [name for name in dev_directions(self.corpus, self.stream) if name not in self.kept]
 
     def evaluators(self) -> list[Evaluator]:
-        """Returns dev losses and, where they are asked for, dev chrF and cosines of gradients."""
+        """Returns dev losses and, if the config asks, dev chrF and cosines of gradients."""
         training = self.experiment.training
         given = self.corpus, self.stream, self.model, self.mesh
         made = [Evaluator(training.dev_period, dev_loss(*given, training.dev_pairs, self.kept))]
@@ -250,13 +250,13 @@ class Parts:
 
     @property
     def note(self) -> dict[str, Any]:
-        """The note about the corpus in every checkpoint of a training."""
+        """The note about the corpus that every checkpoint of a training has."""
         corpus = self.corpus
         names = {"vocabulary": corpus.vocabulary.fingerprint, "corpus": corpus.fingerprint}
         return {**names, "train_pairs": train_pairs(corpus)}
 
     def sampling(self) -> LearnedSampling | None:
-        """Returns what joins a sampler that learns to the stream. None: it does not learn."""
+        """Returns the link from a sampler that learns to the stream, or None."""
         sampler, by = self.experiment.data.sampler, self.experiment.data.sample_by
         if not isinstance(sampler, Learned):
             return None
@@ -273,7 +273,7 @@ class Parts:
         return LearnedSampling(sampler, start, rates, self.stream, measured)
 
     def check_training(self) -> None:
-        """Checks all of a training that is known before the corpus. Raises SettingError."""
+        """Checks what is known of a training before the corpus. Raises SettingError."""
         training, sampler = self.experiment.training, self.experiment.data.sampler
         _ = self.mesh, self.kept
         if (rule := training.early_stopping) is not None and rule.direction is not None:
@@ -294,9 +294,9 @@ class Parts:
         _ = self.program.shardings
 
     def placed_params(self) -> Any:
-        """Returns the parameters to translate with as shapes with shardings.
+        """Returns the shapes and shardings of the parameters to translate with.
 
-        SettingError: The model cannot lie over the mesh.
+        Raises SettingError if the model cannot be sharded over the mesh.
         """
         variables = abstract_variables(self.model)
         params, layout = dict(variables["params"]), self.layout()
@@ -311,7 +311,7 @@ class Parts:
 
 
 def _expected_languages(experiment: Experiment) -> Sequence[str]:
-    """Returns the languages before the corpus is there, of the source where settings name them."""
+    """Returns the languages before the corpus exists: those of the source if settings name them."""
     training, spec = experiment.training, experiment.data.corpus
     by_name = [*(getattr(training, name) for name in BY_DIRECTION), experiment.tasks,
                training.early_stopping and training.early_stopping.direction,
@@ -322,7 +322,7 @@ def _expected_languages(experiment: Experiment) -> Sequence[str]:
 
 
 def _check_stopping(rule: EarlyStopping, directions: Sequence[str]) -> None:
-    """SettingError: training is to stop by dev sentences that are not there."""
+    """Raises SettingError if training is to stop by dev sentences that do not exist."""
     if not directions:
         raise SettingError("Training.early_stopping", rule, "None: no language has dev sentences")
     if rule.direction not in (None, *directions):

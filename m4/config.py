@@ -1,9 +1,9 @@
-"""Configs: from gin files and bindings to an `Experiment`. Of gin, only the parser is used.
+"""Configs: from gin files and bindings to an `Experiment`. Only the parser of gin is used.
 
 Unlike gin's own, a config is an object: every binding knows its file and line, a reference becomes
-a plain object or `functools.partial` that can cross to another process, and a scope holds for all
-that is below the reference that names it. A config that is read from a run's folder is data: it may
-name m4's settings and what the user allows by name (`allowed_modules`).
+a plain object or `functools.partial` that can be sent to another process, and a scope holds for
+everything below the reference that names it. A config read from a run's folder is data: it may
+name only m4's settings and the modules that the user allows (`allowed_modules`).
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ _UNREADABLE = "text needs quotes, parts an @, None a capital"
 
 
 class ConfigError(InputError):
-    """A mistake in a config: its place, the reason and what may have been meant, in one line."""
+    """A mistake in a config: its place, the reason and a suggestion, in one line."""
 
 
 class Reference(NamedTuple):
@@ -88,7 +88,7 @@ class Binding(NamedTuple):
         return full_name(self.scopes, self.selector, self.parameter)
 
     def wrong(self, said: str) -> ConfigError:
-        """Returns the mistake that `said` ends the line of."""
+        """Returns the mistake, whose line ends in `said`."""
         return ConfigError(f"config: {self.place}: {self.name}{said}")
 
 
@@ -117,14 +117,14 @@ T5X_MACROS = {
     "USE_CACHED_TASKS": "none (m4 always caches: experiment.Data.corpus)",
 }
 
-_NESTED = 8  # times that a binding may be met within its own value, under ever longer scopes
-# Parts of an experiment, made from their bindings where no line names them.
+_NESTED = 8  # how often a binding may be met within its own value, under ever longer scopes
+# Parts of an experiment that are made from their bindings even if no line names them.
 _NAMES = ("Data", "Training", "Decoding", "Sampling", "Baselines", "ResourceLevels", "BadSteps")
 PARTS = (CorpusSpec, *(getattr(experiments, name) for name in _NAMES))
 
 
 def canonical_name(target: Any) -> str:
-    """Returns the name that configs use, whatever an import is called: "schedules.rsqrt"."""
+    """Returns the name that configs use, "schedules.rsqrt", whatever an import is called."""
     return f"{module_of(target).rpartition('.')[2]}.{target.__qualname__}"
 
 
@@ -135,18 +135,18 @@ def module_of(target: Any) -> str:
 
 
 def _import_line(target: Any) -> str:
-    """Returns the line of a config that imports the module of a class or function."""
+    """Returns a config's line that imports the module of a class or function."""
     package, _, module = module_of(target).rpartition(".")
     return f"from {package} import {module}" if package else f"import {module}"
 
 
 def is_literal(value: Any) -> bool:
-    """Returns whether a value is text in a config, without a reference."""
+    """Returns whether a config's value is plain text, without a reference."""
     return all(one is None or isinstance(one, bool | int | float | str) for one in leaves(value))
 
 
 class Config:
-    """The bindings of gin files and the command line, and the experiment that they describe.
+    """Bindings of gin files and the command line, and the experiment that they describe.
 
     Attributes:
         modules: Folder of each module outside m4 that the config imports.
@@ -155,11 +155,11 @@ class Config:
     """
 
     def __init__(self, allowed_modules: Collection[str] | None = None):
-        """Has no bindings yet.
+        """Makes a config without bindings.
 
         Args:
-            allowed_modules: Modules allowed outside m4, as NAME or NAME=FOLDER, where the files are
-                of a run and may be a stranger's. Defaults to all: the files are the user's own.
+            allowed_modules: Modules outside m4 that may be imported, as NAME or NAME=FOLDER, if
+                the files may be a stranger's. Defaults to all: the files are the user's.
         """
         named = allowed_modules
         self._allowed = None if named is None else settings.allowed_modules(named)
@@ -174,12 +174,12 @@ class Config:
         self._reached: set[tuple[tuple[str, ...], int, str]] = set()
         self._visited: dict[tuple[tuple[str, ...], int], Any] = {}
         self._made_parts: set[Any] = set()
-        self._within: list[Binding] = []  # whose values are being made, the innermost one last
+        self._within: list[Binding] = []  # bindings being resolved, the innermost last
         self.settings: dict[str, str] = {}
         self.mutable: set[str] = set()
 
     def read_file(self, name: str, folders: Sequence[str] = (".",), _within: tuple = ()) -> None:
-        """Adds a gin file. Raises ConfigError for its first mistake, with file and line."""
+        """Adds a gin file. Raises ConfigError for its first mistake."""
         found = find_file(name, folders)
         if found is None:
             raise ConfigError(f"{name}: no such file in {', '.join(folders)}")
@@ -187,7 +187,7 @@ class Config:
         if found.resolve() in _within:
             raise ConfigError(f"{found}: includes itself")
         saved, within = self._allowed is not None, (*_within, found.resolve())
-        places = [str(found.parent.resolve())]  # a user's own gin file, with modules next to it
+        places = [str(found.parent.resolve())]  # a user's gin file, with modules next to it
         if self._allowed is not None:
             places = [folder for folder in self._allowed.values() if folder]
         if self._allowed != {}:
@@ -223,12 +223,12 @@ class Config:
                 raise
             typed = self._part(value) or _quoted(value)
             flag = f'--gin.{name}="{typed}"' if "'" in typed else f"--gin.{name}={typed}"
-            if re.search(r'["$`\\!]', typed):  # the shell would look at them
+            if re.search(r'["$`\\!]', typed):  # a shell would interpret them
                 flag = shlex.quote(f"--gin.{name}={typed}")
             raise ConfigError(f"{error}; in a shell: {flag}") from error
 
     def _part(self, name: str) -> str | None:
-        """Returns how to refer to a part whose name has no @, or None where it is no part."""
+        """Returns how to refer to a part whose name lacks @, or None if it is not a part."""
         for selector in (name, f"{name}.{name.rpartition('.')[2]}"):
             try:
                 self._target(selector)
@@ -238,7 +238,7 @@ class Config:
         return None
 
     def begin_from_macro(self) -> None:
-        """Makes T5X's macro INITIAL_CHECKPOINT_PATH the run that training begins from."""
+        """Lets T5X's macro INITIAL_CHECKPOINT_PATH name the run that training begins from."""
         if INITIAL in self._macros and INITIAL not in self._named_macros:
             for text in (
                 "experiment.Training.initial = @initial.InitialModel()",
@@ -247,7 +247,7 @@ class Config:
                 self._read(text, lambda line: INITIAL, None)
 
     def set_model_dir(self, folder: str) -> None:
-        """Sets another MODEL_DIR, by the macro where the config uses one."""
+        """Sets MODEL_DIR, through the macro if the config uses one."""
         key = ((), id(Experiment), "model_dir")
         name = "experiment.Experiment.model_dir"
         if key in self._bindings and self._bindings[key].value == Macro("MODEL_DIR"):
@@ -266,7 +266,7 @@ class Config:
                 elif isinstance(statement, config_parser.BindingStatement):
                     value = self._saved(statement.value) if saved else statement.value
                     self._bind(statement, value, place_of(line))
-                else:  # the head of a block, whose bindings follow
+                else:  # the head of a block of bindings
                     self._target(statement.selector)
         except SyntaxError as error:
             said = (error.msg or str(error)).splitlines()[0]
@@ -282,7 +282,7 @@ class Config:
             raise ConfigError(f"config: {place_of(line)}: cannot be read: {error}") from error
 
     def _saved(self, value: Any) -> Any:
-        """Returns a value with every text in it as a `SavedText`."""
+        """Returns a value with every text in it made a `SavedText`."""
         text = settings.SavedText
         return mapped(value, lambda one: text(one, self._allowed) if isinstance(one, str) else one)
 
@@ -342,7 +342,7 @@ class Config:
             hint = f"; did you mean @{selector}.{path.rpartition('.')[2]}?" if inside else ""
             raise ConfigError(f"{selector} is neither a class nor a function{hint}")
         module = getattr(found, "__module__", None) or ""
-        # Only settings of m4: a function that writes files is none.
+        # Only settings of m4 are allowed, not, say, a function that writes files.
         ours = module.split(".")[0] == "m4" and is_checked(found)
         if self._allowed is not None and not ours and module.split(".")[0] not in self._allowed:
             raise ConfigError(f"{selector} is no setting of m4: refused in a saved config")
@@ -362,7 +362,7 @@ class Config:
         return made
 
     def _check_unused(self, binding: Binding) -> None:
-        # A reference reaches it, or did before another one replaced it.
+        # A reference leads to it, or did before another one replaced it.
         scopes = {scope for reference in self._references for scope in reference.scopes}
         targets = [*PARTS, *(self._target(one.selector) for one in self._references)]
         reached = any(one is binding.target for one in targets)
@@ -434,8 +434,8 @@ class Config:
             raise ConfigError(self.explain(error, inner)) from error
 
     def _bound(self, target: Any, scopes: tuple[str, ...]) -> dict[str, Binding]:
-        """Returns the binding of each parameter; that of an inner scope replaces an outer one."""
-        # Of the scopes a/b they are those of nothing, of a, of b and of a/b.
+        """Returns the binding of each parameter; an inner scope overrides an outer one."""
+        # Within the scopes a/b, bindings without a scope and those of a, b and a/b count.
         depths = range(len(scopes) + 1)
         places = [*(scopes[:depth] for depth in depths), *(scopes[-depth:] for depth in depths[1:])]
         found = {}
@@ -446,7 +446,7 @@ class Config:
         return found
 
     def _resolve(self, value: Any, scopes: tuple[str, ...], mutable: bool, binding: Binding) -> Any:
-        """Returns a value with what its macros hold and what its references make."""
+        """Returns a value with its macros and references resolved to values and objects."""
 
         def leaf(one: Any) -> Any:
             if isinstance(one, Macro):
@@ -474,7 +474,7 @@ class Config:
         return mapped(value, leaf)
 
     def _plain(self, value: Any) -> Any:
-        """Returns a value with its macros resolved and its references by their canonical names."""
+        """Returns a value with its macros resolved and its references under canonical names."""
 
         def leaf(one: Any) -> Any:
             if isinstance(one, Macro) and one.name in self._macros:
@@ -486,7 +486,7 @@ class Config:
         return mapped(value, leaf)
 
     def explain(self, error: SettingError, scopes: tuple[str, ...] = ()) -> str:
-        """Says a library's SettingError as the config has it: file, line, gin name, macro."""
+        """Returns a library's SettingError in terms of the config: file, line, gin name, macro."""
         owner, _, parameter = error.setting.partition(".")
         parameter, bracket, rest = parameter.partition("[")
         for (at, _), target in self._visited.items():
@@ -507,11 +507,11 @@ class Config:
         if not item and any(isinstance(one, Reference) for one in references_in(plain)):
             value, here = plain, self._fitting(binding)
         said = f"{binding.name}{item} = {value!r}{macro}"
-        where = "" if place == f"'{said}'" else f"{place}: "  # of the command line: it says itself
+        where = "" if place == f"'{said}'" else f"{place}: "  # a flag names itself
         return ConfigError(f"config: {where}{said}: must be {error.allowed}{here}")
 
     def _fitting(self, binding: Binding) -> str:
-        """Names references that a setting may have, from the modules that the config imports."""
+        """Lists references that fit a setting, from the modules that the config imports."""
         annotation = annotations_of(binding.target).get(binding.parameter, Any)
         modules = filter(inspect.ismodule, self._namespace.values())
         named = [(one, module.__name__) for module in modules for one in vars(module).values()]
@@ -521,15 +521,15 @@ class Config:
         return f", here {' or '.join(dict.fromkeys(found))}" if found else ""
 
     def bindings(self) -> list[Binding]:
-        """Returns all bindings, as they stand."""
+        """Returns all bindings as written."""
         return list(self._bindings.values())
 
     def text(self) -> str:
         """Returns the config as a gin file, which a run keeps as config.gin.
 
-        Bindings that another one has made void are left out.
+        Bindings without effect, which another one has replaced, are left out.
         """
-        every = not self._visited  # the experiment was not asked for: nothing is known to be void
+        every = not self._visited  # not made yet: which have no effect is unknown
         macros = [f"{name} = {value!r}" for name, (value, _) in self._macros.items()
                   if every or name in self._used]  # fmt: skip
         bindings = [f"{one.name} = {one.value!r}" for key, one in self._bindings.items()
@@ -550,12 +550,12 @@ class Config:
                 if name in bound:
                     value = self._plain(bound[name].value)
                 elif (key, name) in self._made_parts or not is_literal(value):
-                    continue  # also where there is no default
+                    continue  # also if there is no default
                 lines.append(f"{full_name(scopes, selector, name)} = {value!r}")
             if lines:
                 heading = "/".join([*scopes, selector])
                 sections.append("\n".join([f"# Parameters for {heading}:", *lines]))
-            imports.add(_import_line(target))  # what has no parameters is referred to
+            imports.add(_import_line(target))  # what has no parameters is named by reference
         head = "\n".join(["from __gin__ import dynamic_registration", "", *sorted(imports)])
         return "\n\n".join([head, *sections, ""])
 
@@ -565,7 +565,7 @@ def load(
     model_dir: str | Path | None = None, folders: Sequence[str] = (".",),
     allowed_modules: Collection[str] | None = None,
 ) -> Config:  # fmt: skip
-    """Reads gin files, then bindings, in their order.
+    """Returns the config of gin files and then bindings, in their order.
 
     Args:
         bindings: Further bindings, "NAME = VALUE".
@@ -585,7 +585,7 @@ def load(
 
 @functools.cache
 def _parts_of(target: Any) -> Mapping[str, tuple[type, bool]]:
-    """Returns the class of each parameter that is a part, and whether it has no default."""
+    """Returns the class of each parameter that is a part, and whether it lacks a default."""
     annotations, found = annotations_of(target), {}
     for name, parameter in parameters_of(target).items():
         part = next((one for one in PARTS if _names(annotations.get(name), one)), None)
@@ -606,14 +606,14 @@ def _partial(target: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def of_experiment(experiment: Experiment) -> Config:
-    """Returns the config of an experiment made in Python, so that its folder can be read again."""
+    """Returns the config of an experiment made in Python, so that its run can be opened again."""
     written, config = _Written(experiment), Config()
     config._read(written.text(), lambda line: "the experiment", None)
     return config
 
 
 class _Written:
-    """Writes objects as bindings: a class or function whose arguments differ gets a scope."""
+    """Writes objects as bindings; one that is used with different arguments gets a scope."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._lines: dict[str, str] = {}
@@ -655,8 +655,8 @@ class _Written:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass that are not at their defaults, of an experiment all."""
-    if isinstance(value, Experiment):  # a baseline would inherit those that it does not say
+    """Returns the fields of a dataclass that differ from their defaults; all of an experiment."""
+    if isinstance(value, Experiment):  # a baseline would inherit those that it does not name
         return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     found = {}
     for one in dataclasses.fields(value):
@@ -672,13 +672,13 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def find_file(name: str, folders: Sequence[str]) -> Path | None:
-    """Returns a file as its name stands, or in the first of the folders that has it."""
+    """Returns the file of this name, here or in the first of the folders that has it."""
     paths = (Path(folder) / name for folder in ("", *folders))
     return next((path for path in paths if path.is_file()), None)
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Returns "; did you mean ...?", or nothing where no other name is like it."""
+    """Returns "; did you mean ...?", or "" if no known name is close."""
     names = [one for one in known if one != name]
     match = [one for one in names if f"_{name}_" in f"_{one}_"][:3]
     match = match or difflib.get_close_matches(name, names, n=1)
@@ -686,7 +686,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def _import_of(name: str) -> str:
-    """Returns "; add: from m4.... import ...", where exactly one part of m4 has the name."""
+    """Returns "; add: from m4.... import ..." if exactly one part of m4 has the name."""
     package = Path(__file__).parent
     rooms = [package / room for room in ("data", "model", "train", "eval", "parallel")]
     found = [path.parent for room in rooms for path in room.rglob(f"{name}.py")]
@@ -711,7 +711,7 @@ def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _quoted(value: str) -> str:
-    """Returns a value with quotes around its bare words: of a list around each, else around all."""
+    """Returns a value with quotes around its bare words; in a list, around each."""
     if value.capitalize() in ("None", "True", "False"):
         return value.capitalize()
     if not re.match(r"[\[({]", value):
@@ -722,7 +722,7 @@ def _quoted(value: str) -> str:
 
 
 def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Returns a value with leaf(one) for each one in its lists, tuples and dictionaries."""
+    """Applies `leaf` to everything in the lists, tuples and dictionaries of a value."""
     if isinstance(value, dict):
         return {mapped(k, leaf): mapped(v, leaf) for k, v in value.items()}
     if type(value) in (list, tuple):  # not a reference or macro
@@ -731,7 +731,7 @@ def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Returns what is in the lists, tuples and dictionaries of a value, without these."""
+    """Yields everything in the lists, tuples and dictionaries of a value, without these."""
     found: list[Any] = []
     mapped(value, found.append)
     return found

@@ -38,19 +38,19 @@ class Data:
 
     Attributes:
         corpus: The text, and how it is cleaned and tokenized.
-        sampler: Function from the directions' sizes to their shares: @temperature.temperature.
-        sample_by: What sizes and shares are counted in: "examples" (pairs) or "tokens".
+        sampler: Function from sizes of directions to shares, such as @temperature.temperature.
+        sample_by: Unit of sizes and shares: "examples" (pairs) or "tokens".
         stream: Function of (cache, phases, seed, ...) that returns the training stream.
         levels: Which languages are high-, medium- and low-resource.
         about: Description of the corpus for the report.
         data_dir: Folder or address (gs://...) of the tokenized corpus, which runs may share.
             Defaults to MODEL_DIR/data.
-        disk_gigabytes: Room on this machine's disk for training's arrays, where data_dir is an
-            address. Others are fetched when they are needed, and replace those.
-        keep: Languages ("gl") or directions ("en-gl") of the model that the run begins from, whose
-            test sets show what it forgets. They may lack training pairs. Dev losses of the others
-            alone are averaged, and stop training.
-        keep_share: Share of the draws for them together (replay). Defaults to none.
+        disk_gigabytes: Space on this machine's disk for training arrays if data_dir is an address.
+            Arrays beyond it are fetched when they are needed and replace others.
+        keep: Languages ("gl") or directions ("en-gl") of the initial model, whose test sets show
+            what the run forgets. They may lack training pairs. Only the dev losses of the others
+            are averaged and stop training.
+        keep_share: Share of all draws that replays the kept directions. Defaults to 0.
     """
 
     corpus: CorpusSpec
@@ -85,19 +85,19 @@ class Data:
 
     @property
     def untrained(self) -> set[str]:
-        """The pairs of languages that may lack training pairs."""
+        """The language pairs that may lack training pairs."""
         return {*map(pair_of, self.keep)}
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Baselines:
-    """The bilingual models that ΔBLEU compares with: an experiment for each resource level.
+    """The bilingual models of ΔBLEU: an experiment for each resource level.
 
     Attributes:
-        high, medium, low: Experiments whose `data.corpus` is replaced by a language's own pairs out
-            of the multilingual corpus, with a vocabulary of another size.
-        folder: Where finished models are kept for other runs. Defaults to MODEL_DIR/baselines.
+        high, medium, low: Experiments whose `data.corpus` is replaced by one language's pairs from
+            the multilingual corpus, with a vocabulary of its own.
+        folder: Folder of finished models, which runs may share. Defaults to MODEL_DIR/baselines.
     """
 
     high: "Experiment"
@@ -120,15 +120,15 @@ class Experiment:
     """Everything that decides one run.
 
     Attributes:
-        model_dir: The run's folder; everything is read and written under it.
-        data, training, decoding: Settings of the three, each described in its own class.
-        baselines: The bilingual models. Defaults to none, and then there is no ΔBLEU.
+        model_dir: The run's folder, under which everything is read and written.
+        data, training, decoding: Settings described in the classes of these names.
+        baselines: The bilingual models. Defaults to none, without ΔBLEU.
         model: Function of (vocab_size, directions, ...) that returns the Transformer.
-        tasks: Groups of directions that a gate by task (`by_direction`) routes alike, such as
-            @groups.by_target. By default each direction is a task.
-        testsets: Test sets apart from the corpus, by name (`m4.data.testsets`, or a source).
-        vocabulary_multiple: The embedding's rows are rounded up to a multiple of this: it divides
-            over meshes and fills the tiles of matrix units.
+        tasks: Function that returns the sets of directions that a gate by task (`by_direction`)
+            routes alike, such as @groups.by_target. By default each direction is a task.
+        testsets: Test sets other than the corpus's, by name (`m4.data.testsets`, or a source).
+        vocabulary_multiple: The embedding's rows are rounded up to a multiple of this, so that they
+            divide over meshes and fill the tiles of matrix units.
     """
 
     model_dir: Annotated[str, MUTABLE]
@@ -159,17 +159,17 @@ class Experiment:
 
     @property
     def folder(self) -> Path:
-        """MODEL_DIR, of an experiment that was opened (`m4.jobs.open_run`)."""
+        """MODEL_DIR as a local folder, once the run is open (`m4.jobs.open_run`)."""
         return Path(self.model_dir)
 
 
 def partial_arguments(made: functools.partial[Any]) -> dict[str, Any]:
-    """Returns the arguments of a functools.partial by name, those by position, too."""
+    """Returns all arguments of a functools.partial by name."""
     return dict(inspect.signature(made.func).bind_partial(*made.args, **made.keywords).arguments)
 
 
 def identity(value: Any) -> Any:
-    """Returns what decides a part of an experiment, with its defaults, as JSON."""
+    """Returns everything that decides a part of an experiment, defaults included, as JSON."""
     if isinstance(value, Mapping):
         return {str(k): identity(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -198,7 +198,7 @@ def _made(value: Any) -> tuple[Any, dict[str, Any]] | None:
 
 
 def changes(before: Experiment, after: Experiment) -> dict[str, list[str]]:
-    """Returns setting -> [value before, value after] of all that differ; mutable ones may."""
+    """Returns setting -> [before, after] for all immutable settings that differ."""
     one, two = dict(_settings(before)), dict(_settings(after))
     found = {name: [each.get(name, "not set") for each in (one, two)] for name in one | two}
     return {name: values for name, values in found.items() if values[0] != values[1]}

@@ -1,7 +1,4 @@
-"""HTML pages: every template extends `base.html.j2`, which has the head and the common style.
-
-And text in pages of Markdown.
-"""
+"""HTML pages from templates that extend `base.html.j2`, and text for pages in Markdown."""
 
 import base64
 import hashlib
@@ -21,11 +18,11 @@ def render(
 ) -> str:
     """Renders one self-contained page; everything is escaped.
 
-    The policy of the page forbids requests, and all scripts but `script`, which it names by its
-    SHA-256. A name that the template lacks is an error, not an empty text.
+    The page's content security policy forbids requests and all scripts but `script`, which it names
+    by its SHA-256. An undefined name in the template is an error, not an empty text.
 
     Args:
-        script: A file of JavaScript that the page works without. Defaults to none.
+        script: File of optional JavaScript. Defaults to none.
     """
     code = "" if script is None else script.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
@@ -41,7 +38,7 @@ def render(
 
 
 def in_markdown(text: str) -> str:
-    """Returns a text, which may be anybody's name, as one line of Markdown without any markup."""
-    # A bracket alone, as of an interval, is none.
+    """Returns any text as one line of Markdown in which nothing is markup."""
+    # A single bracket, as in an interval, is no markup.
     marks = r"[\\`*<|~&]|(?<=\])[(:\[]|(?<!\w)_|_(?!\w)|^[#>+-]"
     return re.sub(marks, lambda found: f"\\{found[0]}", " ".join(text.split()))

@@ -11,17 +11,17 @@ import sys
 import time
 from typing import Any, TextIO
 
-_SECONDS_PER_LINE = 10.0  # where there is no terminal
+_SECONDS_PER_LINE = 10.0  # seconds between lines without a terminal
 _BAR_WIDTH = 24
 
 
 @dataclasses.dataclass
 class ProgressBar:
-    """The part of some work that is done, its rate and the time left.
+    """Progress of some work: the part done, its rate and the time left.
 
-    The rate counts the work of this process from the first `update` on: compiling the first step
-    happens once. The `with` statement or the first `update` shows the bar. A `unit` "%" has no
-    rate.
+    The rate counts the work of this process from the first `update` on, without the compilation
+    of the first step. The `with` statement or the first `update` shows the bar. The unit "%" has
+    no rate.
     """
 
     name: str
@@ -32,12 +32,12 @@ class ProgressBar:
     def __post_init__(self) -> None:
         self._stream = self.stream or sys.stdout
         self._start = self._first_time = time.monotonic()
-        self._first: int | None = None  # of the first update
+        self._first: int | None = None  # time of the first update
         self._done, self._text = 0, ""
         self._seconds_left: float | None = None
         self._last_shown = 0.0
         self._opened = self._closed = False
-        self._rich: Any = None  # rich's bar, on a terminal
+        self._rich: Any = None  # rich's bar on a terminal
 
     def __enter__(self) -> "ProgressBar":
         self._open()
@@ -49,9 +49,9 @@ class ProgressBar:
     def update(
         self, done: int, text: str = "", total: int | None = None, left: float | None = None
     ) -> None:
-        """Sets how much is done in all, and a new total; after `close` it does nothing.
+        """Sets the amount done so far, and a new total; does nothing after `close`.
 
-        `left` are the seconds left, where steps are not all alike; NaN where they are not known.
+        `left` is the seconds left if steps take different times; NaN means unknown.
         """
         if self._closed:
             return
@@ -68,7 +68,7 @@ class ProgressBar:
             self._write_line()
 
     def close(self, *, failed: bool = False) -> None:
-        """Shows the last state; where the work failed, the line of its error follows instead."""
+        """Shows the last state, unless the work failed: then the line of its error follows."""
         if self._closed:
             return
         self._closed = True
@@ -112,7 +112,7 @@ class ProgressBar:
 
 
 def duration(seconds: float) -> str:
-    """Returns minutes and seconds, with hours where there are any: "1:05", "2:03:00"."""
+    """Returns a duration as minutes and seconds, with hours if any: "1:05", "2:03:00"."""
     whole = round(max(seconds, 0))
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

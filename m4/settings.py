@@ -1,4 +1,4 @@
-"""Settings: kind, range and mutability stand in the annotation of the parameter.
+"""Settings, whose kind, range and mutability stand in the annotation of the parameter.
 
     @checked
     def rsqrt(step, peak: Annotated[float, Between(0, 10)], warmup_steps: Steps = 1000): ...
@@ -29,19 +29,19 @@ _Configurable = TypeVar("_Configurable", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
-    """A user's mistake: what, where, what is allowed, in one line; exit status 2."""
+    """A user's mistake: what, where and what is allowed, in one line. The exit status is 2."""
 
     status = 2
 
 
 class SavedText(str):
-    """A text of a saved config: it names no folder to write to, and no code to run.
+    """A text from a saved config, which may name neither a folder to write to nor code to run.
 
-    The run may be a stranger's. `m4.config` makes every text of such a config one of these, in
-    whatever value it stands.
+    The run may be a stranger's, so `m4.config` makes every text of its config, within any value,
+    a `SavedText`.
 
     Attributes:
-        allowed: The modules outside m4 that the user allows it, each with its folder or "".
+        allowed: Modules outside m4 that the user allows, each with its folder or "".
     """
 
     allowed: Mapping[str, str]
@@ -53,9 +53,9 @@ class SavedText(str):
 
 
 def allowed_modules(named: Iterable[str]) -> dict[str, str]:
-    """Returns the folder, or "", of each module that is named as NAME or NAME=FOLDER.
+    """Returns the folder, or "", of each module given as NAME or NAME=FOLDER.
 
-    A saved config allows what its user does, and nothing more.
+    A saved config cannot allow more than the user did.
     """
     found = {}
     for one in named:
@@ -68,11 +68,11 @@ def allowed_modules(named: Iterable[str]) -> dict[str, str]:
 
 
 def import_module(name: str) -> types.ModuleType:
-    """Imports a module that a config names; every module of a user's comes in here.
+    """Imports a module that a config names. All of a user's modules are imported here.
 
     Raises:
-        InputError: A saved config names it, it is not part of m4, and it is not allowed.
-        ImportError: It cannot be imported.
+        InputError: A saved config names a module outside m4 that is not allowed.
+        ImportError: The module cannot be imported.
     """
     top = name.split(".")[0]
     if isinstance(name, SavedText) and top != "m4" and top not in name.allowed:
@@ -85,7 +85,7 @@ def import_module(name: str) -> types.ModuleType:
 
 
 def is_one_line(name: str) -> bool:
-    """Returns whether a name has no control characters, which write lines of their own anywhere."""
+    """Returns whether a name has no control characters, such as line breaks."""
     return not any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in name)
 
 
@@ -96,21 +96,21 @@ def check_name(name: str) -> None:
 
 
 def counted(count: float, noun: str) -> str:
-    """Returns a number of things: "1 line", "2,011 lines"."""
+    """Returns a count with its noun: "1 line", "2,011 lines"."""
     shown = f"{count:,.0f}"
     return f"{shown} {noun}{'s' * (shown != '1')}"
 
 
 def some(names: Sequence[str], most: int) -> str:
-    """Returns the first `most` names of a list, and how many more there are: "a, b and 7 more"."""
+    """Returns the first `most` names and the number of the others: "a, b and 7 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def pasted(*words: object) -> str:
-    """Returns a command of m4 as a shell reads it, whatever names are in its words.
+    """Returns a command of m4, quoted for a shell.
 
-    It begins as this process was started: on most machines a bare `m4` is GNU's.
+    It begins the way this process was started: on most machines a bare `m4` is GNU's.
     """
     started = sys.argv[0] if sys.argv else ""
     program = [_shortest(sys.executable), "-m", "m4"]
@@ -120,7 +120,7 @@ def pasted(*words: object) -> str:
 
 
 def _shortest(path: str) -> str:
-    """Returns a program's name where that is enough, else its path from the working folder."""
+    """Returns a program's name if that is enough, otherwise its path from the working folder."""
     name = Path(path).name
     if Path(path).is_absolute() and shutil.which(name) == path:
         return name
@@ -129,24 +129,24 @@ def _shortest(path: str) -> str:
 
 
 class SettingError(InputError):
-    """A setting has a value that it cannot have.
+    """An invalid value of a setting.
 
     Attributes:
-        setting: The parameter, as "Transformer.width" or "rsqrt.peak".
+        setting: The parameter, such as "Transformer.width" or "rsqrt.peak".
         value: The value that was given.
-        allowed: What may be given, as "a whole number from 1 to 1048576".
+        allowed: Description of valid values, such as "a whole number from 1 to 1048576".
     """
 
     def __init__(self, setting: str, value: Any, allowed: str):
         super().__init__(f"{setting} = {value!r}: must be {allowed}")
         self.setting, self.value, self.allowed = setting, value, allowed
 
-    def __reduce__(self):  # errors cross from worker processes
+    def __reduce__(self):  # lets worker processes pickle the error
         return type(self), (self.setting, self.value, self.allowed)
 
 
 def shown(value: object) -> str:
-    """Returns a value of a user's own part for a message, cut where it is long."""
+    """Returns any value as text for a message, shortened if it is long."""
     said = repr(value)
     return said if len(said) <= 80 else f"{said[:80]}..."
 
@@ -159,7 +159,7 @@ def first_line(error: BaseException) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """A number from `least` to `most`, both allowed unless `above` or `below` says otherwise."""
+    """A number from `least` to `most`, inclusive unless `above` or `below` is set."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -196,34 +196,34 @@ class OneOf:
         return f"one of {', '.join(self.values)}"
 
 
-# The mark of a setting that may change in a folder where a model is trained. All other settings
-# decide what is trained. What a mutable setting refers to is mutable too: with a mesh, all its
+# Marks a setting that may change in the folder of a trained model. All other settings decide what
+# is trained. Everything that a mutable setting refers to is mutable too: with a mesh, all its
 # settings may change.
 MUTABLE = "mutable"
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """The mark of a parameter that m4 itself gives, so that a config cannot.
+    """Marks a parameter that m4 itself gives, so that a config cannot.
 
     Attributes:
-        by: The setting that decides it, as "experiment.Training.seed", or what does.
+        by: The setting that decides it, such as "experiment.Training.seed", or a description.
     """
 
     by: str
 
 
-# Sizes of arrays: above these a program only runs out of memory, after minutes.
+# Largest sizes of arrays. Above these, a program would run out of memory after minutes.
 Size = Annotated[int, Between(1, 2**20)]
 Count = Annotated[int, Between(0, 2**31 - 1)]
 Steps = Annotated[int, Between(0, 10**9)]
 Period = Annotated[int, Between(1, 10**9)]
-Rate = Annotated[float, Between(0, 1, below=True)]  # of dropout, of label smoothing
+Rate = Annotated[float, Between(0, 1, below=True)]  # for dropout and label smoothing
 Factor = Annotated[float, Between(0, 1e6)]
 
 
-# Kind -> (its name in messages, whether a value is of the kind). A bool is no number, an int is a
-# float, and NaN is neither.
+# Type -> (its name in messages, a test of values). A bool is not a number, an int counts as a
+# float, and NaN is rejected.
 _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     int: ("a whole number", lambda v: isinstance(v, int) and type(v) is not bool),
     float: ("a number", lambda v: isinstance(v, int | float) and type(v) is not bool and v == v),
@@ -233,7 +233,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_value(setting: str, value: Any, annotation: Any) -> None:
-    """Raises SettingError unless a value fits an annotation; unknown kinds are not checked."""
+    """Raises SettingError unless a value fits an annotation; unknown types are not checked."""
     if not fits(value, annotation):
         raise SettingError(setting, value, describe(annotation))
 
@@ -247,16 +247,16 @@ def check_arguments(configurable: Callable[..., Any], arguments: Mapping[str, An
 
 
 def configurable(function: _Configurable) -> _Configurable:
-    """Marks a function without settings as one that a config may name.
+    """Marks a function without settings so that a config may name it.
 
-    A saved config may refer to nothing that is neither `checked` nor marked.
+    A saved config may refer only to what is `checked` or marked by this.
     """
     function.__checked__ = True  # type: ignore[attr-defined]
     return function
 
 
 def checked(configurable: _Configurable) -> _Configurable:
-    """Checks the arguments of a function at every call, or of a class when an object is made."""
+    """Checks the arguments at every call of a function or constructor."""
     made: Any = configurable
     plain: Any = made.__init__ if isinstance(made, type) else made
     signature = inspect.signature(plain)
@@ -286,13 +286,13 @@ def mutable_of(configurable: Callable[..., Any]) -> list[str]:
 
 
 def given_of(configurable: Callable[..., Any], name: str) -> str | None:
-    """Returns what decides a parameter that m4 itself gives, or None if a config may set it."""
+    """Returns what decides a parameter that m4 gives, or None if a config may set it."""
     marks = getattr(annotations_of(configurable).get(name), "__metadata__", ())
     return next((mark.by for mark in marks if isinstance(mark, Given)), None)
 
 
 def annotations_of(configurable: Callable[..., Any]) -> Mapping[str, Any]:
-    """Returns the annotation of each parameter, Annotated kept; none where they cannot be read."""
+    """Returns the annotation of each parameter, including Annotated; {} if they cannot be read."""
     plain = inspect.unwrap(configurable)
     if isinstance(plain, functools.partial):
         return annotations_of(plain.func)
@@ -300,11 +300,11 @@ def annotations_of(configurable: Callable[..., Any]) -> Mapping[str, Any]:
         plain = plain.__init__
     try:
         return _annotations(plain)
-    except (NameError, TypeError):  # a name that is imported for type checkers only
+    except (NameError, TypeError):  # a name imported only for type checkers
         return {}
 
 
-@functools.cache  # a config asks for each thousands of times
+@functools.cache  # a config asks for each one thousands of times
 def _annotations(target: Callable[..., Any]) -> Mapping[str, Any]:
     found = typing.get_type_hints(target, include_extras=True)
     return {name: value for name, value in found.items() if name != "return"}
@@ -316,7 +316,7 @@ _LISTS = (collections.abc.Sequence, list, tuple)
 
 
 def describe(annotation: Any) -> str:
-    """Describes in words what an annotation allows."""
+    """Describes in words which values an annotation allows."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         kind, *marks = args
@@ -349,7 +349,7 @@ def describe(annotation: Any) -> str:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Returns whether a setting of this annotation may have the value."""
+    """Returns whether an annotation allows a value."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any or isinstance(annotation, str | TypeVar):
         return True
@@ -385,18 +385,18 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def nearest_valid(size: int, parts: int) -> str:
-    """Names the sizes next to `size` that divide by `parts`, for messages."""
+    """Describes the sizes nearest to `size` that divide by `parts`, for messages."""
     down, up = size // parts * parts, (size // parts + 1) * parts
     return f"nearest valid sizes: {down} and {up}" if down > 0 else f"nearest valid size: {parts}"
 
 
 # ------------------------------------------------------------------------------------- references
 
-# Of a config's references only what certainly cannot be is refused: it cannot be called as the
-# setting is, or what it returns, by its own annotation, is something else. A function without
-# annotations may be anything.
+# A reference in a config is refused only if it is certainly wrong: it cannot be called as the
+# setting is, or its annotated result has another type. A function without annotations may be
+# anything.
 
-# Given to a function that has a parameter of the name (`m4.data.samplers`).
+# Passed only to a function that has a parameter of this name (`m4.data.samplers`).
 _GIVEN_WHERE_ASKED = {"drawn"}
 
 
@@ -413,7 +413,7 @@ def _is_protocol(annotation: Any) -> bool:
 
 
 def _may_call(value: Any, annotation: Any) -> bool:
-    """Returns whether a value can be called as a Callable or Protocol says, with its result."""
+    """Returns whether a value fits a Callable or Protocol in its arguments and result."""
     if not callable(value):
         return False
     names, returns = _call_of(annotation)
@@ -421,7 +421,7 @@ def _may_call(value: Any, annotation: Any) -> bool:
 
 
 def given_twice(value: Any, annotation: Any) -> str | None:
-    """Returns a parameter of a partial that the caller gives, too, or None."""
+    """Returns a parameter that both a partial and its caller give, or None."""
     for one in _alternatives(annotation):
         if isinstance(value, functools.partial) and _is_call(one):
             names = _call_of(one)[0] or []
@@ -445,7 +445,7 @@ def _named(kind: Any) -> str:
 
 
 def _call_of(annotation: Any) -> tuple[list[str] | None, Any]:
-    """Returns the names of a call's arguments ("": none, None: any arguments), and its result."""
+    """Returns the argument names of a call ("": unnamed, None: any arguments), and its result."""
     if _is_protocol(annotation):
         call = annotation.__call__
         return [*inspect.signature(call).parameters][1:], _hints(call).get("return", Any)
@@ -470,7 +470,7 @@ def _takes(value: Any, names: list[str] | None) -> bool:
 
 
 def _returned(value: Any) -> Any:
-    """Returns the annotation of what a call returns, or Any where there is none."""
+    """Returns the annotation of a call's result, or Any if there is none."""
     while isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, type):
@@ -482,12 +482,12 @@ def _returned(value: Any) -> Any:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(inspect.unwrap(function))
-    except (NameError, TypeError, AttributeError):  # imported for type checkers only
+    except (NameError, TypeError, AttributeError):  # imported only for type checkers
         return {}
 
 
 def _may_be(found: Any, wanted: Any) -> bool:
-    """Returns whether a value of one annotation may be a value of another."""
+    """Returns whether a value of the type `found` may be of the type `wanted`."""
     pairs = [(one, other) for one in _alternatives(found) for other in _alternatives(wanted)]
     return any(_related(_origin(one), _origin(other)) for one, other in pairs)
 

@@ -1,9 +1,9 @@
-"""A cache's tasks for T5X: what MIXTURE_OR_TASK_MODULE names, and what gin_configs/t5x refer to.
+"""A cache's tasks for T5X: the module for MIXTURE_OR_TASK_MODULE and for gin_configs/t5x.
 
     M4_CACHE=runs/demo/data python -m t5x.train --gin.MIXTURE_OR_TASK_MODULE="'m4.t5x_tasks'" ...
 
-registers when this module is imported; the functions below register the cache that they get, so
-that a config which asks for its vocabulary needs no variable. Imports seqio (seconds).
+registers the tasks when this module is imported. The functions below register the cache they get,
+so that a config which asks for its vocabulary needs no variable. Importing seqio takes seconds.
 """
 
 import functools
@@ -55,12 +55,12 @@ def targets_vocabulary(cache: str) -> Any:
 
 
 def vocab_size(cache: str, multiple: int = 128) -> int:
-    """Rows of the targets' embedding: pieces, rounded up as `Experiment.vocabulary_multiple`."""
+    """Rows of the targets' embedding: pieces, rounded up like `Experiment.vocabulary_multiple`."""
     return -(-register(cache).target_vocabulary.size // multiple) * multiple
 
 
 def source_vocab_size(cache: str, multiple: int = 128) -> int | None:
-    """Rows of the sources' own embedding; None: they share the targets'."""
+    """Rows of the sources' embedding, or None if they share that of the targets."""
     opened = register(cache)
     if not opened.separate:
         return None

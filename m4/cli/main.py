@@ -33,9 +33,9 @@ COMMANDS = {
     "baselines": "train the bilingual baselines that are missing",
     "decode": "translate the test sets, or files of text, with the trained model",
     "eval": "score the test sets, translating them first if needed; --watch: each checkpoint",
-    "score": "log-probability of the test sets' references, or of your own translations",
-    "score_files": "scores, intervals and failure rates of anybody's translations; needs no run",
-    "report": "scores, ΔBLEU table, plot and report.html from what is decoded; trains nothing",
+    "score": "compute the log-probability of references, or of your own translations",
+    "score_files": "score files of translations, with intervals and failure rates; needs no run",
+    "report": "write scores, ΔBLEU, a plot and report.html from the translations; trains nothing",
     "demo": "run all steps: train, baselines, decode, report",
     "average": "make a run folder with the mean of several checkpoints' parameters",
     "translate": "translate the arguments, or standard input line by line",
@@ -43,17 +43,17 @@ COMMANDS = {
     "list, remove",
     "watch": "show a training run from its files: loss, speed, experts, time left, scores",
     "checkpoint": "list, verify, inspect or convert a run's checkpoints; trim a pretrained model",
-    "extract": "make a run folder with the experts and pieces of some directions alone",
+    "extract": "make a run folder with only the experts and pieces that some directions need",
     "export": "write a run's model for T5X to continue from, or for transformers and CTranslate2",
-    "atlas": "which language goes to which expert: tables, atlas.png",
-    "plan": "ahead-of-time compile for TPUs or GPUs (none needed): memory, traffic, time, cost",
+    "atlas": "show which language goes to which expert, in tables and atlas.png",
+    "plan": "compile for TPUs or GPUs that need not be there: memory, traffic, time, cost",
 }
 # The commands of `m4 data`: the modules m4.jobs.data.<command>.
 DATA_COMMANDS = {
     "prepare": "build the corpus in MODEL_DIR/data, or in experiment.Data.data_dir for several "
     "runs",
-    "preview": "how often each language would be seen; data_preview.json",
-    "vocabulary": "what the vocabulary makes of each language: pieces a sentence, bytes",
+    "preview": "show how often each language would be seen, and write data_preview.json",
+    "vocabulary": "measure how the vocabulary splits each language: pieces per sentence, bytes",
     "batch": "print the sentence pairs of a training step, with their direction, lengths and place",
     "cleaning_report": "report what cleaning drops, changes and flags, and why: data_report.html",
     "list": "list the corpora of folders, and the runs that use them",
@@ -64,34 +64,34 @@ _GIN = (
     "--gin.schedules.rsqrt.peak=1e-3, --gin.MODEL_DIR=runs/mine. Names of flags may have - for _."
 )
 
-# What T5X's users type, and m4's names for it.
+# What users of T5X type -> m4's name for it.
 _T5X_COMMANDS = {"infer": "decode", "evaluate": "eval", "finetune": "train", "pretrain": "train"}
 _T5X_FLAGS = {
     "--run_mode": "the command is the first word: train, eval or decode",
     "--gin_bindings_file": "give a second --gin_file",
     "--tfds_data_dir": "set tfds.Tfds.data_dir in the config",
 }
-_AGAIN = "what was written before is whole: the same command resumes (--debug: where it was)"
-# Not the user's mistakes, and none of m4's: the same command works when the machine allows it.
+_AGAIN = "files written before are complete: the same command resumes (--debug shows the traceback)"
+# Errors of the machine, not of the user or m4: the same command works when the machine allows it.
 _REFUSALS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE,
     errno.ENFILE, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR,
     errno.EISDIR, errno.ENXIO, errno.ENOMEM,
 )  # fmt: skip
-# Of Python and of the loader of shared libraries.
+# Messages of Python and of the loader of shared libraries.
 _WORDS = ("failed to map segment from shared object", "can't start new thread", "std::bad_alloc")
-# Open files and memory that a job needs at most, with all its libraries, beyond its model. Systems
-# allow 256 files and more; where a compiler gets no memory, it hangs or aborts.
+# Open files and bytes that a job may need with all its libraries, beyond its model. Systems allow
+# 256 files or more. A compiler that gets no memory hangs or aborts.
 _LEAST_FILES, _LEAST_BYTES = 256, 2 << 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status.
 
-    0; 1 where another process of the job was lost, another job is at work in MODEL_DIR, the machine
-    refuses something (a full disk), or the last files did not get to its store; 2 for a mistake of
-    the user's; 3 where another job has taken MODEL_DIR over; 130 for Ctrl-C and for training that
-    saved its step; 128 and the signal's number for other signals.
+    The status is 0 for success; 1 if another process of the job was lost, another job works in
+    MODEL_DIR, the machine refuses something (a full disk), or the last files could not be uploaded;
+    2 for a mistake of the user; 3 if another job has taken over MODEL_DIR; 130 for Ctrl-C and for
+    training that saved its step; 128 plus the signal's number for other signals.
 
     Args:
         arguments: Words after `m4`. Defaults to those of this program, which may then restart or
@@ -107,12 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"m4: {first_line(error)}", file=sys.stderr)
         return 2
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # TensorFlow, which a source may need (Tfds), would take the whole memory of a GPU.
+    # TensorFlow, which the source Tfds needs, would otherwise take all memory of a GPU.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if arguments is None:  # the program itself, not a call from another one
         if parsed.command == "translate":
-            # Looking for garbage among what is imported takes a tenth of the time until the first
-            # line; the command turns it on when the model is there.
+            # Collecting garbage during the imports takes a tenth of the time until the first
+            # line; the command turns it on again when the model is loaded.
             gc.disable()
         restart_with_huge_pages()
         signals.watch()
@@ -122,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         status = flushed(status, f"m4 {parsed.command}")
         if status > 128:
-            # A signal: a step may be running. The interpreter's own end would take its memory away,
-            # and crash.
+            # After a signal a step may still be running. A normal exit would free its memory and
+            # crash.
             atexit._run_exitfuncs()
             os._exit(status)
     return status
@@ -148,13 +148,13 @@ def run_together(parsed: argparse.Namespace) -> int:
         if status != 0:
             if sys.exception() is not None:
                 traceback.print_exc()
-            # The interpreter's own end would wait for the others.
+            # A normal exit would wait for the other processes.
             distributed.abort_process(status)
     return status
 
 
 def run_alone(parsed: argparse.Namespace) -> int:
-    """Runs a command and returns the exit status. Errors that are not the user's are raised."""
+    """Runs a command and returns the exit status; raises errors that are not the user's."""
     try:
         if getattr(parsed, "follow_links", False):
             follow_links()
@@ -162,7 +162,7 @@ def run_alone(parsed: argparse.Namespace) -> int:
         check_limits()
         return parsed.do(parsed) or 0
     except BaseException as error:
-        # First of all: an import that a signal ends is an ImportError, and a config's InputError.
+        # Checked first: a signal during an import shows as an ImportError or a config's InputError.
         if (status := signals.status_of(error)) is not None:
             said = signals.message(error)
         elif isinstance(error, BrokenPipeError):
@@ -176,7 +176,7 @@ def run_alone(parsed: argparse.Namespace) -> int:
             said, status = f"{said}{again}", 1
         else:
             raise
-        with contextlib.suppress(OSError):  # a full disk may be this one's, too
+        with contextlib.suppress(OSError):  # a full disk may hit standard error, too
             print(f"m4 {parsed.command}: {said}", file=sys.stderr)
         return status
 
@@ -194,7 +194,7 @@ def _check_outputs(parsed: argparse.Namespace) -> None:
 
 
 def check_limits() -> None:
-    """Allows as many open files as the system does. OSError: too few, or too little memory."""
+    """Raises the limit of open files. OSError: too few files or too little memory are allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in (soft, hard) and soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -210,7 +210,7 @@ def check_limits() -> None:
 
 
 def refused(error: BaseException | None) -> str | None:
-    """Returns in one line what the machine refused (also libraries in C++), or None."""
+    """Returns one line on what the machine refused, also to C++ libraries, or None."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _REFUSALS:
             where = f"{error.filename}: " if error.filename else ""
@@ -237,11 +237,11 @@ def check_text(arguments: Sequence[str]) -> None:
 
 
 def flushed(status: int, name: str) -> int:
-    """Writes what is left to standard output; returns `status`, or 1 where that failed."""
+    """Flushes standard output; returns `status`, or 1 if that fails."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        # Python would try it again when it ends.
+        # Otherwise Python would try again at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if status == 0 and not isinstance(error, BrokenPipeError):  # `m4 report | head` is quiet
@@ -256,9 +256,9 @@ def flushed(status: int, name: str) -> int:
 def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> argparse.Namespace:
     """Reads the words after `m4`; environment variables may name a cluster of processes.
 
-    It returns the command's arguments, `command` as it was typed ("data preview"), `do`, the
-    function that runs it, and `processes`: how this process joins others, or None where it is
-    alone. SystemExit: argparse has printed help or a mistake.
+    The result has the command's arguments, `command` as typed ("data preview"), `do`, the function
+    that runs it, and `processes`: how this process joins others, or None if it is alone. Raises
+    SystemExit after argparse has printed help or a mistake.
     """
     others, bindings = split_arguments(given)
     about = "Train, evaluate and use massively multilingual translation models."
@@ -268,7 +268,7 @@ def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
     _add_commands(top, COMMANDS, "m4.jobs", others)
     arguments, rest = top.parse_known_args(others)
     if hasattr(arguments, "text") and not any(word.startswith("-") for word in rest):
-        arguments.text += rest  # argparse looks for texts before the first flag or behind the last
+        arguments.text += rest  # argparse takes texts only before the first flag or after the last
     elif rest:
         top.error(f"unrecognized arguments: {' '.join(rest)}")
     if hasattr(arguments, "gin_bindings"):
@@ -299,7 +299,7 @@ class _Version(argparse.Action):
 def _add_commands(
     parser: argparse.ArgumentParser, helps: Mapping[str, str], package: str, words: Sequence[str]
 ) -> None:
-    """Adds sub-commands; the one that the first word names gets its arguments."""
+    """Adds sub-commands; only the one that the first word names gets its arguments."""
     commands = parser.add_subparsers(dest="name", required=True, metavar="command")
     for name, text in helps.items():
         if name not in words[:1]:

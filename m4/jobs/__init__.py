@@ -1,4 +1,4 @@
-"""The jobs: each a thin caller of the libraries, speaking to the others through MODEL_DIR only.
+"""The jobs: thin callers of the libraries, which share only the files in MODEL_DIR.
 
 docs/run_folder.md has the table of a run's files.
 """

@@ -10,9 +10,9 @@ EXAMPLE = "m4 atlas runs/demo --split=test"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_run_folder(parser)
-    text = "who went where in training, or in the test sets and their translations (default: train)"
+    text = "count choices of training, or of the test sets and their translations (default: train)"
     parser.add_argument("--split", choices=["train", "test"], default="train", help=text)
-    text = "the picture (default: RUN/atlas.png)"
+    text = "file of the picture (default: RUN/atlas.png)"
     parser.add_argument("--output", type=Path, metavar="FILE.png", help=text)
 
 

@@ -11,16 +11,16 @@ EXAMPLE = "m4 average runs/demo"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
     group = parser.add_mutually_exclusive_group()
-    text = "the last N checkpoints (default: all that are there)"
+    text = "average the last N checkpoints (default: all)"
     group.add_argument("--last", type=int, metavar="N", help=text)
-    group.add_argument("--steps", help="these checkpoints, as 1000,2000")
+    group.add_argument("--steps", help="average these checkpoints, such as 1000,2000")
     text = "the new run's folder (default: RUN-average<number>-<last step>)"
     parser.add_argument("--output", help=text)
     command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Averages checkpoints. The run is read, the new folder is written."""
+    """Averages checkpoints of a run into a new folder."""
     if arguments.last is not None and arguments.last < 2:
         raise InputError(f"--last={arguments.last}: must be 2 or more")
     asked = None if arguments.steps is None else command.steps_of(arguments.steps)

@@ -1,13 +1,13 @@
-"""The bilingual baselines of an experiment: where they are found again, and their training.
+"""The bilingual baselines of an experiment: their folders and their training.
 
-A baseline is an `Experiment` for one pair of languages, trained by the same trainer until the
-scores on dev stop rising. It is kept in a folder named by the hash of everything that decides it,
-so another multilingual run on the same text finds it there.
+A baseline is an `Experiment` for one pair of languages, trained by the same trainer until its dev
+scores stop rising. Its folder is named by the hash of everything that decides it, so that another
+multilingual run on the same text finds it there.
 
-On CPUs many small models train best next to each other: each process of a pool has one core and
-takes one language after the other, and compiled steps are kept on disk for all. (One vmapped
-program of n models is slower than n single ones: docs/decisions.md.) On an accelerator this
-process trains them one after the other.
+On CPUs many small models train fastest side by side: each process of a pool has one core and trains
+one language after the other. All share compiled steps on disk. (One vmapped program of n models is
+slower than n single ones: docs/decisions.md.) On an accelerator, this process trains the models one
+after the other.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ from m4.train.training import BY_DIRECTION, Training
 _NOTE = record({"best_step": count, "step": count})
 _RESULT = record({"note": _NOTE, "stopped_early": flag, "gain_last_quarter": number})
 
-# (language, step, text): how far a model is.
+# (language, step, text): progress of a model.
 Report = Callable[[str, int, str], None]
 
 
@@ -87,24 +87,24 @@ class Baseline:
 
     @property
     def decodes(self) -> Path:
-        """Folder of the translations: decodes/, or within it that of other decoding settings."""
+        """Folder of the translations: decodes/, or a folder in it for other decoding settings."""
         own = self.result.get("translated", {})
         return self.folder / "decodes" / self.experiment.decoding.trial(own)
 
     @property
     def finished(self) -> bool:
-        """True if it is trained, and the experiment's decoding settings have translated."""
+        """True if the model is trained and has translated with the experiment's settings."""
         folder, names = self.decodes, self.experiment.data.corpus.directions()
         paths = [hypotheses_path(folder, "test", name).with_suffix(".json") for name in names]
         return bool(self.result) and all(path.is_file() for path in paths)
 
 
 def train_all(missing: Sequence[Baseline], workers: int) -> None:
-    """Trains and decodes baselines, the largest first; with 0 workers in this process."""
+    """Trains and decodes baselines, the largest first; 0 workers means in this process."""
     ordered = sorted(missing, key=lambda one: -one.identity["text"]["train"]["pairs"])
     shown = Progress({one.language: one.experiment.training.total_steps for one in ordered})
     for one in ordered:
-        if trained := one.result:  # its test sets alone are to be translated
+        if trained := one.result:  # trained, but its test sets are not translated
             shown.finished(one.language, trained["note"]["step"])
     shown.announce(f"{workers} CPU cores" if workers else f"{jax.device_count()} devices")
     with ProgressBar("bilingual baselines", shown.line()[-1], "steps") as bar:
@@ -122,9 +122,9 @@ def train_all(missing: Sequence[Baseline], workers: int) -> None:
 
 
 class Progress:
-    """Steps of all models on one bar, whose total shrinks when a model ends early."""
+    """Progress bar of the steps of all models; its total shrinks when a model ends early."""
 
-    def __init__(self, steps: Mapping[str, int]) -> None:  # most steps of each model
+    def __init__(self, steps: Mapping[str, int]) -> None:  # maximum number of steps of each model
         self._most = dict(steps)
         self._done = dict.fromkeys(steps, 0)
         self._texts: dict[str, str] = {}
@@ -147,7 +147,7 @@ class Progress:
         self._texts.pop(language, None)
 
     def line(self) -> tuple[int, str, int]:
-        """Returns (steps done, text, total as far as is known) for a bar."""
+        """Returns (steps done, text, total as known so far) for a bar."""
         models = f"{len(self._ended)}/{len(self._most)} models"
         text = " · ".join([models, *self._texts.values()])
         return sum(self._done.values()), text, sum(self._most.values())
@@ -178,30 +178,30 @@ def _train_in_workers(
                         shown.heard(*messages.get_nowait())
                 bar.update(*shown.line())
         finally:
-            # At a signal, or where one has failed, the others save their steps.
+            # After a signal or the failure of one worker, the others save their steps.
             for future in waiting:
                 future.cancel()
             for worker in {*multiprocessing.active_children()} - others if waiting else ():
                 worker.terminate()
 
 
-_to_parent: Any = None  # in a worker process: the queue of its messages
+_to_parent: Any = None  # message queue of a worker process
 
 
 def start_worker(parent: int, cores: Any, messages: Any, programs: str | None) -> None:
-    """Prepares a process of the pool, which ends with its parent and computes on one CPU core."""
+    """Prepares a worker process, which ends with its parent and computes on one CPU core."""
     end_with(parent)
-    # Ctrl-C reaches the parent too, which ends its workers by SIGTERM.
+    # The parent also gets Ctrl-C, and ends its workers by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals.watch()
     global _to_parent
     _to_parent = messages
-    # A TPU is the parent's, it has most of a GPU's memory, and fake devices would share the core.
+    # The parent holds the TPU or most of a GPU's memory, and fake devices would share the core.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     set_up(programs)
     if sys.platform == "linux":
-        with contextlib.suppress(queue.Empty):  # more workers than cores, if the user asked for it
+        with contextlib.suppress(queue.Empty):  # more workers than cores, if the user asks for it
             os.sched_setaffinity(0, {cores.get_nowait()})
 
 
@@ -217,14 +217,14 @@ def train_in_worker(one: Baseline) -> tuple[str, int]:
 
 
 def mesh_for(training: Training, devices: Sequence[Any]) -> Mesh:
-    """Returns a mesh of as many of the devices as divide a batch's rows: the model is small."""
+    """Returns a data-parallel mesh of as many devices as divide a batch's rows."""
     rows = training.batch_size // training.grad_accum_steps
     count = max(n for n in range(1, len(devices) + 1) if rows % n == 0)
     return make_mesh(data=count, devices=devices[:count])
 
 
 def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[str, int]:
-    """Trains, decodes and writes one baseline; returns its language and its steps."""
+    """Trains, decodes and saves one baseline; returns its language and number of steps."""
     experiment, language, folder = one.experiment, one.language, one.folder
     training = experiment.training
     cache = experiment.data.corpus.build(folder / "data")
@@ -250,14 +250,14 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
     step = trained.note["step"]
     if one.result:
         return language, step
-    # The last step's evaluation closes no whole period.
+    # The evaluation of the last step ends an incomplete period.
     rule, whole = training.early_stopping, step % training.dev_period == 0
     result = {
         "identity": dict(one.identity),
         "translated": decoding.translated(),
         "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
         "note": trained.note,
-        # Is it trained out? Whether dev ended it, and how much it rose in the last quarter.
+        # Signs of convergence: dev ended the training, and the last quarter raised it little.
         "stopped_early": whole and rule is not None and rule.stopped(trained.note) is not None,
         "gain_last_quarter": gain_last_quarter(read_metrics(folder), step),
         "epochs": parts.stream.epochs(step),
@@ -267,7 +267,7 @@ def train_one(one: Baseline, devices: Sequence[Any], report: Report) -> tuple[st
 
 
 def gain_last_quarter(rows: Sequence[Mapping[str, Any]], steps: int) -> float:
-    """Returns the best dev chrF minus the best of the first three quarters of steps, percent."""
+    """Returns by how many points of dev chrF the last quarter of the steps raised the best."""
     scores = [(row["step"], row["dev/chrf"]) for row in rows if "dev/chrf" in row]
     early = [score for step, score in scores if step <= 0.75 * steps]
     return max(score for _, score in scores) - max(early, default=0.0)
@@ -276,17 +276,17 @@ def gain_last_quarter(rows: Sequence[Mapping[str, Any]], steps: int) -> float:
 # Raise when a change of code changes what a baseline becomes.
 FORMAT = 9
 
-# The settings of a recipe's corpus that count; all others are the multilingual corpus's.
+# Corpus settings that a recipe decides; all others are the multilingual corpus's.
 _VOCABULARIES = ("vocabulary_size", "target_vocabulary_size", "segmentations", "sampling_alpha")
 
-# Settings of training that do not change the model, and so are no part of its hash.
+# Settings of training that do not change the model, and so are not part of its hash.
 _OPERATIONAL = ("checkpoint_period", "keep_checkpoints", "log_period", "tensorboard", "keep_period",
                 "keep_best", "profile", "initial", "mesh", *BY_DIRECTION, "on_bad_step",
                 "bad_steps", "parameter_rates")  # fmt: skip
 
 
 def baselines(experiment: Experiment) -> dict[str, Baseline]:
-    """Trains and decodes the baselines that are missing; returns all, by `key_of` their pairs."""
+    """Trains and decodes missing baselines; returns all by the `key_of` of their language pairs."""
     check_baselines(experiment)
     folder, cache = baselines_of(experiment).folder, open_corpus(experiment)
     check_held_out(cache)
@@ -307,7 +307,7 @@ def baselines(experiment: Experiment) -> dict[str, Baseline]:
 
 
 def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
-    """Returns the finished baselines by `key_of` their pairs; trains nothing."""
+    """Returns the finished baselines by the `key_of` of their pairs; trains nothing."""
     plans = plans_of(experiment, cache)
     if missing := [name for name, one in plans.items() if not one.finished]:
         remedy = command_of(experiment, "baselines")
@@ -317,7 +317,7 @@ def find_baselines(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
 
 
 def check_baselines(experiment: Experiment) -> None:
-    """SettingError: a bilingual model that cannot be made, or stops by what is not measured."""
+    """Raises SettingError if a bilingual model cannot be made or stops by an unmeasured metric."""
     for one in map(baselines_of(experiment).of, LEVELS):
         rule = one.training.early_stopping
         if rule is None:
@@ -344,7 +344,7 @@ def baselines_of(experiment: Experiment) -> Baselines:
 
 
 def plans_of(experiment: Experiment, cache: Cache) -> dict[str, Baseline]:
-    """Returns the baseline of each pair of languages by its `key_of`, trained or not."""
+    """Returns the baseline, trained or not, of each pair of languages by its `key_of`."""
     levels = baselines_of(experiment)
     folder = Path(levels.folder or experiment.folder / "baselines")
     plans = {}
@@ -373,7 +373,7 @@ def _identity(one: Experiment, cache: Cache, pair: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "language": key_of(pair),
-        # The text alone: where it stands in the multilingual corpus does not matter.
+        # Only the text counts, not its place in the multilingual corpus.
         "text": {
             split: {name: about[name] for name in ("pairs", "sha256")}
             for split, about in cache.manifest["language_pairs"][pair].items()
@@ -384,13 +384,13 @@ def _identity(one: Experiment, cache: Cache, pair: str) -> dict[str, Any]:
         "model": identity(one.model),
         "vocabulary_multiple": one.vocabulary_multiple,
         "training": {k: v for k, v in training.items() if k not in _OPERATIONAL},
-        # Greedy translations of dev end the training; the search of test sets decides no model.
+        # Greedy translations of dev end the training, so the search for test sets decides no model.
         "longest": [one.decoding.max_source_length, one.decoding.max_target_length],
     }
 
 
 def workers_for(platform: str, cores: int, is_distributed: bool) -> int:
-    """Returns how many processes train baselines, one a CPU core, or 0 to train in this process."""
-    # Several cannot share a TPU, and on a GPU each would take most of the memory. The other
-    # processes of a job wait for this one, and a program for all devices would wait for them.
+    """Returns the number of worker processes, one per CPU core, or 0 to train in this process."""
+    # Processes cannot share a TPU, and on a GPU each would take most of the memory. In a job of
+    # several processes, the others wait for this one, and a program for all devices for them.
     return cores if platform == "cpu" or is_distributed else 0

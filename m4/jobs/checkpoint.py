@@ -1,4 +1,4 @@
-"""`m4 checkpoint`: looks at the checkpoints of a run, or at a pretrained model, or changes them."""
+"""`m4 checkpoint`: inspects, verifies or converts checkpoints and pretrained models."""
 
 import argparse
 from pathlib import Path
@@ -7,35 +7,35 @@ from m4.jobs import command, streams
 from m4.settings import InputError
 
 EXAMPLE = "m4 checkpoint verify runs/demo"
-# Argument -> what takes it.
+# Argument -> actions that take it.
 _TAKERS = {"dtype": ["convert"], "weights": ["convert"], "corpus": ["trim"],
            "output": ["convert", "trim", "inspect"]}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "list: steps; verify: their SHA-256; inspect: arrays, norms, values that are not "
-    text += "finite, or of a pretrained model (Hugging Face's layout) a gin file that begins from "
-    text += "it; convert: write the parameters as a file or a separate run; trim: a pretrained "
-    text += "model without the pieces that a corpus does not use"
+    text = "list: show steps; verify: compare SHA-256; inspect: show arrays, norms and non-finite "
+    text += "values, or, for a pretrained model in Hugging Face's layout, a gin file that begins "
+    text += "from it; convert: write the parameters as a file or a separate run; trim: write a "
+    text += "pretrained model without the pieces that a corpus does not use"
     what = ["list", "verify", "inspect", "convert", "trim"]
     parser.add_argument("what", choices=what, help=text)
     command.add_run_folder(parser)
-    text = "(default: all; to inspect and convert the last whole one)"
+    text = "step to use (default: all; for inspect and convert the last complete one)"
     parser.add_argument("--step", type=int, help=text)
     group = parser.add_argument_group("convert, trim and inspect")
-    text = "type of the parameters (default: as it is)"
+    text = "type of the parameters that convert writes (default: unchanged)"
     group.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help=text)
-    text = "FILE.safetensors, or a folder: a run that translates, the trimmed model; of inspect "
-    text += "the gin file"
+    text = "convert: FILE.safetensors, or the folder of a run that translates; trim: the new "
+    text += "model's folder; inspect: the gin file"
     group.add_argument("--output", type=Path, help=text)
-    text = "text file or folder whose pieces trim keeps"
+    text = "text file or folder; trim keeps its pieces"
     group.add_argument("--corpus", type=Path, metavar="PATH", help=text)
-    text = "take these arrays instead of the run's"
+    text = "convert with these arrays instead of the run's"
     group.add_argument("--weights", type=Path, metavar="FILE.safetensors", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Looks at checkpoints; returns the exit status, 1 where one is damaged."""
+    """Runs the action; returns the exit status, 1 if a checkpoint is damaged."""
     streams.require_output()
     what, folder = arguments.what, command.run_of(arguments)
     for name, takers in _TAKERS.items():

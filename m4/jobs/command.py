@@ -1,9 +1,9 @@
-"""Shared code of the commands: groups of arguments, and the way to an experiment.
+"""Shared code of the commands: common arguments, and the way to an experiment.
 
-A command is a module m4.jobs.<command> with EXAMPLE, `add_arguments(parser)`, which adds what the
-command takes, and `run(arguments)`, which returns the exit status or None, for 0.
-The command line imports the chosen one alone. Such a module, and this one, import heavy libraries
-inside their functions, so that `m4 COMMAND --help` answers at once.
+A command is a module m4.jobs.<command> with EXAMPLE, `add_arguments(parser)` and `run(arguments)`,
+which returns the exit status or None, for 0. The command line imports only the chosen command.
+Commands and this module import heavy libraries inside their functions, so that
+`m4 COMMAND --help` answers at once.
 """
 
 import argparse
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from m4.experiment import Experiment
     from m4.jobs.open_run import Run
 
-# Arguments that may differ between the processes of a job, or that the compared config contains.
+# Arguments that may differ between the processes of a job, or that the compared config covers.
 _OWN = ("do", "process_index", "processes", "debug", "verify", "gin_file", "gin_search_paths",
         "gin_bindings", "model_dir", "allow_module", "init_from", "keep_optimizer")  # fmt: skip
 
-# The metrics that need no settings: each is a function of its module's name in m4.eval.metrics.
+# Metrics without settings: each is a function named like its module in m4.eval.metrics.
 METRICS = ("bleu", "chrf", "chrfpp", "ter", "exact_match")
 
 
 class _Run(argparse.Action):
-    """Takes the run's folder, which the first argument names or --model_dir."""
+    """Stores the run's folder, given by the first argument or --model_dir, but not by both."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         if (given := namespace.model_dir) is not None:
@@ -40,33 +40,33 @@ class _Run(argparse.Action):
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN, as which --model_dir may be given."""
+    """Adds RUN, a positional form of --model_dir."""
     more: dict[str, Any] = {"nargs": "?", "action": _Run, "default": argparse.SUPPRESS}
-    parser.add_argument("model_dir", metavar="RUN", help="run folder, as --model_dir", **more)
+    parser.add_argument("model_dir", metavar="RUN", help="run folder, like --model_dir", **more)
 
 
 def add_config(
     parser: argparse.ArgumentParser, *, run: bool = True, processes: bool = False
 ) -> None:
-    """Adds the arguments that name a config, and if asked for RUN and the processes of a job."""
+    """Adds the arguments that name a config and, if asked, RUN and the processes of a job."""
     if run:
         _add_run(parser)
     group = parser.add_argument_group("configuration")
     many: dict[str, Any] = {"action": "append", "default": []}
     group.add_argument("--gin_file", **many, help="gin file of the config; may be repeated")
-    text = "folders, with commas between them, where gin files are searched (default: .)"
+    text = "folders to search for gin files, separated by commas (default: .)"
     group.add_argument("--gin_search_paths", default=".", help=text)
-    binding = "a binding, as --gin.NAME=VALUE; may be repeated"
+    binding = "a binding, like --gin.NAME=VALUE; may be repeated"
     group.add_argument("--gin_bindings", **many, metavar="'NAME = VALUE'", help=binding)
     folder = "run folder (MODEL_DIR); without --gin_file, m4 uses the config saved there"
     group.add_argument("--model_dir", action=_Run, help=folder)
-    text = "a module outside m4 that the config saved in a run folder may import, and so run; "
+    text = "module outside m4 that the config saved in a run folder may import, and so run; "
     text += "FOLDER is where the module is (default: the working folder)"
     group.add_argument("--allow_module", **many, metavar="NAME[=FOLDER]", help=text)
     add_follow_links(group)
     if not processes:
         return
-    # How one of several processes finds the others, by T5X's names.
+    # How one of several processes finds the others, under T5X's names.
     group = parser.add_argument_group("several processes", "one a host, all with the same command")
     text = "join the processes that the cluster (TPU, GKE, Slurm, Open MPI) names; TPU hosts "
     text += "do so by default where JAX_PLATFORMS begins with tpu"
@@ -74,7 +74,7 @@ def add_config(
     group.add_argument("--coordinator_address", metavar="HOST:PORT", help="host:port of process 0")
     for name, metavar, default, text in (
         ("process_count", "N", None, "number of processes"),
-        ("process_index", "I", None, "index of this one, from 0"),
+        ("process_index", "I", None, "index of this process, from 0"),
         ("heartbeat_seconds", "S", 30,
          "seconds without a heartbeat until a process counts as dead (default: 30)"),
         ("join_timeout_s", "S", None,
@@ -89,9 +89,9 @@ def add_follow_links(parser: argparse.ArgumentParser | argparse._ArgumentGroup) 
     parser.add_argument("--follow_links", action="store_true", help=said)
 
 
-# Flags that several commands have.
+# Flags of several commands.
 _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "dry_run": ("check every setting and all shapes, print parameters and memory, write nothing",
+    "dry_run": ("check all settings and shapes, print parameters and memory, and write nothing",
                 {"action": "store_true"}),
     "verify": ("compare checkpoints and corpus with their SHA-256 (full), or their sizes only "
                "(fast) (default: full, for the corpus once per machine)",
@@ -101,25 +101,25 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
              {"type": int}),
     "testset": ("a test set of experiment.Experiment.testsets instead of the corpus's; NAME.gin is "
                 "a file that binds it (gin_configs/testsets)", {"metavar": "NAME"}),
-    # For a trial: a command's own settings are not written into a run's config.
-    "beams": ("beams of the search (default: the config's)", {"type": int, "metavar": "K"}),
+    # A command's own setting makes a trial: it is not written into the run's config.
+    "beams": ("number of beams (default: the config's)", {"type": int, "metavar": "K"}),
     "sentences": ("sentences per direction (default: all)", {"type": int, "metavar": "N"}),
-    "directions": ("use these alone, as en-gl,gl-en (default: all)", {}),
-    "metrics": (f"metrics with commas between them: {', '.join(METRICS)} (default: bleu,chrf)", {}),
+    "directions": ("use only these directions, such as en-gl,gl-en (default: all)", {}),
+    "metrics": (f"metrics, separated by commas: {', '.join(METRICS)} (default: bleu,chrf)", {}),
 }  # fmt: skip
 
 
 def add_flags(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, *names: str, **more: Any
 ) -> None:
-    """Adds some of the flags that several commands have; `more` is other arguments of theirs."""
+    """Adds flags that several commands share; `more` overrides their argparse options."""
     for name in names:
         text, about = _FLAGS[name]
         parser.add_argument(f"--{name}", **{"help": text, **about, **more})
 
 
 def split_of(arguments: argparse.Namespace, default: str = "test") -> str:
-    """Returns the split, or the test set, that was asked for."""
+    """Returns the requested split or test set."""
     if arguments.testset is None:
         return arguments.split or default
     if arguments.split is not None:
@@ -128,7 +128,7 @@ def split_of(arguments: argparse.Namespace, default: str = "test") -> str:
 
 
 def metrics_of(arguments: argparse.Namespace) -> "list[Metric]":
-    """Returns the metrics of --metrics."""
+    """Returns the metrics that --metrics names."""
     names = ("bleu,chrf" if arguments.metrics is None else arguments.metrics).split(",")
     if wrong := [name for name in names if name not in METRICS]:
         raise InputError(f"--metrics={wrong[0]}: must be of {', '.join(METRICS)}")
@@ -136,21 +136,21 @@ def metrics_of(arguments: argparse.Namespace) -> "list[Metric]":
 
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN and --model_dir, of commands that read a run's folder and no config."""
+    """Adds RUN and --model_dir, for commands that read a run's folder and no config."""
     _add_run(parser)
     parser.add_argument("--model_dir", action=_Run, help="run folder")
     add_follow_links(parser)
 
 
 def run_of(arguments: argparse.Namespace) -> str:
-    """Returns the run folder that was given. Raises InputError where there is none."""
+    """Returns the given run folder. Raises InputError without one."""
     if not arguments.model_dir:
         raise InputError("give a run folder: --model_dir=...")
     return arguments.model_dir
 
 
 def portion_of(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, ...]]:
-    """Returns --sentences, a number per direction, and --directions; None and (): all."""
+    """Returns --sentences (per direction) and --directions; None and () mean all."""
     if arguments.sentences is not None and arguments.sentences < 1:
         raise InputError(f"--sentences={arguments.sentences}: must be 1 or more")
     return arguments.sentences, tuple(filter(None, (arguments.directions or "").split(",")))
@@ -166,7 +166,7 @@ def steps_of(text: str) -> list[int]:
 def read_config(
     arguments: argparse.Namespace, more: Sequence[str] = (), model_dir: str | None = None
 ) -> "Config":
-    """Reads the config of --gin_file, or else the one saved in --model_dir, and the bindings."""
+    """Reads the config of --gin_file, or the one saved in --model_dir, and the bindings."""
     from m4 import config
     from m4.storage.local_copy import fetched
 
@@ -176,7 +176,7 @@ def read_config(
         if config.find_file(name, folders) is None:
             said = f"--gin_file={name}: no such file in {', '.join(folders)} (--gin_search_paths)"
             raise InputError(said)
-    allowed = None  # a gin file that the user names is the user's own code
+    allowed = None  # a gin file named by the user may import the user's code
     if not files:
         if not arguments.model_dir:
             raise InputError("give a config: --gin_file=gin_configs/demo.gin, or a run folder")
@@ -208,7 +208,7 @@ def read_config(
 
 @contextmanager
 def experiment_of(arguments: argparse.Namespace) -> Iterator[tuple["Experiment", "Config"]]:
-    """Gives the experiment and its config; joins other processes, and explains SettingErrors."""
+    """Yields the experiment and its config; joins other processes, and explains SettingErrors."""
     config = read_config(arguments)
     from m4.storage import checksums
 
@@ -227,7 +227,7 @@ def experiment_of(arguments: argparse.Namespace) -> Iterator[tuple["Experiment",
 
 
 def dry_run(arguments: argparse.Namespace) -> bool:
-    """Does what --dry_run asks for, and returns whether it was asked for."""
+    """Carries out --dry_run if it was given, and returns whether it was."""
     if arguments.dry_run:
         from m4.jobs import dry_run
 
@@ -239,7 +239,7 @@ def dry_run(arguments: argparse.Namespace) -> bool:
 def opened(
     arguments: argparse.Namespace, *writes: str, fresh: bool = False, computes: bool = True
 ) -> Iterator["Run"]:
-    """Opens the run that the arguments name (`m4.jobs.open_run.open_run`)."""
+    """Opens the run of the arguments (`m4.jobs.open_run.open_run`)."""
     with experiment_of(arguments) as (experiment, config):
         from m4.jobs.open_run import open_run
 
@@ -248,7 +248,7 @@ def opened(
 
 
 def print_next(run: "Run", command: str) -> None:
-    """Prints the run's folder and the command that comes next."""
+    """Prints the run's folder and the next command."""
     from m4.jobs.decoding.testsets import trial_flags
     from m4.parallel import distributed
 

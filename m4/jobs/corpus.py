@@ -1,7 +1,7 @@
-"""The corpus of an experiment: opened or built, and what of it each job needs.
+"""Opening or building the corpus of an experiment, and the files that each job needs of it.
 
-It is `<fingerprint>/` in MODEL_DIR/data, or in `Data.data_dir`, which several runs may share
-(`m4.data.corpus`). If that is in a bucket, a process downloads only what its job reads.
+The corpus is `<fingerprint>/` in MODEL_DIR/data, or in `Data.data_dir`, which runs may share
+(`m4.data.corpus`). From a bucket, a process downloads only the files that its job reads.
 """
 
 import functools
@@ -28,29 +28,29 @@ from m4.storage.objects import is_address
 from m4.storage.run_folder import VOCABULARY
 from m4.storage.steps import latest_step
 
-# Which of a corpus's files a job reads, by their names in its folder.
+# Tests whether a job reads a file, by its name in the corpus's folder.
 Needs = Callable[[str], bool]
-# Builds a corpus in a folder: `CorpusSpec.build`.
+# Builds a corpus in a folder (`CorpusSpec.build`).
 Build = Callable[..., Any]
 
 
 def settings(name: str) -> bool:
-    """The manifest and the vocabularies."""
+    """Tests for the manifest and the vocabularies."""
     return name.startswith(("manifest.", "vocabulary."))
 
 
 def arrays(name: str) -> bool:
-    """The files that training reads."""
+    """Tests for a file that training reads."""
     return not name.startswith(("text/", "data_report."))
 
 
 def is_shard(name: str) -> bool:
-    """A file of training's arrays, which is fetched from a bucket when its pairs are drawn."""
+    """Tests for training arrays, which are fetched from a bucket when their pairs are drawn."""
     return name.startswith("train.") and name.endswith(".npy")
 
 
 def test_sets(name: str) -> bool:
-    """The files that decoding and scoring read."""
+    """Tests for a file that decoding and scoring read."""
     return settings(name) or name.startswith(("text/dev.", "text/test.", "dev.pairs", "test.pairs"))
 
 
@@ -60,13 +60,13 @@ def place_of(experiment: Experiment) -> str:
 
 
 def open_corpus(experiment: Experiment, needs: Needs = lambda name: True) -> Cache:
-    """Returns the tokenized corpus: opened if it is there, else built by the primary process."""
+    """Returns the tokenized corpus, which the primary process builds if it does not exist."""
     place = place_of(experiment)
     fingerprint = built(experiment)
     bounded = is_address(place) and needs is arrays
     now: Needs = (lambda name: arrays(name) and not is_shard(name)) if bounded else needs
     folder = finished_folder(place, fingerprint, now)
-    # A copy may take longer than what comes next waits for a process.
+    # A copy may take longer than the next collective waits for a process.
     distributed.wait_for_all("the corpus")
     if folder is None:
         raise InputError(
@@ -83,7 +83,7 @@ def open_corpus(experiment: Experiment, needs: Needs = lambda name: True) -> Cac
 
 
 def open_vocabulary(experiment: Experiment) -> Cache:
-    """Returns languages and vocabularies of the model's corpus, which MODEL_DIR keeps."""
+    """Returns the languages and vocabularies of the model's corpus, kept in MODEL_DIR."""
     cache = Cache(Path(experiment.model_dir) / VOCABULARY, experiment.data.corpus.mixture)
     cache.verify(settings)
     return cache
@@ -110,7 +110,7 @@ def keep_vocabulary(experiment: Experiment, cache: Cache) -> None:
 
 
 def build_corpus(spec: CorpusSpec, place: str, build: Build | None = None) -> str:
-    """Returns the fingerprint of a corpus, which `build` makes in the place if it is not there."""
+    """Returns the fingerprint of a corpus; `build` makes it in the place unless it exists."""
     identity = spec.identity()
     fingerprint = fingerprint_of(identity)
     if finished_folder(place, fingerprint, settings) is not None:
@@ -122,9 +122,9 @@ def build_corpus(spec: CorpusSpec, place: str, build: Build | None = None) -> st
         )
     folder = local_place(place)
     build = functools.partial(build or spec.build, folder, identity=identity)
-    try:  # a machine that built it and could not upload it all has it here
+    try:  # a machine whose upload was cut off has it here
         build()
-    except Damaged:  # one that downloaded a part of it, before it was removed there, has that
+    except Damaged:  # a machine may have downloaded a part of it before it was removed there
         remove(folder / fingerprint)
         build()
     upload_finished(place, fingerprint)
@@ -133,14 +133,14 @@ def build_corpus(spec: CorpusSpec, place: str, build: Build | None = None) -> st
 
 @distributed.by_primary("the corpus")
 def built(experiment: Experiment, build: Build | None = None) -> str:
-    """Returns the fingerprint of the experiment's corpus, which is built with a bar."""
+    """Returns the fingerprint of the experiment's corpus; building it shows a progress bar."""
     data = experiment.data
     build = functools.partial(_shown, build or data.corpus.build, untrained=data.untrained)
     return build_corpus(data.corpus, place_of(experiment), build)
 
 
 def _shown(build: Build, folder: Path, **more: Any) -> None:
-    """Builds a corpus; prints what cleaning leaves out, and writes data_report.* next to it."""
+    """Builds a corpus, prints what cleaning drops, and writes data_report.* next to it."""
     with ProgressBar("corpus", 100, "%") as bar:
         cache = build(folder, progress=_progress(bar), **more)
         bar.update(100, size_of(cache))
@@ -151,14 +151,14 @@ def _shown(build: Build, folder: Path, **more: Any) -> None:
 
 
 def size_of(cache: Cache) -> str:
-    """Returns the size of a corpus, for people."""
+    """Returns the size of a corpus as text."""
     names = cache.language_pairs()
     pairs = sum(cache.size(name, "train") for name in names)
     return f"{counted(pairs, 'training pair')} in {counted(len(names), 'pair')} of languages"
 
 
 def _progress(bar: ProgressBar) -> Progress:
-    """Returns what shows the stage of a corpus that is built."""
+    """Returns a callback that shows the stage of a build."""
     stages: dict[str, tuple[float, int]] = {}
 
     def progress(name: str, done: int, total: int) -> None:
@@ -167,7 +167,7 @@ def _progress(bar: ProgressBar) -> Progress:
         rate = ""
         if name == "tokens" and seconds > 1:  # of text
             rate = f" {done / 1e6:,.1f} MB, {(done - first) / seconds / 1e6:,.2f} MB/s"
-        # Of this stage: how long the others take is not known.
+        # The time left is of this stage: that of the others is unknown.
         left = seconds * (total - done) / (done - first) if done > first else math.nan
         bar.update(round(100 * done / max(total, 1)), f"{name}{rate}", left=left)
 

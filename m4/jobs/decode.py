@@ -13,26 +13,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser, processes=True)
     command.add_flags(parser, "beams")
     command.add_flags(parser, "split", "step", "testset", "dry_run")
-    group = parser.add_argument_group("any text", "docs/decoding.md")
-    text = "files of lines, also .gz, .zst, .xz and .bz2; folders of them; - is standard input"
+    group = parser.add_argument_group("text files", "docs/decoding.md")
+    text = "text files, also .gz, .zst, .xz and .bz2, or folders of them; - is standard input"
     group.add_argument("--input", nargs="+", action="extend", metavar="FILE", help=text)
     group.add_argument("--to", metavar="xx,yy", help="languages to translate into, or all")
     text = "language of the input (default: en)"
     group.add_argument("--from", dest="source", metavar="xx", help=text)
-    text = "FILE; for several translations a folder of FILE.xx.txt; - is standard output"
+    text = "file; for several translations a folder, of FILE.xx.txt; - is standard output"
     group.add_argument("--output", help=text)
-    text = "write lines of JSON, with the scores and all Decoding.n_best translations"
+    text = "write JSON lines with scores and all Decoding.n_best translations"
     group.add_argument("--json", action="store_true", help=text)
-    text = "t5x: the lines of T5X's inference; for the test sets in addition, as files of its "
-    text += "tasks. tsv: pairs of each line and its translation, English first, for training, and "
-    text += "in FILE.json what made them"
+    text = "t5x: write the lines of T5X's inference; for the test sets, in addition and as files "
+    text += "of its tasks. tsv: write each line and its translation as a training pair, English "
+    text += "first, and what made them in FILE.json"
     group.add_argument("--format", choices=["t5x", "tsv"], help=text)
-    group.add_argument("--overwrite", action="store_true", help="replace translations")
+    group.add_argument("--overwrite", action="store_true", help="replace existing translations")
     command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Translates."""
+    """Translates the test sets or text files."""
     text = text_options(arguments)
     if command.dry_run(arguments):
         return
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def text_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns the arguments of `decoding.text.decode_text`, or None for a test set."""
+    """Returns arguments for `decoding.text.decode_text`, or None for a test set."""
     given = {"--input": arguments.input, "--to": arguments.to, "--output": arguments.output}
     missing = [name for name, value in given.items() if not value]
     if len(missing) == len(given):

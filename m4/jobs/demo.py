@@ -1,4 +1,4 @@
-"""`m4 demo`: all steps: corpus, training, baselines, decoding, scores, ΔBLEU and its plot."""
+"""`m4 demo`: runs all steps: corpus, training, baselines, decoding, scores, ΔBLEU and plot."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def demo(experiment: "Experiment") -> None:
-    """Runs all steps; what is there already is kept."""
+    """Runs all steps, and skips those whose results exist."""
     from m4.eval.decoding.testsets import check_held_out
     from m4.jobs.bilingual import baselines, check_baselines
     from m4.jobs.checkpoints.initial import check_start
@@ -42,7 +42,7 @@ def demo(experiment: "Experiment") -> None:
     from m4.jobs.decoding.report import report, show
     from m4.jobs.decoding.testsets import decode
 
-    # What later steps need is checked before the training.
+    # Requirements of later steps are checked before the training.
     check_baselines(experiment)
     start = check_start(experiment)
     corpus = open_corpus(experiment)

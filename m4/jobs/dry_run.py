@@ -1,6 +1,6 @@
-"""`m4 JOB --dry_run`: the config is checked, all shapes are made, and nothing is written.
+"""`m4 JOB --dry_run`: checks the config and all shapes, and writes nothing.
 
-No corpus is built and no program is compiled; a vocabulary has the size that the config asks for.
+No corpus is built and no program compiled; vocabularies have the sizes that the config asks for.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _MIB = 2**20
 
 
 def dry_run(arguments: argparse.Namespace) -> None:
-    """Prints the sizes of what a command trains or decodes with."""
+    """Prints the sizes of the model, batch, state and caches of a command."""
     if getattr(arguments, "processes", None) is not None:
         plan = pasted("plan")
         raise InputError(f"--dry_run: one process checks a config; `{plan}` compiles it for many")

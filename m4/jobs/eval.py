@@ -16,20 +16,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_flags(parser, "step", "testset", "dry_run", "sentences")
     parser.add_argument(
         "--zero_shot", nargs="?", const="all", metavar="N|DIRECTIONS",
-        help="translate directions without training pairs, and through English: all, a fixed "
-        "sample of N, or these, as fr-wo,wo-fr; zero_shot/report.html",
+        help="translate untrained directions, directly and through English: all, a fixed sample "
+        "of N, or these, such as fr-wo,wo-fr; writes zero_shot/report.html",
     )  # fmt: skip
-    group = parser.add_argument_group("checkpoint by checkpoint", "scores_by_step.jsonl and a plot")
+    group = parser.add_argument_group("by checkpoint", "writes scores_by_step.jsonl and a plot")
     text = "score each new checkpoint until training has ended"
     group.add_argument("--watch", action="store_true", help=text)
-    group.add_argument("--steps", help="score these checkpoints, as 1000,2000, or all")
+    group.add_argument("--steps", help="score these checkpoints, such as 1000,2000, or all")
     command.add_flags(group, "directions")
-    group.add_argument("--seconds", type=float, help="between two looks of --watch (default: 30)")
+    group.add_argument("--seconds", type=float, help="interval of --watch (default: 30)")
     command.add_flags(parser, "verify")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Scores the model."""
+    """Scores the model, once or checkpoint by checkpoint."""
     followed = follow_options(arguments)
     if command.dry_run(arguments):
         return

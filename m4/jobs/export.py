@@ -12,9 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_run_folder(parser)
     text = "t5x: a checkpoint to continue from; hf: a folder for transformers and CTranslate2"
     parser.add_argument("--format", choices=["t5x", "hf"], required=True, help=text)
-    text = "a new folder, of T5X a MODEL_DIR"
+    text = "new folder; for t5x a MODEL_DIR"
     parser.add_argument("--output", type=Path, required=True, help=text)
-    text = "a checkpoint that is kept (default: the last whole one)"
+    text = "step of a kept checkpoint (default: the last complete one)"
     parser.add_argument("--step", type=int, help=text)
 
 

@@ -11,18 +11,18 @@ EXAMPLE = "m4 extract runs/demo --directions=en-gl,gl-en --output=runs/small"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
-    parser.add_argument("--directions", required=True, help="directions to keep, as gl-en,pt-en")
+    parser.add_argument("--directions", required=True, help="directions to keep, e.g. gl-en,pt-en")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="the new run's folder")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--keep", type=int, metavar="N", help="experts of each layer that stay")
-    text = "share of the tokens' choices whose experts stay (default: 0.95; of a gate by task "
-    text += "all that its tasks choose)"
+    group.add_argument("--keep", type=int, metavar="N", help="experts to keep in each layer")
+    text = "keep the experts that get this share of the tokens' choices (default: 0.95; for a gate "
+    text += "by task, all that its tasks choose)"
     group.add_argument("--keep_share", type=float, metavar="SHARE", help=text)
     command.add_flags(parser, "split", "step", "sentences", "verify")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Extracts a model. The run is read, the new folder is written."""
+    """Extracts a smaller model from a run into a new folder."""
     sentences, directions = command.portion_of(arguments)
     if not directions:
         raise InputError(f"--directions={arguments.directions}: names no direction")

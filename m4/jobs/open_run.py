@@ -1,7 +1,7 @@
-"""The door of a run's folder: a command opens its run once, and works inside in a plain folder.
+"""The door to a run: a command opens its run once, and then works in a plain local folder.
 
-Here alone it matters whether MODEL_DIR is in a bucket, whether another job writes there, and
-whether the folder belongs to this config.
+Only this module handles whether MODEL_DIR is in a bucket, another job writes there, or the folder
+belongs to this config.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from m4.storage.steps import latest_step
 class Run(NamedTuple):
     """An open run."""
 
-    experiment: Experiment  # its MODEL_DIR is a folder of this machine
+    experiment: Experiment  # its MODEL_DIR is a local folder
     folder: Path
-    address: str  # MODEL_DIR as the user gave it
+    address: str  # MODEL_DIR as given by the user
     modules: Mapping[str, str]  # modules outside m4 that its config imports -> their folders
 
 
@@ -39,15 +39,15 @@ def open_run(
 ) -> Iterator[Run]:
     """Opens a run for one command.
 
-    The folder must be the config's. Training makes it so, and preparing jobs where nothing is
-    trained; what others override is a trial's (`m4.jobs.decoding.testsets`). Of a bucket's folder a
-    local copy is brought up to date, and what the command writes is uploaded. With several
-    processes the primary does all that, and the others check that they see its folder.
+    The folder must belong to the config. Training makes it so, and so do jobs that prepare an
+    untrained run; settings that others override make a trial (`m4.jobs.decoding.testsets`). For a
+    run in a bucket, a local copy is updated, and what the command writes is uploaded. The primary
+    process does all that, and the others check that they see its folder.
 
     Args:
-        writes: Kinds of the files that the command writes (`run_folder.KINDS`). One job at a time
-            writes files of a kind. Without kinds the run is only read.
-        fresh: Whether what jobs wrote there is removed first.
+        writes: Kinds of files that the command writes (`run_folder.KINDS`). Only one job at a time
+            writes files of a kind. Without kinds, the run is only read.
+        fresh: Whether to remove first what jobs wrote there.
         computes: Whether the command runs programs on the devices.
     """
     address = experiment.model_dir.rstrip("/")
@@ -55,7 +55,7 @@ def open_run(
     bucket = is_address(address)
     if computes:
         check_accelerator()
-        if writes:  # a mesh that is impossible is refused before anything is written
+        if writes:  # an impossible mesh is refused before anything is written
             experiment.training.mesh()
             distributed.check_joined()
     with contextlib.ExitStack() as stack:
@@ -80,13 +80,13 @@ def open_run(
             run_folder.check_shared(folder, written, address)
         if computes:
             set_up(_programs(folder, address, writes))
-        if bucket and writes and computes:  # what orbax cannot open ends the job here
+        if bucket and writes and computes:  # checkpoints that orbax cannot open end the job here
             Checkpoints(folder / "checkpoints", read_only=True).close()
         yield Run(located(experiment, folder), folder, experiment.model_dir, config.modules)
 
 
 def located(experiment: Experiment, folder: Path | None = None) -> Experiment:
-    """Returns the experiment with a folder of this machine as MODEL_DIR."""
+    """Returns the experiment with a local folder as MODEL_DIR."""
     address, data = experiment.model_dir.rstrip("/"), experiment.data
     if not is_address(address):
         return experiment
@@ -97,7 +97,7 @@ def located(experiment: Experiment, folder: Path | None = None) -> Experiment:
 
 @contextlib.contextmanager
 def _named(folder: Path, address: str) -> Iterator[None]:
-    """Makes errors name the address, which the user gave, and not the local copy."""
+    """Makes errors name the address that the user gave, not the local copy."""
     try:
         yield
     except InputError as error:
@@ -110,14 +110,14 @@ def _owned(
     folder: Path, address: str, experiment: Experiment, config: Config, writes: tuple[str, ...],
     fresh: bool,
 ) -> Iterator[None]:  # fmt: skip
-    """Locks the files of these kinds, and makes the folder the config's, or checks that it is."""
+    """Locks the kinds of files, and claims the folder for the config or checks that it fits."""
     where = f"MODEL_DIR = {address}"
     copy = LocalCopy(address, writes, run_folder.kind_of, where) if is_address(address) else None
     others = sorted({"train", *(run_folder.KINDS if fresh else ())} - {*writes})
 
     @contextlib.contextmanager
     def alone() -> Iterator[None]:
-        """Holds the locks that writing the config's files needs in addition."""
+        """Holds the additional locks for writing the config's files."""
         with contextlib.ExitStack() as stack:
             for kind in others:
                 if copy is None:
@@ -163,7 +163,7 @@ def _owned(
                 copy.push([name])
         try:
             yield
-        except InputError:  # before a checkpoint: else the value would be refused again and again
+        except InputError:  # without a new checkpoint, the folder gets its record back
             if claims and before and not fresh and latest_step(folder / "checkpoints") == latest:
                 with contextlib.suppress(Busy), alone():
                     run_folder.restore(folder, before)
@@ -171,9 +171,9 @@ def _owned(
 
 
 def _programs(folder: Path, address: str, writes: tuple[str, ...]) -> Path | None:
-    """Returns the folder of compiled programs, or None for the user's own."""
-    # Jobs that write to a run in a bucket keep their programs there, for other machines. Programs
-    # of a folder on a disk, which may be anybody's, are never run.
+    """Returns the run's folder of compiled programs, or None for the user's own."""
+    # Jobs that write to a run in a bucket keep their programs there for other machines. Programs in
+    # a folder on disk may be anybody's, and are never run.
     if not writes or not is_address(address):
         return None
     if distributed.is_primary():

@@ -1,4 +1,4 @@
-"""`m4 plan`: compiles a config's program for a machine that is not there, and writes the plan."""
+"""`m4 plan`: compiles a config's program for another machine, and writes the plan."""
 
 import argparse
 import json
@@ -10,28 +10,28 @@ from m4.settings import InputError
 
 EXAMPLE = "m4 plan --gin_file=gin_configs/moe_128e_12l.gin --topology=v3:8x8"
 DOES_NOT_FIT = 3
-# The machine where --topology names none.
+# The default of --topology.
 TOPOLOGY = "v3:8x8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
-    text = "chip and grid, v4:4x4x4; slices of it, 2*v5e:16x16; or GPU, nodes and GPUs a node, "
+    text = "TPU and grid, v4:4x4x4, also in slices, 2*v5e:16x16; or GPU and nodes x GPUs per node, "
     parser.add_argument("--topology", help=f"{text}h100:16x8 (default: {TOPOLOGY})")
-    text = "price of an hour of a chip or GPU, which the plan multiplies out"
+    text = "price of a chip or GPU per hour, for the costs in the plan"
     parser.add_argument("--price_per_chip_hour", type=float, help=text)
-    text = "the program to compile (default: train)"
+    text = "program to compile (default: train)"
     parser.add_argument("--program", choices=["train", "decode"], default="train", help=text)
-    text = "number of languages where the config does not name them (default: 100)"
+    text = "number of languages if the config does not name them (default: 100)"
     parser.add_argument("--languages", type=int, default=100, help=text)
     text = "folder of the reports (default: runs/plans)"
     parser.add_argument("--output", type=Path, default=Path("runs/plans"), help=text)
-    # For the process that compiles: the file that it writes.
+    # Output file of the process that compiles.
     parser.add_argument("--facts", type=Path, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Writes <config>.<topology>.json and .md; returns the exit status, 3 where it does not fit."""
+    """Writes <config>.<topology>.json and .md; returns the exit status, 3 if it does not fit."""
     streams.require_output()
     if arguments.facts is not None:
         return _write_facts(arguments)
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _write_facts(arguments: argparse.Namespace) -> None:
-    """Compiles in the process that was started for it, and writes its findings to --facts."""
+    """Compiles, in a process started for it, and writes its findings to --facts."""
     with command.experiment_of(arguments) as (experiment, _):
         from m4.parallel.platform.signals import end_with
 
@@ -76,7 +76,7 @@ def _write_facts(arguments: argparse.Namespace) -> None:
 
 
 def _config_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Returns what the compiling process needs to read this config, of a file or a run."""
+    """Returns the arguments with which the compiling process reads this config."""
     given = [f"--gin_file={name}" for name in arguments.gin_file]
     given += [f"--model_dir={arguments.model_dir}"] if arguments.model_dir else []
     given += [f"--allow_module={name}" for name in arguments.allow_module]

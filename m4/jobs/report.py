@@ -1,4 +1,4 @@
-"""`m4 report`: scores, ΔBLEU, its plot and a page, of one run or of several; trains nothing."""
+"""`m4 report`: writes scores, ΔBLEU, a plot and a page on one run or several; trains nothing."""
 
 import argparse
 import re
@@ -13,20 +13,20 @@ EXAMPLE = "m4 report runs/demo"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser, run=False, processes=True)
-    group = parser.add_argument_group("several runs", "one page of all, from their translations")
-    text = "run folders, or folders of translations, each named by its last part or NAME=RUN; "
-    text += "a single one is read as --model_dir"
+    group = parser.add_argument_group("several runs", "one page from their translations")
+    text = "folders of runs or of translations, each named by its last part or as NAME=RUN; a "
+    text += "single one is taken as --model_dir"
     group.add_argument("runs", nargs="*", metavar="RUN", help=text)
-    text = "what the runs are compared with, also one of them by its name: its bilingual "
-    text += "baselines, else itself (default: the first of several runs, itself)"
+    text = "run, or name of one of the runs, to compare with: its bilingual baselines if it has "
+    text += "any, otherwise the run itself (default: the first of several runs, itself)"
     group.add_argument("--baseline", metavar="RUN", help=text)
     text = "folder of the report (default: report)"
     group.add_argument("--output", type=Path, metavar="FOLDER", help=text)
-    text = "training pairs from which a language is high-resource, and below which low-resource, "
-    text += "and the fewest test sentences of a mean (default: those of the first run's config)"
+    text = "high-resource languages have at least HIGH training pairs, low-resource ones fewer "
+    text += "than LOW; means need SENTENCES test sentences (default: the first run's config)"
     group.add_argument("--levels", metavar="HIGH,LOW,SENTENCES", help=text)
     command.add_flags(group, "metrics")
-    text = "test sets of their own, a page each (default: test)"
+    text = "test sets, with a page each (default: test)"
     group.add_argument("--testsets", metavar="NAME,NAME", help=text)
     command.add_flags(parser, "verify")
 
@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def comparison(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns the arguments of `compare`, or None for one run, which may come as an argument."""
+    """Returns the arguments of `compare`, or None for a single run."""
     if len(arguments.runs) < 2 and not arguments.baseline:
         for name in ("output", "levels", "testsets", "metrics"):
             if getattr(arguments, name) is not None:
-                raise InputError(f"--{name}: of a report of several runs (RUN_A RUN_B)")
+                raise InputError(f"--{name}: only for a report on several runs (RUN_A RUN_B)")
         if arguments.runs and arguments.model_dir:
             run = arguments.runs[0]
             raise InputError(f"{run}: --model_dir names the run, too; give one of them")

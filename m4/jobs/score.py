@@ -13,7 +13,7 @@ EXAMPLE = "m4 score runs/demo --split=dev"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser, processes=True)
     command.add_flags(parser, "split", "step", "dry_run")
-    group = parser.add_argument_group("files", "pairs of lines, instead of the run's test set")
+    group = parser.add_argument_group("files", "score pairs of lines instead of the run's test set")
     group.add_argument("--source", type=Path, metavar="FILE", help="sources, one per line")
     group.add_argument("--target", type=Path, metavar="FILE", help="their translations")
     group.add_argument("--to", help="target language, e.g. gl")

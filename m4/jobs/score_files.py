@@ -1,4 +1,4 @@
-"""`m4 score_files`: scores, intervals and failure rates of anybody's files of translations."""
+"""`m4 score_files`: scores any files of translations, with intervals and failure rates."""
 
 import argparse
 import functools
@@ -24,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "source language (default: en)"
     parser.add_argument("--from", dest="language", default="en", metavar="xx", help=text)
     command.add_flags(parser, "metrics")
-    text = "score spBLEU too, on the pieces of this SentencePiece model"
+    text = "also score spBLEU, on the pieces of this SentencePiece model"
     parser.add_argument("--spbleu", metavar="FILE", help=text)
-    text = "score with this command too (docs/evaluation.md); may be repeated"
+    text = "also score with this command (docs/evaluation.md); may be repeated"
     parser.add_argument("--scorer", action="append", default=[], metavar="NAME=COMMAND", help=text)
     text = "print rows of scores.jsonl and rates.jsonl"
     parser.add_argument("--json", action="store_true", help=text)

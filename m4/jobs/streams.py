@@ -1,4 +1,4 @@
-"""The standard streams: which are closed, output as UTF-8, and the console of tables."""
+"""The standard streams: closed ones, output in UTF-8, and the console for tables."""
 
 import io
 import os
@@ -12,7 +12,7 @@ from m4.settings import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Standard streams that the program was started without.
+# Names of the standard streams that were closed at the start.
 closed: set[str] = set()
 
 
@@ -34,7 +34,7 @@ def open_closed() -> None:
 
 
 def require_output(lost: str = "what the command prints") -> None:
-    """Raises InputError where standard output is closed, which would lose `lost`."""
+    """Raises InputError if standard output is closed, so that `lost` would be lost."""
     if "stdout" in closed:
         raise InputError(f"standard output is closed: {lost} would be lost")
 
@@ -47,10 +47,10 @@ def utf8_output() -> None:
 
 
 def console(stream: TextIO | None = None) -> "Console":
-    """Returns the console of a job, on which a name such as "[red]" is only text."""
+    """Returns a job's console, on which a name such as "[red]" is plain text."""
     from rich.console import Console
 
-    # Where there is no terminal, rich's guess of 80 is too narrow for tables.
+    # Without a terminal, rich's guess of 80 columns is too narrow for tables.
     width = None if (stream or sys.stdout).isatty() else 120
     return Console(file=stream, width=width, markup=False)
 

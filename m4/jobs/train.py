@@ -24,18 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
-    """Adds --fresh, --init_from and --keep_optimizer: from where training begins."""
-    text = "remove what m4 wrote there and start over"
+    """Adds --fresh, --init_from and --keep_optimizer, which say where training begins."""
+    text = "remove what m4 wrote in the run folder and start over"
     parser.add_argument("--fresh", action="store_true", help=text)
-    text = "begin from the model of another run's folder, a checkpoint of T5X, or a pretrained "
+    text = "begin from the model of another run folder, a T5X checkpoint, or a pretrained "
     text += "model in Hugging Face's layout (INITIAL_CHECKPOINT_PATH)"
     parser.add_argument("--init_from", metavar="RUN[@STEP]", help=text)
-    text = "with --init_from: continue at its step, with its optimizer's state"
+    text = "with --init_from: continue at its step, with its optimizer state"
     parser.add_argument("--keep_optimizer", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Trains."""
+    """Trains the model."""
     if command.dry_run(arguments):
         return
     with command.opened(arguments, "train", fresh=arguments.fresh) as run:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
 def check_and_train(
     experiment: Experiment, *, log: Callable[[dict[str, Any]], None] | None = None
 ) -> None:
-    """Checks, opens or builds the corpus, and trains; `log` is called with each row of metrics."""
+    """Checks the config, opens or builds the corpus, and trains; `log` gets each row of metrics."""
     from m4.jobs.checkpoints.initial import check_start
     from m4.jobs.corpus import arrays, open_corpus
 
@@ -59,7 +59,7 @@ def train(
     experiment: Experiment, corpus: Cache, step: int | None, source: Source | None,
     log: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:  # fmt: skip
-    """Trains from a step, or from another model, unless there are as many steps already."""
+    """Trains from a step, or from another model, unless all steps are done already."""
     from m4.build import build
     from m4.jobs.checkpoints import initial
     from m4.jobs.corpus import keep_vocabulary

@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, help="target language, e.g. gl")
     text = "language of the lines, for a model whose gate is by_direction (default: en)"
     parser.add_argument("--from", dest="source", metavar="xx", help=text)
-    text = "run folder, unless --model_dir or --gin_file is given; then lines to translate "
+    text = "run folder (unless --model_dir or --gin_file is given), then lines to translate "
     text += "(default: standard input)"
     parser.add_argument("text", nargs="*", metavar="RUN|TEXT", help=text)
     command.add_flags(parser, "beams")
     text = "write the N best translations of each line"
     parser.add_argument("--n_best", type=int, metavar="N", help=text)
-    text = "a line of JSON for each: source, all translations (Decoding.n_best), scores"
+    text = "write a JSON line for each: source, all Decoding.n_best translations, scores"
     parser.add_argument("--json", action="store_true", help=text)
     command.add_flags(parser, "dry_run", "verify")
 
@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
         ready = dataclasses.replace(model, source=arguments.source)
         to, written = arguments.to, first_text if arguments.n_best is None else _all_texts
         written = json_line if arguments.json else written
-        if not gc.isenabled():  # the command line turned it off
-            gc.freeze()  # all this stays
+        if not gc.isenabled():  # `m4.cli.main` turned it off
+            gc.freeze()  # everything loaded so far stays
             gc.enable()
         if arguments.text:
             found = ready.candidates(arguments.text, to)
@@ -64,5 +64,5 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _all_texts(line: str, found: "Translations", to: str) -> str:
-    """Returns all translations, one a line, the best first."""
+    """Returns all translations, one per line, the best first."""
     return "\n".join(found.texts)

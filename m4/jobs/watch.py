@@ -1,4 +1,4 @@
-"""`m4 watch`: shows a training run from its files, here or in a bucket. It locks nothing."""
+"""`m4 watch`: shows a training run from its files, local or in a bucket, without locks."""
 
 import argparse
 import time
@@ -17,13 +17,13 @@ _FILES = ("run.json", "metrics.jsonl", "heartbeat.json", "scores.jsonl", "scores
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_run_folder(parser)
-    text = "between two looks (default: 10)"
+    text = "seconds between updates (default: 10)"
     parser.add_argument("--seconds", type=float, default=10.0, help=text)
-    parser.add_argument("--once", action="store_true", help="show it once")
+    parser.add_argument("--once", action="store_true", help="show the state once and exit")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Shows a run until it has ended."""
+    """Shows a run until training has ended."""
     streams.require_output()
     watch(command.run_of(arguments), arguments.seconds, once=arguments.once)
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
 def watch(
     model_dir: str, seconds: float = 10.0, *, once: bool = False, stream: TextIO | None = None
 ) -> None:
-    """Shows a run until it has ended, or until Ctrl-C: a line whenever something has changed."""
+    """Prints a line whenever a run has changed, until it has ended or Ctrl-C."""
     from m4.storage.local_copy import fetched
 
     if not seconds > 0:
@@ -49,15 +49,15 @@ def watch(
 
 
 class Look(NamedTuple):
-    """The state of a run, from its files."""
+    """State of a run, read from its files."""
 
-    lines: dict[str, str]  # name -> text, for people
+    lines: dict[str, str]  # name -> text
     ended: bool  # whether training has ended
-    changes: tuple[Any, ...]  # all but the heartbeat's age: a new line is due when it differs
+    changes: tuple[Any, ...]  # everything but the heartbeat's age: a change makes a new line
 
 
 def look_at(folder: Path, now: float) -> Look:
-    """Reads a run's local folder."""
+    """Reads the state of a run from its local folder."""
     from m4.eval.scoring.levels import LEVELS
     from m4.eval.scoring.score import read_by_step, read_scores, said_by_step
     from m4.storage import run_folder
@@ -129,7 +129,7 @@ def look_at(folder: Path, now: float) -> Look:
 
 
 def _grouped(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[Any, list[Any]]:
-    """Returns rows by their values of these names."""
+    """Returns the rows grouped by their values under these names."""
     found: dict[Any, list[Any]] = {}
     for row in rows:
         found.setdefault(tuple(row[name] for name in names), []).append(row)

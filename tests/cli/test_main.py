@@ -274,7 +274,7 @@ QUOTED = ValueError("RESOURCE_EXHAUSTED: [OS error 28: ENOSPC No space left on d
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (FULL_DISK, "m4 train: /runs/a/.lock.train: No space left on device; what was written"),
+        (FULL_DISK, "m4 train: /runs/a/.lock.train: No space left on device; files written"),
         (BECAUSE_OF_IT, "m4 train: /runs/a/.lock.train: No space left on device;"),
         (QUOTED, "m4 train: No space left on device (ValueError);"),
     ],

@@ -1,7 +1,7 @@
-"""`m4 average`: a run folder whose one checkpoint has the mean of several checkpoints' parameters.
+"""`m4 average`: makes a run folder with the mean of several checkpoints' parameters.
 
 The mean of the last checkpoints often translates better than the last one (Vaswani et al. 2017,
-section 6.1: the last 5). `m4.train.average` is another mean: over all steps, while training.
+section 6.1: the last 5). `m4.train.average` is another mean: over all steps, during training.
 """
 
 import sys
@@ -21,14 +21,14 @@ from m4.settings import InputError, counted
 from m4.storage.checkpoints import Checkpoints, read_note
 from m4.storage.steps import complete_steps, digest, latest_step, whole_step
 
-# Of a note: what it is the mean of. Such a checkpoint has no optimizer to train on with.
+# Key of a note: what was averaged. Such a checkpoint has no optimizer state to continue with.
 AVERAGED = "averaged"
-# Of the last step's note: they belong to its training.
+# Keys of the last step's note that belong to its training.
 _NOT_KEPT = ("sampling", "best_step", "best", "risen_to", "since_best", "metrics")
 
 
 def chosen_steps(folder: Path, last: int | None, steps: Sequence[int] | None) -> list[int]:
-    """Returns the steps to average: the last of a run, as many as there are, or these."""
+    """Returns the steps to average: the given ones, or the last ones of a run."""
     if steps is None:
         trained_step(folder)  # there is one
         there = complete_steps(folder / "checkpoints")
@@ -42,7 +42,7 @@ def chosen_steps(folder: Path, last: int | None, steps: Sequence[int] | None) ->
 
 
 def bindings(experiment: Experiment, folder: Path) -> list[str]:
-    """Returns what the mean's config says in addition: the places of corpus and baselines."""
+    """Returns additional bindings of the mean's config: the places of corpus and baselines."""
     said = [f"experiment.Data.data_dir = {place_of(experiment)!r}"]
     if (levels := experiment.baselines) is not None and levels.folder is None:
         said.append(f"experiment.Baselines.folder = {str(folder / 'baselines')!r}")
@@ -50,7 +50,7 @@ def bindings(experiment: Experiment, folder: Path) -> list[str]:
 
 
 def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) -> None:
-    """Saves the mean of the parameters of steps in the folder of `output`, if it is not there."""
+    """Saves the mean of the parameters of steps in the folder of `output`, unless it exists."""
     run, folder = experiment.folder, output.folder
     of = {str(step): digest(run / "checkpoints", step) for step in steps}
     if (latest := latest_step(folder / "checkpoints")) is not None:
@@ -81,9 +81,9 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
 
 
 def mean(trees: Iterable[Any]) -> Any:
-    """The mean of trees of equal arrays, in float64, rounded once to each array's own type.
+    """Returns the mean of equally shaped trees, in float64, rounded once to each array's type.
 
-    Arrays are sharded as those of the last tree; each shard's sum is in the host's memory once.
+    Arrays are sharded like those of the last tree; each shard's sum is in host memory once.
     """
     totals: list[dict[str, np.ndarray]] = []
     count, leaves, structure = 0, [], None
@@ -91,7 +91,7 @@ def mean(trees: Iterable[Any]) -> Any:
         leaves, structure = jax.tree.flatten(tree)
         totals = totals or [{} for _ in leaves]
         for total, leaf in zip(totals, leaves, strict=True):
-            # Devices that hold the same part have the same index.
+            # Devices that hold the same shard have the same index.
             for index, part in {str(s.index): s.data for s in leaf.addressable_shards}.items():
                 total[index] = total.get(index, 0) + np.asarray(part, np.float64)
         count += 1

@@ -1,6 +1,6 @@
 """`m4 checkpoint list|verify|inspect|convert` and `m4 export`: the checkpoints of a run.
 
-They read, and hold no lock; `convert` and `export` write elsewhere.
+They only read the run, so they hold no lock; `convert` and `export` write elsewhere.
 """
 
 import datetime
@@ -30,15 +30,15 @@ from m4.storage.steps import complete_steps, damaged_steps, items_of, used_item,
 from m4.train import hf_layout, t5x_layout
 from m4.train.initial import InitialModel, unscanned
 
-# Characters of an entry of a note: counts by direction, layer and expert may be megabytes.
+# Characters shown of a note's entry: counts by direction, layer and expert may be megabytes.
 _LONG = 200
-# Entries of a note that a reader of the list looks for.
+# Entries of a note that `list` shows.
 _NOTED = ("best_step", "finished", "averaged", "converted")
 _MOMENTS = re.compile(r"((?:.+/)?)moments/(.+?)(?:/(rows|columns))?")
 
 
 def opened(run: str) -> Path:
-    """Returns a run's folder on this machine, of which nothing is computed on an accelerator."""
+    """Returns a run's folder on this machine; from now on JAX computes on the CPU."""
     jax.config.update("jax_platforms", "cpu")  # a training job may have the accelerator
     folder = fetched(run)
     run_folder.read(folder)
@@ -46,7 +46,7 @@ def opened(run: str) -> Path:
 
 
 def step_of(run: str, folder: Path, step: int | None, *, used: bool = False) -> int:
-    """Returns a whole step of a run. `used`: See `m4.storage.steps.whole_step`."""
+    """Returns a complete step of a run. For `used`, see `m4.storage.steps.whole_step`."""
     found = whole_step(folder / "checkpoints", step, used=used)
     if found is None:
         raise InputError(f"{run}: no checkpoints; train first, or give another run")
@@ -54,12 +54,12 @@ def step_of(run: str, folder: Path, step: int | None, *, used: bool = False) -> 
 
 
 def store_of(folder: Path) -> Checkpoints:
-    """Returns the checkpoints of a folder, to read."""
+    """Opens the checkpoints of a folder for reading."""
     return Checkpoints(folder / "checkpoints", read_only=True)
 
 
 def verify(run: str, step: int | None, console: Console, *, full: bool) -> bool:
-    """Prints a line for each step; returns whether all are whole. `full`: compares SHA-256."""
+    """Prints a line per step; returns whether all are complete. `full` compares SHA-256."""
     folder = opened(run)
     there_are = complete_steps(folder / "checkpoints")
     if not there_are or (step is not None and step not in there_are):
@@ -98,7 +98,7 @@ def verify(run: str, step: int | None, console: Console, *, full: bool) -> bool:
 
 
 def inspect(run: str, step: int | None, console: Console) -> bool:
-    """Prints every array and what the note says; returns whether all numbers are finite."""
+    """Prints every array and the note; returns whether all numbers are finite."""
     folder, finite = opened(run), True
     step = step_of(run, folder, step)
     with store_of(folder) as store:
@@ -107,14 +107,14 @@ def inspect(run: str, step: int | None, console: Console) -> bool:
             table = Table(box=SIMPLE_HEAD, title=f"{there}/{item}", title_justify="left")
             for name in ("array", "shape", "dtype", "saved over", "norm", "not finite"):
                 right = name in ("norm", "not finite")
-                # A name whose end is cut off would be that of several arrays.
+                # Without its end, a name would stand for several arrays.
                 table.add_column(name, justify="right" if right else "left", overflow="fold")
             known = store.arrays(step, item)
             for path, array in store.read(step, item).items():
                 values = np.asarray(array, np.float64)
                 wrong = int(values.size - np.isfinite(values).sum())
                 finite = finite and not wrong
-                sharding = getattr(known[path], "sharding", None)  # of when it was saved
+                sharding = getattr(known[path], "sharding", None)  # as it was saved
                 axes = [str(one) for one in getattr(sharding, "partition_spec", None) or () if one]
                 table.add_row(
                     path, "x".join(map(str, array.shape)) or "scalar", str(array.dtype),
@@ -133,11 +133,11 @@ def inspect(run: str, step: int | None, console: Console) -> bool:
 def convert(
     run: str, step: int | None, output: Path, dtype: str | None, weights: Path | None
 ) -> str:
-    """Writes the parameters that a step is used with, as a file or as a separate run.
+    """Writes the parameters that a step translates with, as a file or as a separate run.
 
     Args:
-        dtype: Their type. Defaults to the one that they have.
-        weights: File of arrays that take the place of the run's.
+        dtype: Type of the written parameters. Defaults to their own.
+        weights: File of arrays that replace the run's.
     """
     folder = opened(run)
     step = found = step_of(run, folder, step)
@@ -157,7 +157,7 @@ def convert(
         step = int(said) if said.isdecimal() else step
     if dtype is not None:
         check_weights(weights or folder, params)
-        with np.errstate(over="ignore"):  # infinite: refused below
+        with np.errstate(over="ignore"):  # an overflow to infinity is refused below
             params = {path: array.astype(jnp.dtype(dtype)) for path, array in params.items()}
     check_weights(weights or folder, params)
     if output.suffix == ".safetensors":
@@ -176,10 +176,10 @@ def convert(
 
 
 def export_hf(run: str, step: int | None, output: Path) -> str:
-    """Writes a folder that Hugging Face's code of T5 loads; returns what is to be said of it.
+    """Writes a folder that Hugging Face's T5 code loads; returns a message about it.
 
-    The parameters are those that the step is used with. A dense model is a T5 1.1 (with a table of
-    relative positions in each layer a umT5), one with the gate `switch` a Switch Transformer.
+    The parameters are those that the step translates with. A dense model becomes a T5 1.1 (or, with
+    relative positions in each layer, a umT5), and one with the gate `switch` a Switch Transformer.
     """
     folder, found = _to_export(run, step, output)
     there = SourceRun(folder, run, InitialModel(run), found)
@@ -205,10 +205,10 @@ def export_hf(run: str, step: int | None, output: Path) -> str:
 
 
 def export(run: str, step: int | None, output: Path) -> str:
-    """Writes OUTPUT/checkpoint_<steps> and the vocabulary; returns what is to be said of it.
+    """Writes OUTPUT/checkpoint_<steps> and the vocabulary for T5X; returns a message about it.
 
-    The parameters are those that the step is used with. Where they are the plain ones and the
-    optimizer is Adafactor, its moments go with them.
+    The parameters are those that the step translates with. If they are not averaged and the
+    optimizer is Adafactor, its moments are written too.
     """
     folder, found = _to_export(run, step, output)
     with store_of(folder) as store:
@@ -218,7 +218,7 @@ def export(run: str, step: int | None, output: Path) -> str:
         whole = item == "params" and "optimizer" in items
         state = store.read(found, "optimizer") if whole else {}
     check_weights(f"{folder}, step {found}", params)
-    count, moments = None, dict[str, dict[str, np.ndarray]]()  # None: the optimizer is no Adafactor
+    count, moments = None, dict[str, dict[str, np.ndarray]]()  # None: not Adafactor
     for path, array in state.items():
         if (match := _MOMENTS.fullmatch(path)) is not None:
             moments.setdefault(match[2], {})[match[3] or ""] = array

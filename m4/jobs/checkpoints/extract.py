@@ -1,4 +1,4 @@
-"""`m4 extract`: the experts and pieces that some directions need, as a run folder.
+"""`m4 extract`: makes a run folder with the experts and pieces that some directions need.
 
 Source: Kudugunta et al. 2021, "Beyond Distillation: Task-level Mixture-of-Experts for Efficient
 Inference" (arXiv 2110.03742), section 3.2. For gates by token: Koishekenov et al. 2023,
@@ -40,11 +40,11 @@ from m4.storage.files import whole
 from m4.train import initial
 from m4.train.measuring.routing_counts import Counts
 
-# Gates that choose the k best of all experts: choices stay where only others go.
+# Gates that choose the k best of all experts: removing other experts keeps the choices.
 _GATES = ("base", "by_direction", "deepseek", "dense_to_sparse", "mixtral", "noisy_topk", "switch",
           "top2_gshard", "topk")  # fmt: skip
 _SHARE = 0.95
-_COUNTED = 1000  # sentences of a direction that are counted, of dev or else of training
+_COUNTED = 1000  # sentences per direction to count choices on, from dev or otherwise from training
 
 
 class Part(NamedTuple):
@@ -54,12 +54,12 @@ class Part(NamedTuple):
     cache: Cache  # the model's languages and vocabularies
     step: int
     use: initial.Use  # how often the directions' tokens choose each expert, by layer
-    experts: int  # of each layer, the most used ones
-    ids: Mapping[str | None, Sequence[int]]  # pieces by the role of their vocabulary
+    experts: int  # number kept in each layer, the most used ones
+    ids: Mapping[str | None, Sequence[int]]  # kept pieces by the role of their vocabulary
 
 
 def check(experiment: Experiment, keep: int | None, share: float | None) -> None:
-    """Checks what is known before anything is read."""
+    """Checks everything that is known before the model is read."""
     model, run = build(experiment, None).model, experiment.model_dir
     for layer in (model.encoder_experts, model.decoder_experts):
         if layer is None:
@@ -82,8 +82,8 @@ def chosen(
 ) -> Part:  # fmt: skip
     """Chooses the experts and pieces that directions need.
 
-    Of each layer `keep` experts stay, or those that have a `share` of the choices (0.95); of a gate
-    by task all that the tasks choose.
+    Each layer keeps `keep` experts, or those that get a `share` of the choices (0.95). With a gate
+    by task, it keeps all experts that the tasks choose.
     """
     cache = open_corpus(experiment)
     pairs = Portion("dev", _COUNTED, tuple(directions)).pairs(cache)
@@ -97,7 +97,7 @@ def chosen(
     use, shapes, most = use_of(model, pairs), initial.shapes_of(parts.model), 0
     for layer, count_E in use.items():
         by_task = f"{layer}/moe/tasks/kernel" in shapes
-        if by_task or keep is None:  # the fewest experts that have this share of the choices
+        if by_task or keep is None:  # the fewest experts that together get this share
             least = (1.0 if by_task else share or _SHARE) * count_E.sum()
             reached = np.cumsum(np.sort(count_E)[::-1]) >= least
             most = max(most, int(np.argmax(reached)) + 1)
@@ -112,7 +112,7 @@ def chosen(
 
 
 def use_of(model: Translator, pairs: Mapping[str, Sequence[tuple[str, str]]]) -> initial.Use:
-    """Returns how often the tokens of directions' pairs choose each expert, by layer."""
+    """Returns how often tokens of the directions' pairs choose each expert, by layer."""
     found, what = Counts(model.trained), "the program that counts routing"
     for direction, sentences in pairs.items():
         sources, targets = _sides(direction, sentences)
@@ -131,7 +131,7 @@ def _vocabulary(cache: Cache, role: str | None) -> Vocabulary:
 
 
 def _texts(cache: Cache, directions: Sequence[str], role: str | None) -> Iterator[str]:
-    """Yields what is source, target or, with None, either in the directions' text."""
+    """Yields the directions' sources or targets or, with the role None, both."""
     sides = {"source": slice(1), "target": slice(1, 2)}.get(role or "", slice(2))
     for split in SPLITS:
         for name in directions:
@@ -146,7 +146,7 @@ def _sides(direction: str, pairs: Sequence[tuple[str, str]]) -> tuple[list[str],
 
 
 def bindings(config: Config, part: Part, directions: Sequence[str], output: str) -> list[str]:
-    """Returns what the config of the part says in addition, to be in the folder `output`."""
+    """Returns additional bindings of the part's config, for a run in the folder `output`."""
     every = config.bindings()
     corpus = next(one.selector for one in every if one.target is CorpusSpec)
     sizes = {role: len(ids) for role, ids in part.ids.items()}
@@ -166,7 +166,7 @@ def bindings(config: Config, part: Part, directions: Sequence[str], output: str)
 
 
 def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> Iterator[str]:
-    """Writes the part as the run folder of `experiment`; yields what is to be said of it."""
+    """Writes the part as the run folder of `experiment`; yields messages about it."""
     old, folder = part.of, experiment.folder
     for role, ids in part.ids.items():
         with whole(vocabulary_file(folder / run_folder.VOCABULARY, role)) as unfinished:
@@ -205,7 +205,7 @@ def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> It
 
 
 def cut(part: Part, module: Transformer, cache: Cache) -> Any:
-    """Returns the parameters of a smaller model: the part of the old ones, bit-equal."""
+    """Returns the parameters of the smaller model, bit-equal to those of the old one."""
     old: Any = part.of.model
     params, like = part.of.params, placed(abstract_variables(module), None)
 
@@ -222,7 +222,7 @@ def cut(part: Part, module: Transformer, cache: Cache) -> Any:
 def scores(
     model: Translator, direction: str, pairs: Sequence[tuple[str, str]]
 ) -> tuple[float, float]:
-    """Returns the loss in nats a token of the references, and BLEU in percent."""
+    """Returns the references' loss in nats per token, and BLEU in percent."""
     sources, references = _sides(direction, pairs)
     number = [model.trained.index(direction)] * len(sources)
     scored = score_references(model, sources, references, directions=number)

@@ -1,4 +1,4 @@
-"""The start of a training: at a checkpoint, or from a trained model (`m4.train.initial`).
+"""The start of a training: from a checkpoint or from a trained model (`m4.train.initial`).
 
 A trained model is a `Source`: a run of m4, a checkpoint of T5X, or of Hugging Face's layout.
 """
@@ -44,7 +44,7 @@ from m4.train.measuring.routing_counts import Counts
 from m4.train.program import TrainProgram
 from m4.train.step import TrainState
 
-# The step that all processes take, of those that are whole (`m4.storage.steps.whole_step`).
+# The complete step that all processes agree on (`m4.storage.steps.whole_step`).
 agreed_step = distributed.by_primary("checkpoints")(whole_step)
 
 
@@ -52,38 +52,38 @@ class Source:
     """A trained model in a folder."""
 
     folder: Path
-    step: int = 0  # the steps that it was trained for
-    shapes: Shapes  # of its parameters, by path among unscanned layers
-    computation: Mapping[str, Any]  # settings that a model must have to compute what it does
+    step: int = 0  # number of steps that it was trained for
+    shapes: Shapes  # shapes of its parameters, by path, with unscanned layers
+    computation: Mapping[str, Any]  # settings that a model needs to compute the same
 
     def vocabulary(self, role: str) -> Vocabulary:
         """Returns the vocabulary of sources or targets."""
         raise NotImplementedError
 
     def check_left(self, left: Sequence[str]) -> None:
-        """Checks that a new model may leave these parameters behind. Defaults to any."""
+        """Checks that a new model may drop these parameters. By default it may drop any."""
 
     def params(self, layout: Layout) -> tuple[Old, Use]:
-        """Returns what reads a parameter, and how often each expert was chosen, where known."""
+        """Returns a reader of parameters, and how often each expert was chosen, if known."""
         raise NotImplementedError
 
     def learned(self) -> dict[str, Any]:
-        """Returns the part of its last note that a run continues with."""
+        """Returns the entries of its last note that a run continues with."""
         return {}
 
     def last_loss(self) -> str | None:
-        """Returns its last dev loss, for people, where it is known."""
+        """Returns its last dev loss as text, if it is known."""
         return None
 
     def with_optimizer(self, program: TrainProgram, plan: Plan) -> tuple[TrainState, str]:
-        """Returns the state after its step, and what was kept of the optimizer's."""
+        """Returns the state after its step, and a message on which optimizer state was kept."""
         raise NotImplementedError
 
     def begin(
         self, program: TrainProgram, plan: Plan, init: Callable[..., Any] | None = None,
         *given: Any, step: int = 0,
     ) -> TrainState:  # fmt: skip
-        """Returns a state with parameters taken over; `init` makes the optimizer's of `given`."""
+        """Returns a state with the old parameters; `init(params, *given)` makes its optimizer."""
         there, use = self.params(program.layout)
         like = program.abstract_state().params
         fresh = program.new_params(plan.fresh_paths(like))
@@ -97,10 +97,10 @@ class Source:
 
 
 class SourceRun(Source):
-    """Its checkpoint of a step, its vocabularies, its experiment and the model of it."""
+    """A run of m4 at a step, with its vocabularies, its experiment and its model."""
 
     def __init__(self, folder: Path, name: str, rules: InitialModel, step: int | None) -> None:
-        """Opens a step. SettingError: there is no such run, or it has no step."""
+        """Opens a step. Raises SettingError if there is no such run, or it has no step."""
         saved = folder / "config.gin"
         if not saved.is_file():
             allowed = "the folder of a trained run (no config.gin), or a checkpoint of T5X"
@@ -119,7 +119,7 @@ class SourceRun(Source):
         return getattr(self.cache, f"{role}_vocabulary")
 
     def params(self, layout: Layout, item: str | None = None) -> tuple[initial.Old, Use]:
-        # item: "params" or "average". Defaults to what the step is used with.
+        # item: "params" or "average". Defaults to those that the step translates with.
         there, vocabulary = self.folder / "checkpoints", self.cache.vocabulary
         params, _, note = restore_params(self.model, there, self.step, vocabulary, layout, item)
         chosen = Counts.from_json(note["assigned"]).layers if "assigned" in note else {}
@@ -131,7 +131,7 @@ class SourceRun(Source):
         return {"sampling": note["sampling"]} if "sampling" in note else {}
 
     def with_optimizer(self, program: TrainProgram, plan: Plan) -> tuple[TrainState, str]:
-        # The optimizer's arrays are kept where they fit, else it begins from zero.
+        # The optimizer's arrays are kept if they fit; otherwise it begins from zero.
         fresh = program.new_state()
         begun, placed = average.items(fresh), average.items(program.shardings)
         layout = program.layout
@@ -178,7 +178,7 @@ class SourceRun(Source):
 
 
 def tasks_of(model: Transformer, cache: Cache) -> list[set[str]]:
-    """Returns the directions of each task of a gate by task."""
+    """Returns the directions of each task, for a gate by task."""
     tasks = model.tasks or range(len(cache.directions))
     found: list[set[str]] = [set() for _ in range(max(tasks, default=-1) + 1)]
     for task, name in zip(tasks, cache.directions, strict=True):
@@ -191,7 +191,7 @@ def _shapes(arrays: Mapping[str, Any]) -> Shapes:
 
 
 def _as_saved(tree: Any, saved: Shapes, program: TrainProgram) -> Any:
-    """Returns a tree's arrays in the shapes that were saved, those that grew on every device."""
+    """Returns a tree's arrays with the saved shapes; those that have grown are replicated."""
     everywhere = NamedSharding(program.mesh, PartitionSpec())
 
     def one(path: Any, leaf: Any) -> Any:
@@ -207,7 +207,7 @@ _EMBEDDING = re.compile(r"(source_)?token_embedder/embedding")
 
 
 class SourceT5x(Source):
-    """Its arrays under m4's names, and the vocabulary that it was trained with."""
+    """A T5X checkpoint: its arrays under m4's names, and the vocabulary of its training."""
 
     def __init__(self, folder: Path, rules: InitialModel) -> None:
         """Opens the folder of one checkpoint."""
@@ -220,7 +220,7 @@ class SourceT5x(Source):
             raise InputError(f"{self.folder}: {error}") from error
         of = self._there.shapes
         self.shapes = {path: source.shape(of) for path, source in self._sources.items()}
-        # Relative positions alone, and logits of their own where it has them.
+        # T5X has only relative positions, and may have a separate output projection.
         is_t5 = any(source.name.startswith("encoder/") for source in self._sources.values())
         self.computation = {"absolute_positions": False} if is_t5 else {}
         if "logits_dense/kernel" in self.shapes:
@@ -250,7 +250,7 @@ class SourceT5x(Source):
 
     def check_left(self, left: Sequence[str]) -> None:
         for path in left:
-            # Layers, experts and gates are left by the rules that the config names.
+            # The config's rules may drop layers, experts and gates.
             if not re.match(r"(encoder|decoder)_\d+/", path) or "/wi_" in path:
                 said = f"{self.folder}: {path} {list(self.shapes[path])} has no place in the model"
                 raise InputError(said)
@@ -287,7 +287,7 @@ def _chosen(folder: Path, step: int | None) -> str:
     return str(known[step])
 
 
-# The checkpoint that all processes take: of a step, by default the latest.
+# The checkpoint that all processes agree on: that of a step, by default the latest.
 agreed_checkpoint = distributed.by_primary("checkpoints")(_chosen)
 
 
@@ -296,18 +296,18 @@ _CONFIG = record({"model_type": text, "feed_forward_proj?": text, "dense_act_fn?
 
 
 def is_hf(folder: Path) -> bool:
-    """Returns whether a folder has a model of Hugging Face's layout, and is no run of m4."""
+    """Returns whether a folder has a model in Hugging Face's layout and is not a run of m4."""
     return (folder / CONFIG).is_file() and not (folder / "config.gin").is_file()
 
 
 class SourceHf(Source):
-    """Its arrays under m4's names, in the ids of m4's vocabularies.
+    """A model in Hugging Face's layout: its arrays under m4's names and in m4's ids.
 
-    `model` computes the same with `settings` and `experts`; `ids` are pad, eos and start there.
+    With `settings` and `experts`, `model` computes the same. `ids` are its own pad, eos and start.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Opens a folder; no array is read."""
+        """Opens a folder without reading any array."""
         self.folder, self.config = folder, read_json(folder / CONFIG, _CONFIG)
         self.weights = Weights(folder)
         try:
@@ -330,7 +330,7 @@ class SourceHf(Source):
         self._vocabulary = self._opened_vocabulary()
 
     def _check_sizes(self) -> None:
-        """Checks that no size is beyond all that the files have: the model would never be made."""
+        """Checks that no size exceeds the whole files, before a model of it is made."""
         has = self.weights.shapes
         most = max(len(has), *(size for shape in has.values() for size in shape))
         asked = {key: self.settings[name] for name, key in hf_layout.SIZES.items()}
@@ -360,7 +360,7 @@ class SourceHf(Source):
         return found
 
     def _check_names(self) -> None:
-        """Checks that m4's model has a place for every array, but for copies of the table."""
+        """Checks that m4's model has a place for every array, except copies of the table."""
         used = {name for place in self._places.values() for name in place.names}
         table = self._places[hf_layout.EMBEDDING].names[0]
         for name, shape in self.weights.shapes.items():
@@ -399,7 +399,7 @@ class SourceHf(Source):
 
     def check_left(self, left: Sequence[str]) -> None:
         for path in left:
-            # Experts and layers are left by the rules that the config names.
+            # The config's rules may drop experts and layers.
             if "/moe/" not in path and not path.startswith(("encoder_", "decoder_")):
                 raise InputError(f"{self.folder}: {path} has no place in the model")
 
@@ -407,11 +407,11 @@ class SourceHf(Source):
         return self.read, {}
 
     def read(self, path: str) -> np.ndarray:
-        """Returns a parameter of m4's, float32, its rows in the order of m4's vocabulary."""
+        """Returns a parameter of m4 in float32, with rows in the order of m4's vocabulary."""
         made = self._places[path].read(self.weights.read)
         if path not in (hf_layout.EMBEDDING, hf_layout.LOGITS):
             return made
-        # Only the first pieces are in another order: the table itself is not copied.
+        # Only the first pieces change their order, so the table is not copied.
         old_ids = np.asarray(self._vocabulary.old_ids)
         moved = 1 + max(np.flatnonzero(old_ids != np.arange(len(old_ids))), default=-1)
         rows_VM = made.T if path == hf_layout.LOGITS else made
@@ -424,7 +424,7 @@ class SourceHf(Source):
 
 
 def opened_hf(folder: Path, rules: InitialModel, step: int | None) -> SourceHf:
-    """Opens a folder for a run. SettingError: the run asks for something that it has not."""
+    """Opens a folder for a run. Raises SettingError if it lacks what the run asks for."""
     for name, given, allowed in (
         ("optimizer", rules.optimizer, f"False: {folder} has no state of an optimizer"),
         ("vocabulary", rules.vocabulary, f"None: {folder} has its own"),
@@ -436,9 +436,9 @@ def opened_hf(folder: Path, rules: InitialModel, step: int | None) -> SourceHf:
 
 
 def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cache) -> Begin:
-    """Returns what makes the state of a model that begins from another one; reads no parameter.
+    """Returns a function that makes the initial state from another model; reads no parameter.
 
-    What is taken over is printed, and in run.json under "initial".
+    A summary of the parameters taken over is printed, and recorded in run.json under "initial".
     """
     rules = experiment.training.initial
     assert rules is not None
@@ -457,7 +457,7 @@ def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cac
         allowed = "False where a model of T5X or its vocabulary has grown"
         raise SettingError("InitialModel.optimizer", True, allowed)
     changed = changes(source.experiment, experiment) if isinstance(source, SourceRun) else {}
-    own = "training.initial"  # which says that a run begins from another one
+    own = "training.initial"  # which shows that the run began from another one
     changed = {name: values for name, values in changed.items() if not name.startswith(own)}
     by_rule: dict[str, list[str]] = {"taken": []}
     for leaf in plan.leaves:
@@ -497,16 +497,16 @@ def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cac
 
 
 def name_and_step(run: str) -> tuple[str, int | None]:
-    """RUN@STEP -> RUN, STEP. What follows an @ and is no number belongs to the name."""
+    """Splits RUN@STEP into RUN and STEP; only a number after the @ is a step."""
     name, _, step = run.rpartition("@")
     return (name, int(step)) if name and step.isdecimal() else (run, None)
 
 
 def check_start(experiment: Experiment, *, writes: bool = True) -> tuple[int | None, Source | None]:
-    """Returns the step that a training resumes from, or else the model that it begins from, if any.
+    """Returns the step that a training resumes from, or the model that it begins from, if any.
 
-    All is checked that is known before the corpus is built. Damaged checkpoints are moved aside if
-    the job `writes`.
+    Checks everything that is known before the corpus is built. Damaged checkpoints are moved aside
+    if the job `writes`.
     """
     model, training = (parts := build(experiment, None)).model, experiment.training
     parts.check_training()
@@ -515,7 +515,7 @@ def check_start(experiment: Experiment, *, writes: bool = True) -> tuple[int | N
         return step, None
     name, asked = name_and_step(rules.run)
     folder, run, step = fetched(name), experiment.folder, asked
-    if asked is None and (run / "run.json").is_file():  # not there of --dry_run
+    if asked is None and (run / "run.json").is_file():  # absent with --dry_run
         begun = run_folder.read(run).get("initial") or {}
         step = begun.get("step") if begun.get("run") == rules.run else None
     if is_hf(folder):

@@ -1,4 +1,4 @@
-"""`m4 checkpoint inspect|trim`: a gin file that begins from a model, and a smaller vocabulary."""
+"""`m4 checkpoint inspect|trim`: a gin file that begins from a model; a smaller vocabulary."""
 
 import json
 import math
@@ -24,13 +24,13 @@ from m4.storage.files import check_tree, whole_folder, write_text
 from m4.storage.local_copy import fetched
 from m4.train import hf_layout
 
-# Ids behind a vocabulary's own, for tags and pieces of new languages.
+# Ids added behind a vocabulary's own, for tags and pieces of new languages.
 _ROOM = 128
 _LONGEST_LINE = 1 << 20  # bytes
 
 
 def inspect(run: str, output: Path | None) -> str | None:
-    """Returns the gin file that begins from a model, or writes it; None: a run's, not asked for."""
+    """Returns or writes the gin file that begins from a model; returns None for a run unasked."""
     if not (is_hf(folder := fetched(run)) or output):
         return None
     found = beginning(folder)
@@ -44,17 +44,17 @@ def inspect(run: str, output: Path | None) -> str | None:
 
 
 class Beginning(NamedTuple):
-    """A gin file that begins from a model."""
+    """Content of a gin file that begins from a model."""
 
-    about: list[str]  # comments that say what it is
+    about: list[str]  # comments that describe the model
     imports: list[str]
-    settings: list[str]  # of the model, its vocabulary, its place, and its own optimizer, if any
+    settings: list[str]  # model, vocabulary, place and, if any, the model's own optimizer
     vocabulary: Vocabulary  # of sources
     width: int
 
 
 def beginning(folder: Path, languages: Sequence[str] = ()) -> Beginning:
-    """Returns the gin file that begins from a folder: a run of m4, or of Hugging Face's layout."""
+    """Returns the gin file that begins from a folder: a run of m4, or Hugging Face's layout."""
     if is_hf(folder):
         return _of_hf(SourceHf(folder), folder, languages)
     if (folder / "run.json").is_file() and (folder / run_folder.VOCABULARY).is_dir():
@@ -75,7 +75,7 @@ def _of_run(folder: Path, languages: Sequence[str]) -> Beginning:
     known = [line for line in (folder / "operative_config.gin").read_text("utf-8").splitlines()
              if line.startswith(("from ", "import "))]  # fmt: skip
     of_model = {line.split()[-1] for line in known if line.startswith("from m4.model")}
-    # Of bilingual baselines, whose settings have their scopes in front, none.
+    # Settings of bilingual baselines, which have scopes in front, are left out.
     others = tuple(f"{value.strip('@').rpartition('/')[0]}/" for name, value
                    in record["config"].items() if name.startswith("experiment.Baselines.")
                    and value.startswith("@"))  # fmt: skip
@@ -153,10 +153,10 @@ def _of_hf(there: SourceHf, folder: Path, languages: Sequence[str]) -> Beginning
 
 
 def trim(run: str, corpus: Path, output: Path) -> str:
-    """Writes a folder whose vocabulary has only the pieces that a corpus uses; says the sizes.
+    """Writes a model whose vocabulary has only the pieces of a corpus; returns its sizes as text.
 
-    Specials, bytes and tags stay, and the order of the pieces: logits are those of the old model
-    without the columns that are gone.
+    Specials, bytes, tags and the order of pieces stay. Logits are those of the old model without
+    the dropped columns.
     """
     folder = fetched(run)
     there = SourceHf(folder)
@@ -190,13 +190,13 @@ def trim(run: str, corpus: Path, output: Path) -> str:
 
 
 def check_new(output: Path) -> None:
-    """Raises InputError where an output is there."""
+    """Raises InputError if the output exists already."""
     if output.exists():
         raise InputError(f"--output={output}: is there already")
 
 
 def write_config(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:
-    """Writes config.json, with the ids of the vocabulary's file, and the tokenizer's config."""
+    """Writes config.json, with the ids of the vocabulary file, and the tokenizer's config."""
     pad, eos, unk = vocabulary.special_pieces
     tokenizer = {
         "tokenizer_class": "T5Tokenizer", "pad_token": pad, "eos_token": eos, "unk_token": unk,
@@ -210,7 +210,7 @@ def write_config(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -
 
 
 def _lines(corpus: Path) -> Iterator[str]:
-    """Yields the texts of all files, line by line and split at tabs."""
+    """Yields the texts of all files by line, split at tabs."""
     if corpus.is_dir():
         check_tree(corpus)
     files = sorted(path for path in corpus.rglob("*") if path.is_file())

@@ -1,1 +1,1 @@
-"""The commands of `m4 data`: they build or inspect the corpus, and touch no accelerator."""
+"""The commands of `m4 data`: they build or inspect the corpus without an accelerator."""

@@ -20,14 +20,14 @@ _COLUMNS = ["row", "direction", "source_pieces", "target_pieces", "file", "line"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
-    parser.add_argument("--step", type=int, required=True, help="the step of training, from 1")
+    parser.add_argument("--step", type=int, required=True, help="training step, from 1")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints the pairs that training draws in a step, a line each, columns separated by tabs.
+    """Prints the pairs that training draws in a step, one per line, in columns separated by tabs.
 
-    A batch is a function of the step: neither a checkpoint nor a model is needed. Where the sampler
-    learns, its rates are those of the latest checkpoint.
+    A batch is a function of the step, so neither a checkpoint nor a model is needed. Rates of a
+    sampler that learns are those of the latest checkpoint.
     """
     with command.opened(arguments, "data", computes=False) as run:
         from m4.build import build
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _take_learned_rates(parts: Parts, folder: Path, step: int) -> None:
-    """Gives the stream the rates that a learned sampler found up to the latest checkpoint."""
+    """Gives the stream the rates that a learned sampler had at the latest checkpoint."""
     from m4.storage.checkpoints import read_note
     from m4.storage.steps import latest_step
 

@@ -11,9 +11,9 @@ EXAMPLE = "m4 data cleaning_report --gin_file=gin_configs/demo.gin --stages=all"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
-    text = "run the stages that the config names, or all that there are (default: configured)"
+    text = "run the stages that the config names, or all stages (default: configured)"
     parser.add_argument("--stages", choices=["configured", "all"], default="configured", help=text)
-    text = "write dropped.jsonl.gz: every dropped pair, or those of a stage or reason"
+    text = "write dropped.jsonl.gz with every dropped pair, or those of a stage or reason"
     parser.add_argument("--list", nargs="?", const="", metavar="REASON", help=text)
 
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.stages == "all":
             cleaning = clean.thorough(cleaning.stages)
         place = corpus.place_of(run.experiment)
-        # Its counts are taken over, where it is built.
+        # A built corpus has the counts already.
         finished_folder(place, fingerprint_of(spec.identity()))
         path = run.folder / "dropped.jsonl.gz"
         listing = nullcontext() if listed is None else reports.listing(path, listed)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not_run := reports.stages_not_run(ledger):
         screen.print(f"stages not run: {', '.join(not_run)} (clean.Cleaning.stages, --stages=all)")
     if listed and not any(why.startswith(listed) for why in ledger.reasons("dropped")):
-        # A clean corpus is no mistake; a reason that does not exist is one.
+        # Dropping nothing is no mistake, but an unknown reason is one.
         known = [*ledger.stages, "source", *ledger.reasons("dropped")]
         text = f"--list={listed}: nothing is dropped for that"
         if not any(stage.startswith(listed) or listed.startswith(f"{stage}:") for stage in known):

@@ -15,14 +15,14 @@ EXAMPLE = "m4 data list runs/*/data --runs runs/*"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "folders of corpora, as runs/demo/data"
+    text = "folders of corpora, such as runs/demo/data"
     parser.add_argument("folder", nargs="+", type=Path, help=text)
-    text = "run folders that may use them"
+    text = "run folders that may use the corpora"
     parser.add_argument("--runs", nargs="*", type=Path, default=[], help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints a line for each corpus, columns separated by tabs."""
+    """Prints a line for each corpus, in columns separated by tabs."""
     print("corpus", "languages", "pairs", "bytes", "built", "runs", sep="\t")
     for cache, users in corpora(arguments.folder, arguments.runs):
         pairs = sum(cache.size(name, "train") for name in cache.language_pairs())
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def corpora(folders: Sequence[Path], runs: Sequence[Path]) -> list[tuple["Cache", list[str]]]:
-    """Returns the corpora in folders, each with those of the runs that were trained with it."""
+    """Returns the corpora in the folders, each with the runs that were trained on it."""
     from m4.data.cache.cache import Cache
     from m4.storage.run_folder import VOCABULARY
 

@@ -7,13 +7,13 @@ import math
 from m4.jobs import command, streams
 from m4.settings import InputError
 
-_MOST_DIRECTIONS = 150  # of a matrix that a terminal has room for
+_MOST_DIRECTIONS = 150  # width of a matrix that fits a terminal
 EXAMPLE = "m4 data preview --gin_file=gin_configs/demo.gin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_config(parser)
-    text = "warn of languages that are repeated more often (default: 16)"
+    text = "warn of languages with more epochs than this (default: 16)"
     parser.add_argument("--most_epochs", type=float, default=16.0, help=text)
 
 

@@ -11,13 +11,13 @@ EXAMPLE = "m4 data remove runs/demo/data/d3c1eb69... --runs runs/*"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("corpus", nargs="+", type=Path, help="folders that data list names")
-    text = "run folders whose corpora stay"
+    parser.add_argument("corpus", nargs="+", type=Path, help="folders that `m4 data list` names")
+    text = "run folders whose corpora must stay"
     parser.add_argument("--runs", nargs="*", type=Path, default=[], help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Removes corpora, which are built again when they are needed."""
+    """Removes corpora; a job that needs one builds it again."""
     for folder in arguments.corpus:
         known = {one.folder: users for one, users in corpora([folder.parent], arguments.runs)}
         if folder not in known:

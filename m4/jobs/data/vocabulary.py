@@ -1,6 +1,6 @@
-"""`m4 data vocabulary`: measures what the vocabulary makes of each language.
+"""`m4 data vocabulary`: measures how the vocabulary splits each language.
 
-Text that falls apart into bytes makes long sentences: raise CorpusSpec.vocabulary_size, or
+Text that splits into bytes makes long sequences: raise CorpusSpec.vocabulary_size or
 vocabulary_temperature.
 """
 
@@ -23,15 +23,15 @@ _COLUMNS |= {"a character": "{:.2f}", "bytes": "{:.2%}"}
 
 
 class Row(NamedTuple):
-    """Numbers of a vocabulary on training sentences of a language, without tag and eos."""
+    """Statistics of a vocabulary on a language's training sentences, without tag and eos."""
 
     language: str  # its code
     vocabulary: str  # "shared", "source" or "target"
     sentences: int
     pieces_per_sentence: float
-    # Words are what stands between spaces: in scripts that write none, whole stretches of text.
+    # Words are separated by spaces; in scripts without spaces, a word is a whole stretch of text.
     pieces_per_word: float
-    pieces_per_character: float  # without spaces
+    pieces_per_character: float  # not counting spaces
     byte_share: float  # share of the pieces that are bytes
 
 
@@ -62,10 +62,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def measure(cache: Cache, sentences: int) -> list[Row]:
-    """Returns a row for each vocabulary and language that it is made for.
+    """Returns a row for each vocabulary and each of its languages.
 
     Args:
-        sentences: Number of training sentences of each language, at even distances.
+        sentences: Number of training sentences per language, evenly spaced.
     """
     import numpy as np
 
@@ -85,7 +85,7 @@ def measure(cache: Cache, sentences: int) -> list[Row]:
         for code in dict.fromkeys(languages):
             size = min(sentences, sizes[code])
             found = stored.take(firsts[code] + np.arange(size) * sizes[code] // max(size, 1))
-            ids = found.ids[found.ids != EOS_ID]  # which a source of ids has kept
+            ids = found.ids[found.ids != EOS_ID]  # a source of ids has kept the text
             words = " ".join(vocabulary.decode(found.rows())).split()
             counts = size, len(words), sum(map(len, words))
             sentence, word, character = (len(ids) / max(count, 1) for count in counts)

@@ -1,1 +1,1 @@
-"""Jobs that translate other text than the test sets, and that look at translation itself."""
+"""Jobs that translate test sets and other text, score translations and report on them."""

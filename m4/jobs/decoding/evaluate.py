@@ -1,4 +1,4 @@
-"""`m4 eval`: scores of the test sets, or of checkpoint by checkpoint (--watch, --steps)."""
+"""`m4 eval`: scores the test sets, once or checkpoint by checkpoint (--watch, --steps)."""
 
 import contextlib
 import functools
@@ -51,11 +51,11 @@ def evaluate(
     experiment: Experiment, *, split: str = "test", step: int | None = None,
     sentences: int | None = None,
 ) -> Path:  # fmt: skip
-    """Scores the translations of a split; returns the path of the scores.
+    """Scores the translations of a split; returns the scores' path.
 
-    They are in scores.jsonl, those of dev in scores.dev.jsonl, of 20 `sentences` per direction in
-    scores.test20.jsonl, of a test set of its own in scores.<name>.jsonl, and those of a step or a
-    trial next to its translations. Several processes translate together; the primary scores.
+    The file is scores.jsonl, for dev scores.dev.jsonl, for 20 `sentences` per direction
+    scores.test20.jsonl, for a separate test set scores.<name>.jsonl. Scores of a step or a trial
+    are next to its translations. Several processes translate together; the primary one scores.
     """
     distributed.on_primary_then_broadcast("metrics", lambda: [*tried(experiment.decoding.metrics)])
     testsets.decode(experiment, split=split, step=step, sentences=sentences)
@@ -67,7 +67,7 @@ def evaluate(
         cache = testsets.open_for(experiment, split)
         model = system_of(experiment, cache, split=portion.name, step=step)
         systems = [model]
-        if portion.name == "test":  # baselines translate no other one
+        if portion.name == "test":  # baselines translate only the test split
             systems += _bilingual(experiment, cache)
         measured = measure(systems, experiment.decoding.metrics, portion.name)
         subsets = testsets.subsets(experiment, cache, portion)
@@ -86,7 +86,7 @@ def evaluate(
 
 
 def _bilingual(experiment: Experiment, cache: Cache) -> list[System]:
-    """Returns the gathered baselines, if there are any; of another search stderr says so."""
+    """Returns the gathered baselines, if any; warns if they used another search."""
     gathered = testsets.decodes_folder(experiment) / BILINGUAL
     if gathered.is_dir():
         check_hypotheses(gathered, "test", tested(cache), testsets.command_of(experiment, "report"))
@@ -103,7 +103,7 @@ def _bilingual(experiment: Experiment, cache: Cache) -> list[System]:
 
 
 def gathered_baselines(folder: Path) -> System:
-    """Returns the bilingual models, whose translations are gathered in a folder, as one system."""
+    """Returns the bilingual models as one system, with their translations gathered in a folder."""
     configs, steps = configs_of(folder, "test"), steps_of(folder, "test")
     return System(BILINGUAL, folder, config=configs, checkpoint_step=steps)
 
@@ -111,7 +111,7 @@ def gathered_baselines(folder: Path) -> System:
 def _task_metrics(
     experiment: Experiment, cache: Cache, system: System, portion: Portion, scores: Path
 ) -> list[Path]:
-    """Writes the source's own metrics, a row a direction, next to the scores; returns the files."""
+    """Writes the source's own metrics by direction, next to the scores; returns the files."""
     source: Any = experiment.data.corpus.opened_source
     if portion.split not in SPLITS or not hasattr(source, "task_metrics"):
         return []
@@ -135,7 +135,7 @@ def _task_metrics(
 
 
 def tested(cache: Cache) -> list[str]:
-    """Returns the directions that have test sentences."""
+    """Returns the directions with test sentences."""
     return [d for d in cache.directions if cache.size(pair_of(d), "test")]
 
 
@@ -149,13 +149,13 @@ def system_of(
 
 
 def system(experiment: Experiment, name: str, decodes: Path, steps: Mapping[str, int]) -> System:
-    """Returns a model's translations as a system. steps: The checkpoint's, by direction."""
+    """Returns a model's translations as a system; `steps` has their checkpoints by direction."""
     config = address_of(testsets.scores_folder(experiment) / "operative_config.gin")
     return System(name, decodes, config=str(config), checkpoint_step=steps)
 
 
 def system_name(model: Transformer) -> str:
-    """Returns the name of a model in scores."""
+    """Returns the name under which scores list a model."""
     return "dense" if model.moe is None else "moe"
 
 
@@ -167,14 +167,14 @@ def follow(
     directions: Sequence[str] = (), steps: Sequence[int] | None = None,
     seconds: float | None = None,
 ) -> None:  # fmt: skip
-    """Scores checkpoints in the order of their steps, into scores_by_step.jsonl.
+    """Scores checkpoints in the order of steps, into scores_by_step.jsonl.
 
-    A step that is scored already is not scored again. Several processes translate together; the
-    primary one scores. Every so many `seconds` it looks for new checkpoints, until training has
-    ended; without them it looks once.
+    Steps that have scores are skipped. Several processes translate together; the primary one
+    scores. With `seconds`, it looks for new checkpoints at this interval until training has ended;
+    otherwise it looks once.
     """
     folder, portion = experiment.folder, Portion(split, sentences, tuple(directions))
-    build(experiment, None).placed_params()  # sizes that cannot be are refused
+    build(experiment, None).placed_params()  # refuses impossible sizes
     if seconds is None:
         for step in steps or (None,):
             testsets.trained_step(folder, step)
@@ -213,8 +213,8 @@ def _look(folder: Path, before: Sequence[int]) -> tuple[Sequence[int], bool]:
         latest, ended = latest_step(folder / "checkpoints"), False
         if latest is not None and _is_last(folder, latest):
             beat = heartbeat(address_of(folder))
-            ended = beat is None or beat.ended(time.time())  # else it was made longer, and trains
-        return complete_steps(folder / "checkpoints"), ended  # with what is saved meanwhile
+            ended = beat is None or beat.ended(time.time())  # otherwise it trains on
+        return complete_steps(folder / "checkpoints"), ended  # including steps saved meanwhile
     except (OSError, Unreachable) as error:
         _say(f"{folder}: will look again ({first_line(error)})")
         return before, False
@@ -234,23 +234,23 @@ def _say(line: str) -> None:
 
 
 class _Scorer:
-    """Scores steps, with one program for all of them, and keeps their curve."""
+    """Scores steps with one compiled program, and keeps their curve."""
 
     def __init__(self, experiment: Experiment, portion: Portion) -> None:
         self._decoder = testsets.PortionDecoder(experiment, portion)
         self._experiment, self._portion = experiment, portion
         self._system = system_name(self._decoder.parts.model)
         self._metrics = tried(experiment.decoding.metrics)
-        self._scores: dict[int, Scores] = {}  # of the primary process
-        self.failed: InputError | None = None  # of a step that is damaged, or another model's
+        self._scores: dict[int, Scores] = {}  # set in the primary process
+        self.failed: InputError | None = None  # the step is damaged, or another model's
         distributed.on_primary_then_broadcast("scores", self._read)
 
     def score(self, step: int) -> None:
-        """Translates with a step's checkpoint and scores, unless that was done before."""
+        """Translates with a step's checkpoint and scores, unless that is done."""
         if distributed.on_primary_then_broadcast("scores", lambda: step in self._scores):
             return
         if distributed.is_primary():
-            self._path(step).unlink(missing_ok=True)  # never old scores of new translations
+            self._path(step).unlink(missing_ok=True)  # scores of older translations must not remain
         try:
             self._decoder.decode(step, self._path(step).parent)
         except InputError as error:
@@ -265,7 +265,7 @@ class _Scorer:
         return folder / f"scores.{self._portion.name}.jsonl"
 
     def _read(self) -> None:
-        """Reads the steps that were scored before with the same settings and sentences."""
+        """Reads the steps that have scores with the same settings and sentences."""
         for folder in testsets.decodes_folder(self._experiment).glob("*"):
             if folder.name.isdecimal() and self._path(int(folder.name)).is_file():
                 step, path = int(folder.name), self._path(int(folder.name))
@@ -293,7 +293,7 @@ class _Scorer:
         _say(said_by_step(curve, step))
 
     def _add(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the scores of a step, if they are of all sentences and metrics."""
+        """Adds the scores of a step if they cover all sentences and metrics."""
         pairs = self._decoder.pairs
         whole = [row for row in rows if (row["system"], row["subset"]) == (self._system, "all")
                  and row["sentences"] == len(pairs.get(row["direction"], ()))]  # fmt: skip

@@ -1,6 +1,6 @@
-"""`m4 report`: scores, ΔBLEU, its plot and report.html, of what is decoded; nothing is trained.
+"""`m4 report`: scores, ΔBLEU, its plot and report.html from translations; trains nothing.
 
-Of one run, or of several from their translations (RUN_A RUN_B --baseline=RUN_C).
+It reports on one run, or on several from their translations (RUN_A RUN_B --baseline=RUN_C).
 """
 
 import datetime
@@ -53,7 +53,7 @@ from m4.storage.metrics_log import read_metrics, warn_if_changed
 
 
 def report(experiment: Experiment) -> Results:
-    """Scores everything that is decoded, against bilingual baselines if any; writes the report."""
+    """Scores all translations, against bilingual baselines if any, and writes the report."""
     step = trained_step(experiment.folder)
     note, steps = read_note(experiment.folder, step), str(step)
     if (best := note.get("best_step")) is not None:
@@ -84,7 +84,7 @@ def report(experiment: Experiment) -> Results:
 
 
 def show(written: Results, levels: ResourceLevels) -> None:
-    """Prints the means, the languages where they are few, the rates and the files."""
+    """Prints the means, the languages if they are few, the rates and the files."""
     terminal = streams.console()
     if written.drawn is not None:
         for table in tables(written.rows, written.averages, terminal.width, levels):
@@ -106,16 +106,16 @@ def show(written: Results, levels: ResourceLevels) -> None:
 def _seen(
     folder: Path, note: Mapping[str, Any], cache: Cache
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the share of the pairs and the epochs by language, of the model's training."""
+    """Returns each language's share of the training pairs and its epochs."""
     warn_if_changed(folder, note)
     counts = folder / "atlas.train.json"
     if "assigned" in note and not counts.is_file():
         said = "missing; the report does not show which experts training chose, which writes it"
         print(f"{counts}: {said}", file=sys.stderr)
     seen = note.get("seen")
-    if seen is None or seen["from_step"]:  # trained before this was counted
+    if seen is None or seen["from_step"]:  # the checkpoint has no counts
         return {}, {}
-    total = sum(count["pairs"] for count in seen["languages"].values()) or 1  # of no steps
+    total = sum(count["pairs"] for count in seen["languages"].values()) or 1  # no step was taken
     shares = {name: count["pairs"] / total for name, count in seen["languages"].items()}
     epochs: dict[str, float] = {}
     for direction, count in seen["directions"].items():  # a pair is seen in each of its directions
@@ -126,7 +126,7 @@ def _seen(
 
 
 def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Baseline]) -> list[System]:
-    """Returns the bilingual models as one system, with hypotheses gathered in one folder."""
+    """Returns the bilingual models as one system, with their translations in one folder."""
     gathered, search = decodes_folder(experiment) / BILINGUAL, experiment.decoding.search()
     made = {}
     for direction in tested(cache):
@@ -139,7 +139,7 @@ def _bilingual(experiment: Experiment, cache: Cache, found: Mapping[str, Baselin
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:
-    """Returns the rows of metrics of a run, after those of the runs that it continues."""
+    """Returns a run's rows of metrics, preceded by those of the runs that it continues."""
     rows = read_metrics(folder)
     if not (folder / "run.json").is_file():
         return rows
@@ -156,7 +156,7 @@ def _facts(
 ) -> dict[str, str]:
     about = run_folder.read(experiment.folder)
     paths = (hypotheses_path(model.decodes, "test", direction) for direction in tested(cache))
-    # Of the translations: a report of the same ones is the same, whenever it is made.
+    # The date is that of the translations, so a report does not depend on when it is made.
     translated = max(path.stat().st_mtime for path in paths)
     facts = {
         "date": datetime.datetime.fromtimestamp(translated, datetime.UTC).date().isoformat(),
@@ -184,9 +184,9 @@ def _facts(
 def forgotten(
     runs: Sequence[tuple[Path, System]], train_pairs: Mapping[str, int]
 ) -> dict[str, list[Delta]]:
-    """Returns run -> changes of the directions that it keeps, of runs that keep any.
+    """Returns run -> changes in scores of the kept directions, for runs that keep any.
 
-    Where the old model has not translated them alike, stderr has the command that does.
+    If the old model has not translated the same sentences, stderr shows the command for that.
     """
     found = {}
     for folder, system in runs:
@@ -218,7 +218,7 @@ def forgotten(
 
 
 def _fits(folder: Path, decodes: Path, directions: Sequence[str], step: int) -> bool:
-    """Returns whether a step has translated the sentences of `decodes` with the same search."""
+    """Returns whether a step translated the sentences of `decodes` with the same search."""
     steps = steps_of(folder, "test") if folder.is_dir() else {}
     if not all(steps.get(name) == step for name in directions):
         return False
@@ -233,22 +233,22 @@ class ComparedRun(NamedTuple):
     """A system of the report."""
 
     name: str
-    folder: Path  # the one that was given
-    decodes: Path  # its translations: itself, its decodes/, or decodes/bilingual/
+    folder: Path  # as given
+    decodes: Path  # its translations: the folder, its decodes/ or decodes/bilingual/
 
     @property
     def bilingual(self) -> bool:
-        """True for a run's gathered baselines: the run's config is not theirs."""
+        """True for a run's gathered baselines, whose config is not the run's."""
         return self.decodes.name == BILINGUAL and self.decodes.parent.name == "decodes"
 
     @property
     def config(self) -> Path | None:
-        """Its operative config, if it is kept with the translations."""
+        """Its operative config, if that is next to the translations."""
         return None if self.bilingual else self.above("operative_config.gin")
 
     def above(self, name: str) -> Path | None:
-        """Returns a file of the translations' run: in their folder or the two above it."""
-        # As the folder was given: rows of scores name the path, on any machine.
+        """Returns a file of the run: from the translations' folder or the two above it."""
+        # Rows of scores name the path as given, on any machine.
         places = (Path(os.path.normpath(self.decodes / up / name)) for up in ("", "..", "../.."))
         return next((path for path in places if path.is_file()), None)
 
@@ -257,13 +257,13 @@ def compare(
     runs: Sequence[str], baseline: str | None, output: Path, levels: ResourceLevels | None = None,
     testsets: Sequence[str] = ("test",), metrics: Sequence[Metric] = DEFAULTS.metrics,
 ) -> Results:  # fmt: skip
-    """Scores the translations of all runs and the baseline's, and writes the files of a report.
+    """Scores the translations of all runs and of the baseline, and writes a report.
 
-    Of several `testsets` there are several pages, which lead to each other, those after the first
-    one in folders of their names; the first is returned. No config is read, nothing is translated.
-    Runs are folders of runs or of translations, named by their last part or NAME=FOLDER. The
-    baseline is another one or one of them (by default the first); a run with bilingual baselines
-    stands for these. Levels default to those of the first run that has a config.
+    Several `testsets` make several linked pages, all but the first in folders of their names; the
+    first is returned. No config is read and nothing is translated. Runs are folders of runs or of
+    translations, named by their last part or NAME=FOLDER. The baseline is a run (by default the
+    first one), and a run with bilingual baselines stands for these. Levels default to those of the
+    first run that has a config.
     """
     if (output / "run.json").is_file():
         raise InputError(f"--output={output}: a run's folder, whose own report is there")
@@ -275,11 +275,11 @@ def compare(
         sources = _opened(runs, baseline, split)
         directions = _common(sources, split)
         sizes: dict[str, int] = {}
-        for one in sources:  # the baseline's come last, and count
+        for one in sources:  # the baseline's come last and win
             sizes |= _sizes(one)
         sizes |= pair_sizes(sizes, directions)
         languages = {key_of(pair_of(direction)) for direction in directions}
-        # With the steps of the translations, where their notes name them.
+        # Labels include the steps of the translations if their notes name them.
         systems = [System(one.name, one.decodes, one.config and str(one.config),
                           steps_of(one.decodes, split) or None) for one in sources]  # fmt: skip
         *others, against = sources
@@ -309,13 +309,13 @@ def compare(
 
 
 def _opened(runs: Sequence[str], baseline: str | None, split: str) -> list[ComparedRun]:
-    """Returns the runs, the baseline last, whose names differ and whose translations are whole."""
+    """Returns the runs, the baseline last; checks names and that translations are complete."""
     sources = [_source(text, split) for text in runs]
     against = sources[0]
     if baseline is not None:
         named = {one.name: str(one.folder) for one in sources}
         against = _source(named.get(baseline, baseline), split, as_baseline=True)
-    # One of the runs, where the baseline is their folder, by the name that it has there.
+    # If the baseline is one of the runs, it keeps the name that it has there.
     against = next((one for one in sources if one.decodes == against.decodes), against)
     sources = [*(one for one in sources if one is not against), against]
     if len(sources) == 1:
@@ -324,7 +324,7 @@ def _opened(runs: Sequence[str], baseline: str | None, split: str) -> list[Compa
     for one in sources:
         if names.count(one.name) > 1 or one.name in (COPY, rates.REFERENCE):
             raise InputError(f"{one.folder}: the name {one.name!r} is taken; give NAME=FOLDER")
-        # Translations are compared with their notes, where they have them: kept results have none.
+        # Translations are verified by their notes, if any: kept results have none.
         if any(one.decodes.glob(f"{split}.*.json")):
             remedy = pasted("report" if one.bilingual else "decode", f"--model_dir={one.folder}")
             check_hypotheses(one.decodes, split, find_decodes(one.decodes, split), remedy)
@@ -354,9 +354,9 @@ def _source(text: str, split: str, as_baseline: bool = False) -> ComparedRun:
 
 
 def _common(sources: Sequence[ComparedRun], split: str) -> list[str]:
-    """Returns the directions that all have translated: a mean over others would not compare.
+    """Returns the directions that all runs translated, over which means are comparable.
 
-    InputError: there is none, or two runs searched otherwise; kept results do not say how.
+    Raises InputError if there is none or two searches differ; kept results do not record theirs.
     """
     found = [set(find_decodes(one.decodes, split)) for one in sources]
     common = sorted(set.intersection(*found))
@@ -374,7 +374,7 @@ def _common(sources: Sequence[ComparedRun], split: str) -> list[str]:
 
 
 def _sizes(source: ComparedRun) -> dict[str, int]:
-    """Returns `key_of` a pair of languages -> training pairs, by the run's scores or its corpus."""
+    """Returns `key_of` a language pair -> training pairs, from the run's scores or corpus."""
     if (scores := source.above("scores.jsonl")) is not None:
         return train_pairs_of(read_scores(scores))
     if (manifest := source.above("vocabulary/manifest.json")) is not None:
@@ -383,7 +383,7 @@ def _sizes(source: ComparedRun) -> dict[str, int]:
 
 
 def _levels(source: ComparedRun) -> ResourceLevels | None:
-    """Returns the levels of the run's config, if it is kept with the translations."""
+    """Returns the levels of the run's config, if that is next to the translations."""
     if (path := source.above("run.json")) is None:
         return None
     config, found = run_folder.read(path.parent)["config"], dict[str, int]()
@@ -395,7 +395,7 @@ def _levels(source: ComparedRun) -> ResourceLevels | None:
 
 
 def _cost(source: ComparedRun) -> winners.Cost:
-    """Returns what a run's training took; of bilingual models together, where scores name them."""
+    """Returns the cost of a run's training; that of all bilingual models if scores name them."""
     if not source.bilingual:
         path = source.above("metrics.jsonl")
         return winners.cost_of(read_metrics(path.parent) if path else [])

@@ -1,6 +1,6 @@
-"""The sentences of a portion of the corpus, or of a test set of its own, and their translation.
+"""Sentences of a split of the corpus or of a separate test set, and their translation.
 
-And how probable given translations are, of the test sets or of a user's files.
+The module also computes how probable given translations are, of test sets or a user's files.
 """
 
 import dataclasses
@@ -44,13 +44,13 @@ from m4.storage.local_copy import local_place
 from m4.storage.records import flag, listed, named, record, text
 from m4.storage.steps import digest, whole_step
 
-_SHOWN = 8  # directions of a line
+_SHOWN = 8  # names listed in a message
 _MARKS = record({"of": text, "seen": named(listed(flag))})
 
 
 @distributed.by_primary("checkpoints")
 def trained_step(folder: Path, step: int | None = None) -> int:
-    """Returns the step of the model in a folder (default: the last whole one)."""
+    """Returns the step of the model in a folder (default: the last complete one)."""
     found = whole_step(folder / "checkpoints", step, used=True)
     if found is None:
         raise InputError(f"{folder}: no checkpoints; train first, or give another MODEL_DIR")
@@ -60,7 +60,7 @@ def trained_step(folder: Path, step: int | None = None) -> int:
 def decodes_folder(experiment: Experiment, step: int | None = None) -> Path:
     """Returns the folder of a model's translations, decodes/[<trial>/][<step>/].
 
-    A trial's settings are not those that the run was trained with, and its name says which differ.
+    A trial has other decoding settings than the run's config, and its name says which.
     """
     trial = experiment.decoding.trial(run_folder.decoding_of(experiment.folder))
     parts = [trial, "" if step is None else str(step)]
@@ -68,24 +68,24 @@ def decodes_folder(experiment: Experiment, step: int | None = None) -> Path:
 
 
 def scores_folder(experiment: Experiment, step: int | None = None) -> Path:
-    """Returns the folder of scores and report: the run's, or that of a trial or step."""
+    """Returns the folder of scores and report: that of the run, a trial or a step."""
     folder = decodes_folder(experiment, step)
     return experiment.folder if folder.name == "decodes" else folder
 
 
 def command_of(experiment: Experiment, *words: str) -> str:
-    """Returns a command on the run with the decoding of this one, to paste."""
+    """Returns a command to paste, for this run with this decoding."""
     return pasted(*words, f"--model_dir={experiment.model_dir}", *trial_flags(experiment))
 
 
 def trial_flags(experiment: Experiment) -> list[str]:
-    """Returns the flags that make a command's decoding this one's: none where it is the run's."""
+    """Returns the flags that select this decoding: none for the run's own."""
     differ = experiment.decoding.differing(run_folder.decoding_of(experiment.folder))
     return [f"--gin.experiment.Decoding.{name}={value!r}" for name, value in differ.items()]
 
 
 def made_by(experiment: Experiment, cache: Cache, step: int) -> dict[str, Any]:
-    """Returns everything that decides a step's translations, as JSON."""
+    """Returns, as JSON, everything that decides a step's translations."""
     factors = {"length_factors": cache.length_factors} if cache.length_factors else {}
     about = {"step": step, "vocabulary": cache.vocabulary.fingerprint}
     return {**experiment.decoding.search(), **factors, **about}
@@ -94,23 +94,23 @@ def made_by(experiment: Experiment, cache: Cache, step: int) -> dict[str, Any]:
 def loaded(
     experiment: Experiment, step: int | None = None, job: str = "m4 decode"
 ) -> tuple[Translator, dict[str, Any]]:
-    """Returns the model of a step, by default the latest, and everything that decides its texts.
+    """Returns the model of a step (default: the latest), and all that decides its translations.
 
-    It is sharded over the experiment's mesh. Where these devices cannot make that, it is on the
-    first one, and stderr says why; with several processes it is an error.
+    The model is sharded over the experiment's mesh. If the devices cannot make that, it is on the
+    first one, and stderr says why; with several processes, that is an error.
     """
     folder, cache = experiment.folder / "checkpoints", open_vocabulary(experiment)
     parts = build(experiment, cache)
     together = distributed.is_distributed()
     layout = parts.layout() if together else parts.layout_or_first_device(job)
     params, found, _ = restore_params(parts.model, folder, step, cache.vocabulary, layout)
-    # Of another run, or of a mean, the step may be the same.
+    # Another run, or a mean, may have the same step.
     about = made_by(experiment, cache, found) | {"checkpoint": digest(folder, found)}
     return parts.ready(params, experiment.decoding, layout), about
 
 
 def open_for(experiment: Experiment, split: str) -> Cache:
-    """Returns the corpus, or for a test set of its own the run's vocabulary alone."""
+    """Returns the corpus or, for a separate test set, only the run's vocabulary."""
     if split in SPLITS:
         return open_corpus(experiment, test_sets)
     if split not in experiment.testsets:
@@ -123,7 +123,7 @@ def open_for(experiment: Experiment, split: str) -> Cache:
 
 
 def sentences(experiment: Experiment, cache: Cache, portion: Portion) -> Pairs:
-    """Returns direction -> (source, reference) of each sentence, or (source, reference, fields)."""
+    """Returns direction -> (source, reference) per sentence, or (source, reference, fields)."""
     if portion.split in SPLITS:
         return portion.pairs(cache)
     name = portion.split
@@ -140,7 +140,7 @@ def sentences(experiment: Experiment, cache: Cache, portion: Portion) -> Pairs:
 
 
 def say_lacking(what: str, asked: Sequence[str], there: Container[str], *, refused: bool) -> None:
-    """Says which directions have no references. InputError: that is to be refused."""
+    """Reports directions without references; raises InputError if `refused`."""
     if lacking := [direction for direction in asked if direction not in there]:
         shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
         said = f"{what}: has no references for {shown}"
@@ -151,10 +151,10 @@ def say_lacking(what: str, asked: Sequence[str], there: Container[str], *, refus
 
 
 def subsets(experiment: Experiment, cache: Cache, portion: Portion, within: str = "") -> Subsets:
-    """Returns the subsets of a split, or the marks of a test set's sentences that training saw.
+    """Returns the subsets of a split, or for a test set which sentences training saw.
 
-    A sentence is "seen" where its source or a reference is one of the training text, but for case,
-    width and spacing. The marks are kept with the translations, or in a folder `within`.
+    A sentence is "seen" if its source or a reference is in the training text, up to case, width and
+    spacing. The marks are saved with the translations, or in the folder `within`.
     """
     if portion.split in SPLITS:
         return portion.subsets(cache)
@@ -201,14 +201,14 @@ def _seen(texts: dict[str, list[list[str]]], trained_on: list[Path]) -> dict[str
 
 
 class PortionDecoder:
-    """A run's model, and the sentences to translate with its checkpoints, of one after the other.
+    """A run's model, and the sentences to translate with one checkpoint after the other.
 
-    The program is compiled once: parameters are its arguments. `pairs` has (source, reference) of
-    the sentences by direction.
+    The program is compiled once, with parameters as arguments. `pairs` has the (source, reference)
+    of each sentence by direction.
     """
 
     def __init__(self, experiment: Experiment, portion: Portion) -> None:
-        """Raises InputError for sizes that cannot be, or if the corpus has no such direction."""
+        """Raises InputError for impossible sizes, or a direction that the corpus lacks."""
         self.experiment, self.portion = experiment, portion
         self.cache = open_for(experiment, portion.split)
         self.pairs = sentences(experiment, self.cache, portion)
@@ -216,7 +216,7 @@ class PortionDecoder:
         self._layout = self.parts.layout()  # refused before anything is translated
 
     def missing(self, step: int, folder: Path) -> list[str]:
-        """Returns the directions whose translations by this step are not in `folder`."""
+        """Returns the directions without translations by this step in `folder`."""
         about = made_by(self.experiment, self.cache, step)
         return missing(folder, self.portion.name, self.pairs, about)
 
@@ -231,13 +231,13 @@ class PortionDecoder:
         return self.parts.ready(params, decoding, self._layout)
 
     def decode(self, step: int, folder: Path, through: str | None = None) -> None:
-        """Translates what is missing in `folder` with the checkpoint of a step.
+        """Translates the directions missing in `folder` with the checkpoint of a step.
 
-        Several processes all call it; the primary one writes and warns.
+        All processes call it; the primary one writes and warns.
 
         Args:
-            through: A language into which sources are translated first (a pivot), and from it into
-                the target. Only directions whose two halves are trained are translated.
+            through: Pivot language: sources are translated into it and then into the target. Only
+                directions whose two halves are trained are translated.
         """
         cache, pairs, split = self.cache, self.pairs, self.portion.name
         of = made_by(self.experiment, cache, step)
@@ -294,7 +294,7 @@ class PortionDecoder:
             warn(f"{name}: {len(cut)} sources were cut to {most} pieces")
 
     def _normalised(self, translate: Translate) -> Translate:
-        """Returns a decoder that reads text of a test set of its own as training text was read."""
+        """Returns a decoder that first normalises text of a test set like training text."""
         if self.portion.split in SPLITS:
             return translate
         normalise = self.experiment.data.corpus.cleaning.normalise
@@ -307,13 +307,13 @@ class PortionDecoder:
 
 
 def halves(direction: str, through: str) -> tuple[str, str]:
-    """Returns the two directions of a pivot: 'fr-wo', 'en' -> ('fr-en', 'en-wo')."""
+    """Returns the two directions of a pivot: ("fr-wo", "en") -> ("fr-en", "en-wo")."""
     source, target = split_direction(direction)
     return f"{source}-{through}", f"{through}-{target}"
 
 
 def pivoted(translate: Translate, through: str) -> Translate:
-    """Returns a decoder of two passes, into the language `through` and from there."""
+    """Returns a decoder in two passes, through the language `through`."""
 
     def translated(tagged: list[str], directions: list[str]) -> list[dict[str, Any]]:
         into, out_of = zip(*(halves(each, through) for each in directions), strict=True)
@@ -331,10 +331,10 @@ def decode(
     experiment: Experiment, *, split: str = "test", step: int | None = None,
     sentences: int | None = None, t5x: bool = False,
 ) -> Path:  # fmt: skip
-    """Translates a split of all directions; returns the folder of the hypotheses.
+    """Translates a split in all directions; returns the folder of the translations.
 
-    What is there and was made with the same settings is left as it is. Several processes search
-    together; the primary writes.
+    Existing translations with the same settings are kept. Several processes search together; the
+    primary one writes.
     """
     folder = experiment.folder
     build(experiment, None).placed_params()  # sizes that cannot be are refused
@@ -350,10 +350,10 @@ def decode(
 
 
 def score(experiment: Experiment, *, split: str = "test", step: int | None = None) -> None:
-    """Scores the references of a split of all directions.
+    """Scores the references of a split in all directions.
 
-    A direction's file is logprob-<split>.<direction>.jsonl, a line a sentence. What is there and
-    was made with the same settings is left as it is.
+    A direction's file is logprob-<split>.<direction>.jsonl, with a line per sentence. Existing
+    files with the same settings are kept.
     """
     build(experiment, None).placed_params()  # sizes that cannot be are refused
     found, folder = trained_step(experiment.folder, step), decodes_folder(experiment, step)
@@ -388,7 +388,7 @@ def score(experiment: Experiment, *, split: str = "test", step: int | None = Non
 def score_files(
     experiment: Experiment, source: Path, target: Path, to: str, language: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Scores each line of `target` as a translation of that of `source`, read as by m4 decode."""
+    """Scores each line of `target` as a translation of the same line of `source`."""
     sources, targets = aligned_lines(source, target)
     ready = dataclasses.replace(loaded(experiment)[0], source=language)
     check_language(to, ready.languages)

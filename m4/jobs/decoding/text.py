@@ -1,4 +1,4 @@
-"""`m4 decode --input`: files of text, translated with the trained model."""
+"""`m4 decode --input`: translates text files with the trained model."""
 
 import dataclasses
 import itertools
@@ -32,17 +32,17 @@ from m4.progress import ProgressBar
 from m4.settings import InputError, counted
 from m4.storage.files import write_json
 
-# A window of lines is this many batches: sorted by length they fill batches well, and a job that is
-# killed loses no more.
+# Batches in a window of lines, which are sorted by length to fill batches well. A killed job loses
+# one window.
 _BATCHES_A_WINDOW = 32
-# Characters that a window has in all: a text of long lines has fewer of them.
+# Maximum characters in a window: with long lines, it has fewer of them.
 _WINDOW_CHARACTERS = 1 << 20
-_NAMED = 5  # lines that are too long
-# Form -> (line, its translations, their language) -> a line of the file.
+_NAMED = 5  # reports of lines that are too long
+# Form -> function (line, its translations, their language) -> line of the file.
 
 
 def tsv_line(line: str, found: Translations, to: str) -> str:
-    """Returns a line and its translation as a pair, English first."""
+    """Returns a line and its translation as a TSV pair, English first."""
     sides = " ".join(line.split()), " ".join(found.texts[0].split())
     return "\t".join(sides[::-1] if to == "en" else sides)
 
@@ -53,7 +53,7 @@ _FORMS: Mapping[str, Callable[[str, Translations, str], str]] = {
 
 
 class Missing(NamedTuple):
-    """A line that an output lacks: its number from 1, as it is and as it is translated."""
+    """A line missing in an output: its number from 1, its text, and the text to translate."""
 
     output: Output
     number: int
@@ -65,14 +65,14 @@ def decode_text(
     experiment: Experiment, inputs: Sequence[str], targets: Sequence[str], output: str, *,
     source: str | None, step: int | None, overwrite: bool, form: str,
 ) -> None:  # fmt: skip
-    """Translates texts; what is there stays, what a killed job left is continued.
+    """Translates texts; keeps existing translations and continues those of a killed job.
 
     Args:
         inputs: Files, folders, or "-".
-        targets: Languages; ["all"]: all that the model knows.
+        targets: Target languages, or ["all"] for all of the model.
         output: A file, a folder, or "-".
-        source: Language of the input. None: English, or the only one that the model knows.
-        overwrite: Whether translations that are there are replaced.
+        source: Language of the input. Defaults to English, or to the model's only one.
+        overwrite: Whether to replace existing translations.
         form: Form of the lines: text, json, t5x or tsv.
     """
     with _texts(inputs) as (inputs, texts):
@@ -110,7 +110,7 @@ def decode_text(
 
 @contextmanager
 def _texts(inputs: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Text]]]:
-    """Yields the names of --input and the texts; standard input as a file that is read twice."""
+    """Yields names and texts of --input; standard input becomes a file that can be read twice."""
     if STANDARD not in inputs:
         yield inputs, texts_of(inputs)
         return
@@ -127,7 +127,7 @@ def _texts(inputs: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Text]]]:
 def _languages(
     source: str | None, asked: Sequence[str], directions: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Returns the language of the input, and those to translate into."""
+    """Returns the language of the input and the target languages."""
     pairs = [split_direction(direction) for direction in directions]
     sources, known = ([*dict.fromkeys(side)] for side in zip(*pairs, strict=True))
     targets = list(dict.fromkeys(asked))
@@ -155,7 +155,7 @@ def _languages(
 
 
 def missing_lines(outputs: Sequence[Output], normalise: Callable[[str], str]) -> Iterator[Missing]:
-    """Yields the lines that are missing in the outputs, each text read once."""
+    """Yields the lines missing in the outputs, reading each text once."""
     for text, group in itertools.groupby(outputs, lambda output: output.text):
         each = list(group)
         for number, given in enumerate(itertools.islice(text.lines(), each[0].whole), 1):
@@ -166,7 +166,7 @@ def missing_lines(outputs: Sequence[Output], normalise: Callable[[str], str]) ->
 
 
 def windows(lines: Iterator[Missing], most_lines: int) -> Iterator[list[Missing]]:
-    """Yields the lines in windows, each read when it is asked for."""
+    """Yields lines in windows, reading each on demand."""
     window: list[Missing] = []
     characters = 0
     for line in lines:
@@ -180,7 +180,7 @@ def windows(lines: Iterator[Missing], most_lines: int) -> Iterator[list[Missing]
 
 
 def _translate(translator: Translator, outputs: Sequence[Output], form: str, where: TextIO) -> None:
-    """Translates all missing lines into their outputs, window by window; `where` has the rest."""
+    """Translates all missing lines into their outputs, window by window; messages go to `where`."""
     done, total = sum(one.lines for one in outputs), sum(one.whole for one in outputs)
     if done:
         print(f"{done:,} of {total:,} lines are translated already", file=where)
@@ -223,7 +223,7 @@ def _translate(translator: Translator, outputs: Sequence[Output], form: str, whe
 
 
 def _said(counts: Mapping[str, int], translator: Translator) -> Iterator[str]:
-    """Yields what the end says of all lines, also of those that an earlier job translated."""
+    """Yields the final messages on all lines, including those that an earlier job translated."""
     yield (
         f"{counted(counts['lines'], 'line')}, {counts['blank']:,} blank, "
         f"{counts['split']:,} too long for max_source_length = "

@@ -1,6 +1,6 @@
-"""`m4 eval --zero_shot`: directions without training pairs, next to a pivot through English.
+"""`m4 eval --zero_shot`: directions without training pairs, compared with a pivot via English.
 
-Directions of pairs that the mixture any_to_any made belong to them: they have no test sentences.
+Directions that only the mixture any_to_any made count among them, as they lack test sentences.
 """
 
 from m4.build import build
@@ -30,12 +30,12 @@ def evaluate_zero_shot(
     experiment: Experiment, asked: str = "all", *, split: str = "test", step: int | None = None,
     sentences: int | None = None,
 ) -> None:  # fmt: skip
-    """Translates directions without training pairs, directly and through English, and scores both.
+    """Translates untrained directions directly and through English, and scores both.
 
-    The report in `zero_shot/` of the run, a trial or a step (`zero_shot.flores/` for a test set of
-    its own) has the differences from the pivot. `asked` is "all", a number of directions, always
-    the same ones, or directions, as "fr-wo,wo-fr". InputError: a language is not known, a direction
-    is trained, or has no references.
+    The report in `zero_shot/` of the run, a trial or a step (`zero_shot.flores/` for a separate
+    test set) has the differences from the pivot. `asked` is "all", the size of a fixed sample, or
+    directions such as "fr-wo,wo-fr". Raises InputError if a language is unknown, or a direction is
+    trained or has no references.
     """
     found = testsets.trained_step(experiment.folder, step)
     cache = testsets.open_for(experiment, split)
@@ -80,7 +80,7 @@ def evaluate_zero_shot(
 
 
 def chosen(experiment: Experiment, cache: Cache, portion: Portion, asked: str) -> list[str]:
-    """Returns the directions to translate, all of which have references."""
+    """Returns the requested directions, all of which have references."""
     every, split, tested = untrained(cache.directions), portion.split, cache.tested_pairs()
     every += [each for each in cache.directions
               if is_held_out(each) and pair_of(each) not in tested]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Files of text and their translations: lines in, and one file of translations a language out."""
+"""Text files and their translations: lines in, and one file of translations per language out."""
 
 import functools
 import gzip
@@ -26,23 +26,23 @@ from m4.storage.records import count, named, record, text
 _LINE = record({"line": text, "counts": named(count)})
 
 STANDARD = "-"
-# A longer line is no text; lines of a book without line ends are shorter.
+# Maximum bytes of a line. Even a book without line breaks is shorter.
 _MOST_LINE_BYTES = 1 << 26
 
 
 class Text(NamedTuple):
-    """A file of lines: UTF-8, plain or packed as .gz, .zst, .xz or .bz2."""
+    """A UTF-8 file of lines, plain or compressed as .gz, .zst, .xz or .bz2."""
 
     path: epath.Path
     shown: str
 
     @property
     def stem(self) -> str:
-        """Name without .gz and the like, and .txt: a file of translations is STEM.xx.txt."""
+        """Name without .txt, .gz and the like; translations are in STEM.xx.txt."""
         return files.unpacked(self.path.name).removesuffix(".txt")
 
     def lines(self) -> Iterator[str]:
-        """Yields the lines without their ends. InputError: a line is no text, or over 64 MiB."""
+        """Yields lines without line breaks. Raises InputError if one is not text or over 64 MiB."""
         yield from text_lines(self.path, _MOST_LINE_BYTES, self.shown)
 
     def checked(self) -> tuple[int, str]:
@@ -55,7 +55,7 @@ class Text(NamedTuple):
 
 
 def aligned_lines(*paths: Path) -> list[list[str]]:
-    """Returns the lines of files that belong together line by line."""
+    """Returns the lines of parallel files."""
     found: list[list[str]] = []
     for path in paths:
         try:
@@ -70,7 +70,7 @@ def aligned_lines(*paths: Path) -> list[list[str]]:
 
 
 def texts_of(inputs: Sequence[str]) -> list[Text]:
-    """Returns the files of --input: each file, and of a folder all that are not hidden, by name."""
+    """Returns the files of --input; a folder stands for all files in it that are not hidden."""
     found = []
     for name in inputs:
         path = epath.Path(name)
@@ -93,20 +93,20 @@ def texts_of(inputs: Sequence[str]) -> list[Text]:
 
 @dataclass
 class Output:
-    """The translations of a text into a language, which grow line by line.
+    """Translations of a text into a language, written line by line.
 
-    Until all lines are there they are in PATH.partial, a line of JSON each, behind a first line
-    that says what decides them. Whatever kills the process, the next one counts these lines and
-    goes on; a last line that was cut is dropped. With several processes the primary one writes.
+    Until complete, they are in PATH.partial: a JSON line each, after a first line with everything
+    that decides them. If the process is killed, the next one counts these lines and continues; a
+    last line that was cut is dropped. With several processes, the primary one writes.
     """
 
     text: Text
     to: str
-    path: Path | None  # the file in the end, or None for standard output
-    lines: int = 0  # number of lines that are there
-    whole: int = 0  # number of lines that the text has
-    counts: Counter[str] = field(default_factory=Counter)  # sums of what was counted of the lines
-    done: bool = False  # whether the file is there in the end
+    path: Path | None  # the final file, or None for standard output
+    lines: int = 0  # number of finished lines
+    whole: int = 0  # number of lines of the text
+    counts: Counter[str] = field(default_factory=Counter)  # sums of the counts of lines
+    done: bool = False  # whether the final file exists
     _head: bytes = b""
     _bytes: int = 0
 
@@ -116,11 +116,11 @@ class Output:
         return self.path.with_name(f"{self.path.name}.partial")
 
     def begin(self, made_by: Mapping[str, Any], whole: int, overwrite: bool) -> None:
-        """Counts the lines that an earlier job wrote.
+        """Counts the finished lines of an earlier job.
 
         Args:
-            made_by: JSON, all that decides the lines. InputError: something else has decided them.
-            overwrite: Replace a file that is there, and such lines.
+            made_by: JSON of everything that decides the lines. Other lines raise InputError.
+            overwrite: Whether to replace an existing file or other lines.
         """
         self.whole, self._head = whole, json.dumps(made_by).encode() + b"\n"
         if self.path is None:
@@ -139,17 +139,17 @@ class Output:
                     if not overwrite:
                         raise
                     self.lines, self._bytes, self.counts = 0, 0, Counter()
-                file.truncate(self._bytes)  # a last line may have no end
+                file.truncate(self._bytes)  # the last line may be cut
         self._finish()
 
     def _count(self, file: IO[bytes]) -> None:
-        """Counts the lines that are there. InputError: they are of another text or model."""
+        """Counts finished lines. Raises InputError if they are of another text or model."""
         head = file.readline()
         if not head.endswith(b"\n"):
             return
         before, now = parsed(head), json.loads(self._head)
         for name in {**now, **before}:
-            if before.get(name) != now.get(name):  # a setting that is the default is in neither
+            if before.get(name) != now.get(name):  # a default may be missing in both
                 raise InputError(
                     f"{self._partial}: was begun with another {name} ({before.get(name)}, now "
                     f"{now.get(name)}); --overwrite begins again"
@@ -160,7 +160,7 @@ class Output:
             self.lines, self._bytes = self.lines + 1, self._bytes + len(line)
 
     def append(self, lines: Sequence[str], counts: Sequence[Mapping[str, int]]) -> None:
-        """Writes the next lines, and what was counted of each. InputError: so does another job."""
+        """Writes the next lines and their counts. Raises InputError if another job writes too."""
         self.lines += len(lines)
         self.counts += sum(map(Counter, counts), Counter[str]())
         if not distributed.is_primary():
@@ -182,10 +182,10 @@ class Output:
         self._finish()
 
     def _finish(self) -> None:
-        """Makes the file once all lines are there, packed where its name ends in .gz."""
+        """Makes the final file of all lines, compressed if its name ends in .gz."""
         if self.path is None or self.lines < self.whole:
             return
-        # Packed without a time and a name, so that equal lines are equal files.
+        # Compressed without time and name, so that equal lines give equal files.
         packed = functools.partial(gzip.GzipFile, "", "wb", 9, mtime=0)
         made = packed if self.path.suffix == ".gz" else nullcontext
         with whole(self.path) as unfinished, unfinished.open("wb") as plain, made(plain) as file:
@@ -207,7 +207,7 @@ def outputs_of(
 ) -> list[Output]:
     """Returns the output of every text in every language.
 
-    It is the file `output` for one text and one language, else `output`/STEM.xx.suffix.
+    It is the file `output` for one text and one language, otherwise `output`/STEM.xx.suffix.
     """
     pairs, place = [(text, to) for text in texts for to in targets], Path(output)
     if output == STANDARD and len(pairs) == 1:

@@ -1,6 +1,6 @@
-"""Compiles a program for a machine and collects facts about it; runs in a subprocess.
+"""Compiles a program for a machine and collects facts about it, in a subprocess.
 
-The environment is `m4.plan.launch`'s. No accelerator is used.
+`m4.plan.launch` sets the environment. No accelerator is used.
 """
 
 import functools
@@ -25,11 +25,11 @@ PROGRAMS = {"train": programs.train_program, "decode": programs.decode_program}
 
 
 def devices_of(machine: Machine) -> Sequence[Any]:
-    """Returns the machine's devices: programs can be compiled for them, not run."""
+    """Returns the machine's devices, for which programs can be compiled but not run."""
     chip, name = machine.chip, machine.slice_name
     setting: dict[str, Any] = {"platform": chip.platform}
     if isinstance(chip, Gpu):
-        # Slices are the domains of NVLink: nodes. All hosts' devices are in one process here.
+        # Slices are nodes, the domains of NVLink. One process has the devices of all hosts.
         name, setting["target_config"] = chip.name, chip.target_config
         setting["topology"] = "x1x".join(map(str, machine.sizes))
     else:
@@ -51,10 +51,10 @@ def devices_of(machine: Machine) -> Sequence[Any]:
 def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -> dict[str, Any]:
     """Compiles a program and returns the facts about it, as JSON.
 
-    Bytes, FLOPs and seconds are of one device and one run: of a training step ("step" alone), or of
-    encoding a batch ("encoding") and of a decoding step ("step") in a beam search.
+    Bytes, FLOPs and seconds are per device and run: of a training step ("step"), or, for a beam
+    search, of encoding a batch ("encoding") and of a decoding step ("step").
 
-    Where the program does not fit, the facts have "refused".
+    If the program does not fit, the facts have "refused".
     """
     start, chip = _now(), machine.chip
     devices = devices_of(machine)
@@ -96,7 +96,7 @@ def facts(experiment: Experiment, machine: Machine, kind: str, languages: int) -
     stats, kept = compiled.memory_analysis(), programs.kept_bytes(program)
     by_kind = programs.bytes_by_kind(given, stats, kept)
     if isinstance(chip, Gpu) and sum(by_kind.values()) > chip.device_bytes:
-        # XLA compiles programs for GPUs whether they fit or not.
+        # XLA also compiles GPU programs that do not fit.
         said = programs.too_much(by_kind, chip.device_bytes)
         return {**found, "refused": {"message": said, "advice": programs.advice(program, given)}}
     found["memory_bytes"] = by_kind
@@ -117,11 +117,11 @@ def read_text(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str
     seconds = {}
     for name, work in parts.items():
         count = counted[name]
-        # Kernels of grouped products multiply the rows that there are: theirs are by arithmetic.
+        # Kernels of grouped products multiply only existing rows: their FLOPs are by arithmetic.
         count["kernels"] = float(count["experts_executed"]) if work.kernels else 0.0
         seconds[name] = step_time(work, count, found["model"]["dtype"], machine)
     sent = [each for work in parts.values() for each in work.collectives]
-    # To devices of the slice (or other GPUs), and to other slices.
+    # Bytes to devices of the slice (or other GPUs), and to other slices.
     networks = {
         "ici": hlo.summary(each for each in sent if each.slices == 1),
         "dcn": hlo.summary(each for each in sent if each.slices > 1),
@@ -144,7 +144,7 @@ def read_text(text: str, machine: Machine, found: Mapping[str, Any]) -> dict[str
 
 
 def _flops(program: programs.PlannedProgram, devices: int) -> dict[str, dict[str, Any]]:
-    """Returns part of the program -> its operations, by arithmetic and in the traced program."""
+    """Returns part of the program -> FLOPs by arithmetic and in the traced program."""
     model = program.parts.model
     ways = [layer.dispatch for layer in (model.encoder_experts, model.decoder_experts) if layer]
     one_hot = any("einsum" in getattr(way, "__name__", "") for way in ways)
@@ -174,7 +174,7 @@ def _flops(program: programs.PlannedProgram, devices: int) -> dict[str, dict[str
 
 
 def _now() -> tuple[float, float]:
-    """Seconds of wall time, and of CPU time of all threads of the process."""
+    """Returns seconds of wall time, and of CPU time of the process in all threads."""
     return time.monotonic(), time.process_time()
 
 
@@ -191,22 +191,22 @@ def _cost(start: tuple[float, float], traced: tuple[float, float]) -> dict[str, 
 
 # ------------------------------------------------------------------------------- the time model
 
-# Arithmetic on a compiled program; nothing is measured. Compute on a TPU: the compiler's estimate
-# of cycles, loops multiplied out, at the chip's clock, and the products in kernels at the peak.
-# Where the clock is not published, and on a GPU, for which XLA estimates no cycles: the executed
-# FLOPs at the peak, which no program reaches. Communication: each collective's bytes over the
-# slowest links that it needs, without overlap; at the links' stated speed, except for the
-# all-to-all, whose speed is fitted to the GShard paper's measurements.
+# The model is arithmetic on a compiled program; nothing is measured. Compute on a TPU is the
+# compiler's estimate of cycles, with loops multiplied out, at the chip's clock, plus products in
+# kernels at the peak. Without a published clock, and on GPUs, for which XLA estimates no cycles, it
+# is the executed FLOPs at the peak, which no program reaches. Communication is each collective's
+# bytes over the slowest links that it needs, without overlap, at the links' stated speed, except
+# for the all-to-all, whose speed is fitted to the GShard paper's measurements.
 
-# Name of a kind of collectives between slices.
+# Name of collectives of a kind between slices.
 BETWEEN = "{} between slices"
-# Share of a torus's bisection, and seconds a message: fitted to GShard (arXiv 2006.16668), section
-# 5.2. There the exchange of MoE and Transformer layers takes 16% of their time on 128 cores, and
-# 3.75 times as long on 2,048. Ours of 36 layers at 2,048 tokens a core compute 0.765 s a step on
-# 128 cores and exchange 8 MiB a core 108 times: 1.35 ms each, 5.06 ms on 2,048. Then   0.4793 ms /
-# share + 127 messages = 1.3487 ms,    0.9587 ms / share + 2047 messages = 5.0575 ms. Not fitted:
-# from 16 to 2,048 cores it makes an exchange of 8 MiB 8.3 times as long; the paper measured 9
-# (section 5.3). On other TPUs both are an assumption.
+# Share of a torus's bisection, and seconds per message: fitted to GShard (arXiv 2006.16668),
+# section 5.2. There the exchange of MoE and Transformer layers takes 16% of their time on 128
+# cores, and 3.75 times as long on 2,048. Ours of 36 layers at 2,048 tokens a core compute 0.765 s a
+# step on 128 cores and exchange 8 MiB a core 108 times: 1.35 ms each, 5.06 ms on 2,048. Then
+# 0.4793 ms / share + 127 messages = 1.3487 ms,    0.9587 ms / share + 2047 messages = 5.0575 ms.
+# Not fitted: from 16 to 2,048 cores it makes an exchange of 8 MiB 8.3 times as long; the paper
+# measured 9 (section 5.3). On other TPUs both are an assumption.
 EXCHANGE_SHARE, MESSAGE_SECONDS = 0.4057, 1.316e-6
 
 
@@ -215,11 +215,11 @@ def step_time(
 ) -> dict[str, Any]:
     """Returns the model's seconds of one step: "compute", "communication" by kind, and "total".
 
-    Compute and total are None where they are unknown. Collectives between slices have a separate
-    name (`BETWEEN`).
+    Compute and total are None if unknown. Collectives between slices have separate names
+    (`BETWEEN`).
 
     Args:
-        flops: "traced", all operations, where known, and "kernels", those without cycles.
+        flops: "traced" for all operations, if known, and "kernels" for those without cycles.
     """
     by_kind: dict[str, float] = {}
     for each in work.collectives:
@@ -250,16 +250,16 @@ def seconds_of(each: hlo.Collective, machine: Machine) -> float:
     if each.kind in ("all-to-all", "ragged-all-to-all"):
         fastest = bisection_seconds(each.operand_bytes, devices, machine)
         return fastest / EXCHANGE_SHARE + (devices - 1) * MESSAGE_SECONDS
-    # Rings along all dimensions in both directions keep every link of a chip busy. The cores of a
-    # chip reduce among themselves first, over memory.
+    # Rings along all dimensions in both directions keep all links of a chip busy. The cores of a
+    # chip first reduce among themselves through memory.
     speed = chip.links * chip.link_bytes
     if each.kind == "all-reduce":
         return 2 * each.operand_bytes / speed
-    return each.payload_bytes / speed  # all-gather, reduce-scatter: half of it
+    return each.payload_bytes / speed  # all-gather and reduce-scatter take half
 
 
 def bisection_seconds(payload_bytes: float, devices: int, machine: Machine) -> float:
-    """Returns the least seconds of an exchange in which each device has `payload_bytes` for all.
+    """Returns the minimum seconds of an exchange of `payload_bytes` per device among all.
 
     Half of the devices send half of theirs to the other half: devices * payload / 4 cross the
     middle of the longest side, in one direction. There the links are chips / side, twice that in a
@@ -289,10 +289,10 @@ def _gpu_seconds(each: hlo.Collective, gpu: Gpu, node: int) -> float:
         return each.operand_bytes / (gpu.network_bytes if apart else gpu.nvlink_bytes)
     group = each.groups[0]
     nodes = len({device // node for device in group})
-    together = len(group) / nodes  # GPUs of one node
+    together = len(group) / nodes  # GPUs within one node
     if each.kind in ("all-to-all", "ragged-all-to-all"):
         beyond = each.operand_bytes * (1 - together / len(group)) / gpu.network_bytes
         within = each.operand_bytes * (together - 1) / len(group) / gpu.nvlink_bytes
-        return max(beyond, within)  # both at once, over different links
+        return max(beyond, within)  # both run at once, over different links
     speed = gpu.nvlink_bytes if nodes == 1 else min(gpu.nvlink_bytes, together * gpu.network_bytes)
     return each.sent_bytes / speed

@@ -1,8 +1,8 @@
-"""Reads the text of a compiled program: its collectives and estimated cycles.
+"""Reader of a compiled program's text: its collectives and estimated cycles.
 
-The text is an optimised HLO module (`compiled.as_text()`), of any backend. That of a large model is
-hundreds of megabytes: it is read once, line by line, and only lines that matter are parsed. What is
-in the body of a `while` counts once for each iteration; XLA's own `cost_analysis()` counts it once.
+The text is an optimised HLO module (`compiled.as_text()`) of any backend. A large model's has
+hundreds of megabytes: it is read once, line by line, and only lines that matter are parsed. The
+body of a `while` counts once per iteration, while XLA's own `cost_analysis()` counts it once.
 """
 
 import functools
@@ -17,7 +17,7 @@ import numpy as np
 
 from m4.model.dispatch.dropless import ROUNDS
 
-# https://openxla.org/xla/operation_semantics; each also with "-start" where it is asynchronous.
+# https://openxla.org/xla/operation_semantics; asynchronous ones end in "-start".
 KINDS = (
     *("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"),
     *("collective-broadcast", "ragged-all-to-all"),
@@ -29,30 +29,30 @@ class Collective(NamedTuple):
     """One collective of a program, as one device sees it."""
 
     kind: str  # one of `KINDS`
-    name: str  # its name in the text
-    # Bytes of one run on one device.
+    name: str  # name in the text
+    # Bytes per run and device.
     operand_bytes: int
     result_bytes: int
-    groups: Groups  # The devices that exchange; of a collective-permute (source, target) pairs.
-    # TPU slices that exchange over the data center's network; 1 inside one slice, of which the text
-    # has the program. Between slices `groups` number the devices slice by slice.
+    groups: Groups  # Devices that exchange; for a collective-permute (source, target) pairs.
+    # Number of TPU slices that exchange over the data center's network, or 1 inside the slice whose
+    # program the text is. Between slices, `groups` number the devices slice by slice.
     slices: int = 1
-    # Runs in one run of the program. Each branch of a conditional counts as taken, and a loop whose
-    # length is not in the text as one run.
+    # Number of runs in one run of the program. Each branch of a conditional counts as taken, and a
+    # loop of unknown length counts as one iteration.
     times: int = 1
 
     @property
     def payload_bytes(self) -> int:
-        """The larger of operand and result, of one run."""
+        """The larger of operand and result, per run."""
         return max(self.operand_bytes, self.result_bytes)
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that one device sends in one run, by the algorithms that send least.
+        """Bytes that one device sends per run, by the algorithms that send least.
 
-        For n devices, in a ring: all-reduce 2 (n - 1) / n of its operand, reduce-scatter and
-        all-to-all (n - 1) / n, all-gather n - 1 times, a permutation all of it. Between n slices
-        the same, of what leaves a device's slice.
+        In a ring of n devices, an all-reduce sends 2 (n - 1) / n of its operand, reduce-scatter
+        and all-to-all (n - 1) / n, an all-gather n - 1 times it, a permutation all of it. Between
+        n slices, the same holds for what leaves a device's slice.
         """
         if self.kind in ("collective-permute", "collective-broadcast"):
             return float(self.operand_bytes)
@@ -63,7 +63,7 @@ class Collective(NamedTuple):
 
 
 class Total(NamedTuple):
-    """All collectives of one kind in one run of a program; bytes are those of one device."""
+    """All collectives of one kind in one run of a program, with bytes per device."""
 
     count: int
     operand_bytes: int
@@ -73,7 +73,7 @@ class Total(NamedTuple):
 
 
 def summary(found: Iterable[Collective]) -> dict[str, Total]:
-    """Returns kind -> its total, loops multiplied out, for the kinds that occur."""
+    """Returns kind -> total, with loops multiplied out, for kinds that occur."""
     by_kind: dict[str, list[tuple[Any, ...]]] = {}
     for each in found:
         sizes = each.operand_bytes, each.result_bytes, each.payload_bytes, each.sent_bytes
@@ -85,29 +85,29 @@ def summary(found: Iterable[Collective]) -> dict[str, Total]:
 
 @dataclass
 class Work:
-    """The work of one device in one run of a program, or of a part of it."""
+    """The work per device and run of a program or a part of it."""
 
-    collectives: list[Collective] = field(default_factory=list)  # in the order of the text
-    # Cycles of the device's clock, by the TPU compiler's estimate of each operation, without
-    # collectives; 0 where it writes none (CPU, GPU).
+    collectives: list[Collective] = field(default_factory=list)  # in text order
+    # Cycles of the device's clock without collectives, by the TPU compiler's estimate of each
+    # operation; 0 if it writes none (CPU, GPU).
     cycles: int = 0
-    # Operations that run without an estimate: custom kernels, and those where the compiler writes
-    # the largest integer.
+    # Runs of operations without an estimate: custom kernels, and those with the largest integer as
+    # the estimate.
     uncosted: int = 0
-    kernels: int = 0  # custom kernels of the TPU, among the uncosted
+    kernels: int = 0  # TPU custom kernels among the uncosted
 
 
 class Program(NamedTuple):
-    """The work of a program with loops whose length the data decide, such as a beam search."""
+    """The work of a program with data-dependent loops, such as a beam search."""
 
     once: Work  # work outside of such loops
-    iteration: Work  # work inside of them, in one iteration of each
+    iteration: Work  # work in one iteration of each of them
     whole: Work  # both together
     loops: int  # number of such loops, nested ones included
 
 
 def collectives(hlo: str) -> list[Collective]:
-    """Returns the collectives of the text of an HLO module, as `read` does."""
+    """Returns the collectives in the text of an HLO module."""
     return read(hlo).whole.collectives
 
 
@@ -118,7 +118,7 @@ def read(hlo: str) -> Program:
     once: dict[str, int] = defaultdict(int, {entry: 1})
     iteration: dict[str, int] = defaultdict(int)
     loops = 0
-    # In the text a computation precedes its callers: backwards, all callers are done before it.
+    # A computation precedes its callers in the text, so backwards all callers come before it.
     for name, computation in reversed(computations.items()):
         for callee, runs in computation.calls:
             if runs is None:
@@ -147,23 +147,23 @@ class _Instruction(NamedTuple):
 
     @property
     def operands(self) -> list[str]:
-        """Names, each of which may have its type before it."""
+        """Names of the operands, each of which may follow its type."""
         found = re.findall(r"%([\w.\-]+)", self.inside)
         return found or [name.strip() for name in self.inside.split(",")]
 
 
 @dataclass
 class _Computation(Work):
-    """A computation of the module, for one run and without its callees."""
+    """A computation of the module: one run without its callees."""
 
-    # Name of a callee, and how often it runs: None where the text does not say.
+    # Name of a callee, and how often it runs, or None if the text does not say.
     calls: list[tuple[str, int | None]] = field(default_factory=list)
     scalars: dict[str, _Instruction] = field(default_factory=dict)
     root: str = ""  # name of the result
-    multiplies: bool = False  # has matrix products
+    multiplies: bool = False  # whether it has matrix products
 
     def scalar(self, name: str) -> _Instruction:
-        """Returns the instruction of that name, behind copies; an empty one where it is unknown."""
+        """Returns the instruction of that name, looking through copies; an empty one if unknown."""
         found = self.scalars.get(name, _Instruction())
         return self.scalar(found.operands[-1]) if found.opcode == "copy" else found
 
@@ -172,14 +172,14 @@ class _Computation(Work):
         return int(inside) if opcode == "constant" and re.fullmatch(r"-?\d+", inside) else None
 
     def element(self, name: str) -> int | None:
-        """Returns the index of a value among the elements of the computation's parameter."""
+        """Returns the index of a value in the tuple that is the computation's parameter."""
         opcode, _, line = self.scalar(name)
         found = re.search(r"\bindex=(\d+)", line)
         return int(found[1]) if opcode == "get-tuple-element" and found else None
 
 
 def _work(computations: Mapping[str, _Computation], *counted: Mapping[str, int]) -> Work:
-    """Sums over computations, by how often each runs."""
+    """Sums the work of computations, by how often each runs."""
     work = Work()
     for name, part in computations.items():
         for times in filter(None, (runs[name] for runs in counted)):
@@ -196,12 +196,12 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
 _CALLEE = re.compile(r"\b(calls|to_apply|body|condition)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=([^,]+))")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-# The text has 2^63 - 1 there; no operation takes a century.
+# The text has 2^63 - 1 for unknown estimates; no operation takes a century.
 _NO_ESTIMATE = 2**62
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 _SCALARS = ("constant", "copy", "add", "get-tuple-element", "compare", "tuple")
-# Parts of the lines that can be products, collectives, calls, and scalars or tuples: nearly every
-# line is none of these, and substrings are found faster than regular expressions.
+# Substrings of lines that can be products, collectives, calls, scalars or tuples. Most lines are
+# none of these, and substrings are found faster than regular expressions.
 _PRODUCTS = (" dot(", " convolution(", " custom-call(", "-dot(")
 _COLLECTIVES = (" all-", " collective-", "reduce-s", "-all-")
 _CALLS = ("calls=", "to_apply=", " while(", " conditional(")
@@ -209,7 +209,7 @@ _SCALAR = ("= s32[]", "= s64[]", "= pred[]", ") tuple(")
 
 
 def _computations(lines: Iterable[str]) -> tuple[dict[str, _Computation], str]:
-    """Returns the module's computations by name, and the name of its entry."""
+    """Returns the module's computations by name, and the entry's name."""
     devices, entry, name = 1, "", ""
     current = _Computation()
     found: dict[str, _Computation] = {}
@@ -252,7 +252,7 @@ def _computations(lines: Iterable[str]) -> tuple[dict[str, _Computation], str]:
 def _calls(
     line: str, caller: _Computation, known: Mapping[str, _Computation]
 ) -> list[tuple[str, int | None]]:
-    """Returns the computations that a line calls and that contain anything to count."""
+    """Returns the computations called in a line that contain anything to count."""
     named = dict(reversed(_CALLEE.findall(line)))
     names = [named[kind] for kind in ("calls", "to_apply", "body", "condition") if kind in named]
     if " conditional(" in line:
@@ -269,7 +269,7 @@ def _calls(
         body, condition = named["body"], named["condition"]
         start = _Instruction("while", instruction[4]).operands[-1]
         trips = _trip_count(line, start, caller, known[condition], known[body])
-        # The condition runs once more than the body.
+        # A condition runs once more than its body.
         return [(body, trips), (condition, None if trips is None else trips + 1)]
     return [(name, 1) for name in names if name in known]
 
@@ -283,12 +283,12 @@ _ROUNDS = re.compile(rf'{ROUNDS}\)*/while"')
 def _trip_count(
     line: str, start: str, caller: _Computation, condition: _Computation, body: _Computation
 ) -> int | None:
-    """Returns how often a loop's body runs, or None where the text does not say."""
-    if noted := _TRIPS.search(line):  # on CPU and GPU
+    """Returns how often a loop's body runs, or None if the text does not say."""
+    if noted := _TRIPS.search(line):  # for CPU and GPU
         return int(noted[1])
-    if _ROUNDS.search(line):  # in which rows travel to experts: one, as for a balanced routing
+    if _ROUNDS.search(line):  # rows travel to experts in it: one round, as for balanced routing
         return 1
-    # On TPU the number follows from the loop's form, for (i = start; i < limit; i += step).
+    # For TPU, the number follows from the loop's form, for (i = start; i < limit; i += step).
     compared, first = condition.scalar(condition.root), caller.scalar(start)
     last = body.scalar(body.root)
     if "direction=LT" not in compared.line or (first.opcode, last.opcode) != ("tuple", "tuple"):
@@ -309,7 +309,7 @@ def _trip_count(
 # ------------------------------------------------------------------------- collectives
 
 _KIND = re.compile(rf"({'|'.join(KINDS)})(-start)?")
-# libtpu's collectives between slices: a send to the host, and the use that its runtime makes of it.
+# libtpu's collectives between slices: a send to the host, and what its runtime does with it.
 _BETWEEN = "_xla_megascale_transfer_type="
 _TRANSFER = re.compile(rf'{_BETWEEN}"(\w+)"')
 _TRANSFERS = {
@@ -322,14 +322,14 @@ _TRANSFERS = {
 
 
 def _collective(line: str, computation: str, devices: int) -> Collective | None:
-    """Returns the line's collective; None where it is another operation, or only calls one."""
+    """Returns the line's collective, or None for another operation or a call."""
     instruction = _INSTRUCTION.match(line)
     if instruction is None or (opcode := _KIND.fullmatch(instruction[3])) is None:
         return None
-    if "calls=" in line:  # an asynchronous wrapper; the operation is in its callee
+    if "calls=" in line:  # an asynchronous wrapper; its callee has the operation
         return None
     name, kind, groups = instruction[1], opcode[1], read_groups(line, devices)
-    # The start of an asynchronous one returns (operand, result, ...); an all-reduce's the result.
+    # An asynchronous start returns (operand, result, ...), but that of an all-reduce the result.
     parts = _elements(instruction[2])
     if opcode[2] and kind != "all-reduce" and len(parts) > 1:
         operand, result = type_bytes(parts[0]), type_bytes(parts[1])
@@ -340,13 +340,13 @@ def _collective(line: str, computation: str, devices: int) -> Collective | None:
         if kind == "reduce-scatter":
             operand = result * len(groups[0])
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
-        # The TPU compiler's reduce-scatter: a fusion of all-reduce and slice.
+        # The TPU compiler's reduce-scatter is a fusion of all-reduce and slice.
         kind, result = "reduce-scatter", operand // len(groups[0])
     return Collective(kind, name, operand, result, groups)
 
 
 def _between_slices(line: str, devices: int) -> Collective:
-    """Returns the collective between slices of `devices` devices each; ValueError if unknown."""
+    """Returns the collective between slices of `devices` devices. Raises ValueError if unknown."""
     instruction, transfer = _INSTRUCTION.match(line), _TRANSFER.search(line)
     target = _TARGET.search(line)
     if not (instruction and transfer and target) or transfer[1] not in _TRANSFERS:
@@ -362,24 +362,24 @@ def _between_slices(line: str, devices: int) -> Collective:
 
 _GROUPS = re.compile(
     r"source_target_pairs=\{(?P<pairs>[\d,{}]*)\}|replica_groups=(?:"
-    r"(?P<all>\{\})|"  # every device, in one group
+    r"(?P<all>\{\})|"  # all devices in one group
     r"\{(?P<list>\{[\d,{}]*\})\}|"  # {{0,1},{2,3}}
     r"\[(?P<shape>[\d,]+)\]<=(?P<iota>\[[\d,]+\](?:T\([\d,]+\))?)|"  # [4,2]<=[2,2,2]T(0,2,1)
-    # mesh['a'=2,'b'=4] {'b'}: the groups along some axes of a mesh. It may have an order of
-    # devices and sub-axes: 'b':(2)2 has size 2 and is inside of the outermost 2 of 'b'.
+    # mesh['a'=2,'b'=4] {'b'}: groups along some axes of a mesh, which may have an order of
+    # devices and sub-axes: 'b':(2)2 has size 2, inside the outermost 2 of 'b'.
     r"mesh\[(?P<mesh>[^\]]*)\](?:, device_ids=\((?P<ids>.*?)\))? \{(?P<axes>[^}]*)\}"
     r")"
 )
-# "{1,2}x{0:7}": each of the devices 0 to 7 with those of its number in slices 1 and 2; or groups or
-# pairs of numbers slice * 100000 + device, {{100000,200000}} and {{100000->200000}}.
+# "{1,2}x{0:7}": each of the devices 0 to 7 with its counterparts in slices 1 and 2; or groups or
+# pairs of numbers slice * 100000 + device: {{100000,200000}} and {{100000->200000}}.
 _TARGET = re.compile(r'_xla_megascale_target="?([\d,:{}x>-]+)')
 _SLICE = 100_000
 
 
 def read_groups(line: str, devices: int) -> Groups:
-    """Reads an instruction's replica groups, in any of HLO's four notations, or its pairs.
+    """Reads an instruction's replica groups, in any of HLO's four notations, or pairs.
 
-    `replica_groups={}` are all devices of the program. ValueError: it has none that is known.
+    `replica_groups={}` means all devices. Raises ValueError for an unknown notation.
     """
     found = _GROUPS.search(line)
     if found is None:
@@ -388,7 +388,7 @@ def read_groups(line: str, devices: int) -> Groups:
 
 
 def _read_slices(target: str, devices: int) -> Groups:
-    """Reads who exchanges between slices of `devices` devices."""
+    """Reads the devices that exchange between slices of `devices` devices."""
     if "x" in target:
         slices, places = (_ranges(part) for part in target.split("x"))
         return tuple(tuple((each - 1) * devices + place for each in slices) for place in places)
@@ -420,7 +420,7 @@ def _groups(text: str, devices: int) -> Groups:
 def _mesh_groups(mesh: str, ids: str | None, axes: str) -> np.ndarray:
     sizes = {name: int(size) for name, size in re.findall(r"'?([\w.\-]+)'?=(\d+)", mesh)}
     shape = [*sizes.values()]
-    # Device -> its place along each axis, less what the axes of the groups take of it.
+    # Device -> its position along each axis, without the parts that are axes of the groups.
     apart = dict(zip(sizes, np.indices(shape).reshape(len(shape), -1), strict=True))
     together, group = [], 1
     for name, pre, length in re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", axes):
@@ -428,14 +428,14 @@ def _mesh_groups(mesh: str, ids: str | None, axes: str) -> np.ndarray:
         inner, group = sizes[name] // (int(pre or 1) * size), group * size
         together.append(apart[name] // inner % size)
         apart[name] = apart[name] - together[-1] * inner
-    order = np.lexsort([*reversed(together), *reversed(apart.values())])  # the last one rules
+    order = np.lexsort([*reversed(together), *reversed(apart.values())])  # the last one counts
     if ids is not None:
         order = (_iota(ids) if ids.startswith("[") else np.array(_numbers(ids)))[order]
     return order.reshape(-1, group)
 
 
 def _iota(text: str) -> np.ndarray:
-    """Reads [2,4]T(1,0): 0 ... 7 in that shape, transposed by these axes, flattened."""
+    """Reads [2,4]T(1,0): 0 ... 7 in that shape, transposed by these axes and flattened."""
     shape, _, axes = text.partition("T")
     numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return (numbers.transpose(_numbers(axes)) if axes else numbers).reshape(-1)
@@ -460,7 +460,7 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
 def type_bytes(text: str) -> int:
-    """Returns the bytes of a type, "f32[2,8]{1,0:T(8,128)}" or a tuple; 4 bits are packed."""
+    """Returns the bytes of a type such as "f32[2,8]{1,0:T(8,128)}" or a tuple; 4-bit is packed."""
     total = 0
     for element, sizes in _ARRAY.findall(text):
         digits = re.match(r"(?:bf|[suf]|c)(\d+)", element)
@@ -472,7 +472,7 @@ def type_bytes(text: str) -> int:
 
 
 def _elements(text: str) -> list[str]:
-    """Returns the elements of a tuple's type; of any other type, itself."""
+    """Returns the elements of a tuple's type, or any other type itself."""
     if not text.startswith("("):
         return [text]
     depth, parts = 0, [""]

@@ -1,8 +1,8 @@
 """Compiles in a subprocess with its own environment, one compilation at a time on a machine.
 
-The compilers are packages: libtpu, and for GPUs JAX's CUDA plugin, which works without CUDA and
-without a GPU. Where there is no GPU the plugin complains at every start of JAX; so `make pod-gpu`
-puts it in a separate folder, which only compiling processes have on their path. libtpu reads its
+The compilers are packages: libtpu and, for GPUs, JAX's CUDA plugin, which works without CUDA and
+without a GPU. Without a GPU, the plugin complains at every start of JAX, so `make pod-gpu` puts it
+in a separate folder, which only compiling processes have on their path. libtpu reads its
 environment once and takes gigabytes.
 """
 
@@ -25,9 +25,9 @@ from m4.parallel.platform.machines import topology
 from m4.settings import InputError
 from m4.storage.locks import local_lock
 
-# It is raised with every change of the facts that a compiling process writes (`m4.plan.compile`).
+# Raised with every change of the facts that a compiling process writes (`m4.plan.compile`).
 FORMAT = 9
-# No device is needed: libtpu does not look for one, query the cloud's metadata, or lock a TPU.
+# Keeps libtpu from looking for a device, querying the cloud's metadata or locking a TPU.
 ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "JAX_PLATFORMS": "cpu",
@@ -39,15 +39,15 @@ ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
-    # CUDA need not be installed.
+    # CUDA need not be installed for compiling.
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
-# Here `make pod-gpu` puts the compiler for GPUs.
+# Folder in which `make pod-gpu` puts the compiler for GPUs.
 CUDA_COMPILER = Path(sys.prefix) / "share" / "m4" / "cuda_compiler"
 _CUDA = "jax_cuda12_plugin"
-# The compiler for GPUs logs these where there is no GPU, before its log level applies.
+# Without a GPU, the GPU compiler logs these before its log level applies.
 _NOISE = ("before absl::InitializeLog() is called", "Could not find cuda drivers")
-# Explains a compiler that fails.
+# Explains the failure of a compiler.
 FAULT = (
     "a fault or limit of this version, not a mistake in the config; other sizes (layers, experts, "
     "batch), another dispatch or another version may compile"
@@ -55,7 +55,7 @@ FAULT = (
 
 
 def check_compiler(platform: str) -> None:
-    """Raises InputError where the compiler for "tpu" or "cuda" is not installed."""
+    """Raises InputError if the compiler for "tpu" or "cuda" is not installed."""
     path = os.environ.get("TPU_LIBRARY_PATH")
     if platform == "cuda":
         if not (CUDA_COMPILER / _CUDA).is_dir() and importlib.util.find_spec(_CUDA) is None:
@@ -72,13 +72,13 @@ def check_compiler(platform: str) -> None:
 
 
 def versions(platform: str = "tpu") -> dict[str, str]:
-    """Returns the versions of the packages that decide a result; "" where one is not installed."""
+    """Returns the versions of the packages that decide a result; "" if one is missing."""
     compiler = "jax-cuda12-pjrt" if platform == "cuda" else "libtpu"
     return {name: package_version(name, "") for name in ("jax", "jaxlib", compiler, "m4")}
 
 
 def one_at_a_time() -> AbstractContextManager[None]:
-    """Waits until no other plan of this user compiles here, which would take as much memory."""
+    """Waits until no other plan of this user compiles here, as each takes much memory."""
     path = Path(tempfile.gettempdir()) / f"m4-plan.{os.getuid()}.lock"
     return local_lock(path, "m4 plan", seconds=-1)
 
@@ -86,7 +86,7 @@ def one_at_a_time() -> AbstractContextManager[None]:
 def compiled(
     config: str, arguments: Sequence[str], machine: str, program: str, console: Console
 ) -> dict[str, Any]:
-    """Runs `m4 plan ARGUMENTS --facts=...` and returns the facts that it writes, with `config`.
+    """Runs `m4 plan ARGUMENTS --facts=...` and returns the facts it writes, with `config`.
 
     Raises:
         InputError: The config or the arguments have a mistake, or a signal ended the compiler.

@@ -1,7 +1,7 @@
-"""The program of a training step, or of decoding, and what it takes of a device's memory.
+"""The program of a training step or of decoding, and its share of a device's memory.
 
-Devices need not be present: shapes alone go in, and vocabularies have the sizes that the config
-asks for.
+Devices need not be present: programs are made from shapes, and vocabularies have the sizes that
+the config asks for.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from m4.train.measuring.counters import shown_layers
 
 
 class PlannedProgram(NamedTuple):
-    """A program before its compilation, and its sizes."""
+    """A program before compilation, and its sizes."""
 
-    parts: Parts  # the experiment's parts
-    traced: Any  # the traced program, as JAX's stages have it
-    lowered: Any  # The program; `.compile()` compiles it.
+    parts: Parts  # parts of the experiment
+    traced: Any  # the traced program, a stage of JAX
+    lowered: Any  # The lowered program, with `.compile()`.
     params: Any  # shapes and shardings of the parameters
-    optimizer: Any  # Shapes and shardings of the optimizer's state; None in decoding.
-    # Size of a batch over all devices, in rows and pieces.
+    optimizer: Any  # Shapes and shardings of the optimizer's state, or None for decoding.
+    # Size of a batch over all devices: rows and pieces.
     rows: int
     source_length: int
     target_length: int
-    beams: int = 1  # Hypotheses of a sentence in decoding; 1 in training.
+    beams: int = 1  # Hypotheses per sentence in decoding; 1 in training.
 
 
 def planned(experiment: Experiment, languages: int, devices: Sequence[Any] | None = None) -> Parts:
-    """Returns the parts of an experiment without its corpus, on `devices`, or all that are here."""
+    """Returns the parts of an experiment without a corpus, on `devices` (default: all here)."""
     if not 1 <= languages <= len(LANGUAGES):
         raise InputError(f"--languages={languages}: must be from 1 to {len(LANGUAGES)}")
     make = experiment.training.mesh
@@ -57,11 +57,11 @@ def planned(experiment: Experiment, languages: int, devices: Sequence[Any] | Non
 
 
 def train_program(experiment: Experiment, devices: Sequence[Any], languages: int) -> PlannedProgram:
-    """Returns the step of `m4 train`: the function that training compiles, with its shardings."""
+    """Returns the training step of `m4 train` with its shardings."""
     parts, lengths = planned(experiment, languages, devices), experiment.data.corpus.lengths
     sizes = experiment.training.batch_size, lengths["inputs"], lengths["targets"]
     rows = NamedSharding(parts.mesh, logical_spec(("batch",)))
-    batch = {}  # of the stream (`m4.data.stream.batches.lay_out`)
+    batch = {}  # fields of the stream's batches (`m4.data.stream.batches.lay_out`)
     for keys, width in zip((ENCODER_KEYS, DECODER_KEYS), sizes[1:], strict=True):
         for key in keys:
             dtype = jnp.float32 if "weights" in key else jnp.int32
@@ -76,7 +76,7 @@ def train_program(experiment: Experiment, devices: Sequence[Any], languages: int
 def decode_program(
     experiment: Experiment, devices: Sequence[Any], languages: int
 ) -> PlannedProgram:
-    """Returns the beam search of `m4 decode` for a batch of the longest sources.
+    """Returns the beam search of `m4 decode` on a batch of the longest sources.
 
     A batch has `Decoding.batch_rows` sentences, rounded up to a multiple of the mesh's shards.
     """
@@ -103,12 +103,12 @@ def decode_program(
 
 # ---------------------------------------------------------------- memory of a device, by kind
 
-# Metrics of a step that training sums up on the device over the whole run.
+# Metrics of a step that training sums on the device over the whole run.
 _SUMMED = ("expert_loads", "data_counts")
 
 
 def parameter_counts(params: Any) -> dict[str, int]:
-    """Counts the parameters of all devices by kind: experts, embeddings, attention, the rest."""
+    """Counts parameters over all devices by kind: experts, embeddings, attention, the rest."""
     found = Counter[str]()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         found[_kind(names_of(path))] += math.prod(leaf.shape)
@@ -128,9 +128,9 @@ def _kind(names: list[str]) -> str:
 
 
 def given_bytes(params: Any, optimizer: Any) -> dict[str, int]:
-    """Returns bytes a device of weights and optimizer state, by their shardings, unpadded.
+    """Returns bytes per device of weights and optimizer state, by shardings, without padding.
 
-    "replicated weights" are all but the experts', also where fsdp shards them.
+    "replicated weights" are all but the experts', even if fsdp shards them.
     """
     found = {"replicated weights": 0, "expert weights": 0}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -140,14 +140,14 @@ def given_bytes(params: Any, optimizer: Any) -> dict[str, int]:
 
 
 def shard_bytes(leaf: Any) -> int:
-    """Returns the bytes of one device's shard of an array or shape."""
+    """Returns the bytes of one device's shard of an array or a shape."""
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def kept_bytes(program: PlannedProgram) -> int:
-    """Returns the bytes a device that training keeps apart from the state: metrics of steps.
+    """Returns the bytes per device that training keeps besides the state: metrics of steps.
 
-    They are one sum of the counts by direction and expert, and the others since the last log row.
+    These are one sum of counts by direction and expert, and others since the last log row.
     """
     if program.optimizer is None:
         return 0
@@ -162,9 +162,9 @@ def kept_bytes(program: PlannedProgram) -> int:
 
 
 def bytes_by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, int]:
-    """Returns kind -> bytes a device, from `given`, `memory_analysis()` and `kept`.
+    """Returns kind -> bytes per device, from `given`, `memory_analysis()` and `kept`.
 
-    The result of a training step replaces its arguments; results that do not are temporaries here.
+    The result of a training step replaces its arguments; other results count as temporaries.
     "batch" includes the padding of all arguments.
     """
     added = stats.output_size_in_bytes - stats.alias_size_in_bytes
@@ -178,7 +178,7 @@ def bytes_by_kind(given: Mapping[str, int], stats: Any, kept: int) -> dict[str, 
 
 
 def out_of_memory(message: str) -> str | None:
-    """Returns a compiler's message in one line; None where it is another error."""
+    """Returns a compiler's message about memory in one line, or None for another error."""
     if "RESOURCE_EXHAUSTED" not in message and "Ran out of memory" not in message:
         return None
     first = next(line.strip() for line in message.splitlines() if line.strip())
@@ -186,7 +186,7 @@ def out_of_memory(message: str) -> str | None:
 
 
 def too_much(by_kind: Mapping[str, int], available: int) -> str:
-    """Returns the same of a compiled program whose bytes exceed a device's."""
+    """Returns such a message for a compiled program that exceeds a device's bytes."""
     needed = sum(by_kind.values())
     most = max(by_kind, key=lambda kind: by_kind[kind])
     return (
@@ -196,9 +196,9 @@ def too_much(by_kind: Mapping[str, int], available: int) -> str:
 
 
 def advice(program: PlannedProgram, given: Mapping[str, int]) -> list[str]:
-    """Returns changes of a config that reduce a program's memory, the most useful first."""
+    """Returns changes of the config that reduce a program's memory, the most useful first."""
     model, training = program.parts.model, program.optimizer is not None
-    # In training replicated weights have gradients of the same size.
+    # In training, replicated weights have gradients of the same size.
     less = (1 + training) * given["replicated weights"]
     drops = model.moe is None or None not in (
         getattr(model.encoder_experts, "eval_capacity_factor", 0),

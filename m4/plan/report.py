@@ -1,4 +1,4 @@
-"""The report of a plan: one table, on the terminal and as a page of Markdown."""
+"""The report of a plan: one table, on the terminal and as a Markdown page."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ TOTALS = {
     "executed": "executed, by arithmetic",
     "traced": "executed, in the traced program",
 }
-# The least and the most of a step by the time model over the paper's (docs/pod.md).
+# Least and greatest ratio of a step's time by the model to the paper's (docs/pod.md).
 ERROR = {"512 and 2,048 experts": (1.16, 1.39), "128": (2.15, 2.57)}
 
 
 class Report(NamedTuple):
-    """A titled table, with a verdict of one line and notes; the first row is the header."""
+    """A titled table with a one-line verdict and notes; the first row is the header."""
 
     title: str
     verdict: str
@@ -56,7 +56,7 @@ def report(facts: Mapping[str, Any]) -> Report:
 
 
 def verdict(facts: Mapping[str, Any]) -> str:
-    """Says in one line whether the program fits."""
+    """Returns one line on whether the program fits."""
     if "refused" in facts:
         return f"does not fit: {facts['refused']['message']}"
     used, there = sum(facts["memory_bytes"].values()), facts["device_bytes"]
@@ -83,7 +83,7 @@ def show(made: Report, console: Console) -> None:
 
 
 def write(made: Report, stem: Path, facts: Any) -> list[Path]:
-    """Writes stem.json, the facts, and stem.md, the report; returns both paths."""
+    """Writes the facts as stem.json and the report as stem.md; returns both paths."""
     head, *rest = ("| " + " | ".join(map(in_markdown, row)) + " |" for row in made.rows)
     lines = [f"# {in_markdown(made.title)}", "", in_markdown(made.verdict), "", head,
              "| --- |" + " ---: |" * (len(made.rows[0]) - 1), *rest, "",
@@ -95,12 +95,12 @@ def write(made: Report, stem: Path, facts: Any) -> list[Path]:
 
 
 def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
-    """Returns the figures that follow from the time model; None where there is no time.
+    """Returns the figures that follow from the time model, or None without a time.
 
-    Of training: tokens a second, all rows full (`tokens_per_second` is of both sides), days,
-    device-years and chip-hours to 10^12 source tokens, and model FLOPs over the peak. Of decoding,
-    if the search takes all steps that it may: seconds of a batch, sentences a second with full
-    batches of the longest sources, and chip-hours for 10^6 sentences.
+    For training with full rows: tokens per second (`tokens_per_second` counts both sides), days,
+    device-years and chip-hours to 10^12 source tokens, and model FLOPs over the peak. For decoding
+    with as many steps as allowed: seconds per batch, sentences per second with full batches of the
+    longest sources, and chip-hours for 10^6 sentences.
     """
     seconds = {name: part["total"] for name, part in facts.get("seconds", {}).items()}
     if not seconds or None in seconds.values():
@@ -127,7 +127,7 @@ def costs(facts: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def time_notes(machine: Machine) -> list[str]:
-    """Says how the time model computes, and how far it was from measurements."""
+    """Describes how the time model computes, and its error against measurements."""
     compute = (
         "the compiler's estimate of cycles at the chip's clock"
         if machine.chip.clock_hz
@@ -264,7 +264,7 @@ TOKENS = 10**12
 
 
 class PaperRow(NamedTuple):
-    """One model of Table 3 as printed, and its size of Table 1; None: the paper gives none."""
+    """One model of Table 3 as printed, with its size from Table 1, or None if not given."""
 
     model: str
     config: str
@@ -274,7 +274,7 @@ class PaperRow(NamedTuple):
     batch_tokens: int
     core_years: str | None
     days: str | None
-    tokens: int = TOKENS  # that its days and core-years are for
+    tokens: int = TOKENS  # for its days and core-years
 
 
 TABLE3 = (
@@ -291,12 +291,12 @@ TABLE3 = (
 
 
 def paper_row_of(config: str) -> PaperRow | None:
-    """Returns the row of the model in the config of this name (a file's stem)."""
+    """Returns the row of the model with the config of this name (a file's stem)."""
     return next((row for row in TABLE3 if row.config == config), None)
 
 
 def paper_model(facts: Mapping[str, Any]) -> PaperRow | None:
-    """Returns the paper's row of this model; None if it has none, or the sizes were changed.
+    """Returns the paper's row of this model, or None if it has none or sizes were changed.
 
     The paper excludes embeddings and softmax, up to 7%; over 10% off is another model.
     """
@@ -307,7 +307,7 @@ def paper_model(facts: Mapping[str, Any]) -> PaperRow | None:
 
 
 def paper_step(facts: Mapping[str, Any]) -> PaperRow | None:
-    """Returns the paper's row of this step: its model, cores and batch, unchanged; else None."""
+    """Returns the paper's row if model, cores and batch are unchanged, otherwise None."""
     row, batch = paper_model(facts), facts["batch"]
     if row is None or facts.get("label") or not facts["topology"].startswith("v3:"):
         return None

@@ -1,13 +1,13 @@
 """Beam search as one `lax.while_loop`, with the semantics of T5X's `decoding.beam_search`.
 
-B sentences (batch), K beams, T target length, V vocabulary; a trailing 2K or 3K is a set of
-candidates. Live beams are the hypotheses that have not ended, finished beams those with an EOS.
+Axes: B sentences (batch), K beams, T target length, V vocabulary; a trailing 2K or 3K is a set of
+candidates. Live beams are hypotheses that have not ended, finished beams are those with an EOS.
 Both sets are kept in ascending order, so that the best of each is at [:, -1].
 
 Each step takes the 2K best of the K*V continuations: those with EOS compete for the finished set by
-score = log-probability / length_penalty(alpha, tokens incl. EOS), the K best others live on. The
-loop ends when no live beam of any row can still beat the worst of K finished ones. Until then a row
-that is done is searched further, but its finished set cannot change: rows do not influence each
+score = log-probability / length_penalty(alpha, tokens incl. EOS); the K best others stay live. The
+loop ends when no live beam of any row can still beat the worst of K finished ones. Until then, a
+row that is done is searched on, but its finished set cannot change, so rows do not influence each
 other.
 """
 
@@ -25,21 +25,21 @@ from jax.typing import ArrayLike
 from m4.parallel.mesh import split_axes
 
 NEG_INF = -1.0e7  # "minus infinity" that survives float32 sums; part of T5X's contract
-# Cache leaves without a beam axis: the beams of a sentence share what depends on the source only.
+# Cache leaves without a beam axis: what depends only on the source is shared by a sentence's beams.
 _BEAMLESS = (
     "cached_bias", "position_embedder_index", "cache_index", "cross_key", "cross_value"
 )  # fmt: skip
-# Numbers of a chunk of `top_k`.
+# Size of a chunk of `top_k`.
 _LARGEST_CHUNK, _SMALLEST_CHUNK = 128, 16
 
 
 class DecodingState(NamedTuple):
     """The state that a model may look at when it scores the next token."""
 
-    cur_index: Array  # scalar int32, the number of steps done
+    cur_index: Array  # scalar int32, number of steps done
     sequences: Array  # int32 [B*K, T+1], live hypotheses; column 0 is the start token 0
     cur_token: Array  # int32 [B*K, 1], the last token of each
-    cache: Mapping[str, Any]  # arrays with leading axis B*K, but for the leaves without beams
+    cache: Mapping[str, Any]  # arrays with leading axis B*K, except the leaves without beams
 
 
 TokensToLogits = Callable[[DecodingState], tuple[Array, Mapping[str, Any]]]
@@ -48,7 +48,7 @@ TokensToLogits = Callable[[DecodingState], tuple[Array, Mapping[str, Any]]]
 class _Search(NamedTuple):
     step: Array  # scalar int32
     live_logp_BK: Array
-    live_BKT: Array  # T+1 columns, as all sequences inside the search
+    live_BKT: Array  # T+1 columns, like all sequences inside the search
     finished_score_BK: Array
     finished_BKT: Array
     is_finished_BK: Array  # False marks an empty slot of the finished set
@@ -83,12 +83,12 @@ def reorder_cache(cache: Any, beam_BK: Array) -> Any:
         return cache
 
     def gathered(old_BK: Array, beam_BK: Array) -> Array:
-        # Top-k's indices need no check.
+        # Indices from top-k need no check.
         return jnp.take_along_axis(old_BK, beam_BK, axis=1, mode="promise_in_bounds")
 
     def selected(old_BK: Array, beam_BK: Array) -> Array:
-        # On a CPU the loop over a row's numbers is one of vectors, and is part of the write that
-        # comes next; a gather looks up the index of every number.
+        # On a CPU, the loop over a row's numbers is vectorised and fused with the write that
+        # follows; a gather would look up the index of every number.
         new_BK = jnp.broadcast_to(old_BK[:, :1], old_BK.shape)
         for beam in range(1, beams):
             new_BK = jnp.where(beam_BK == beam, old_BK[:, beam : beam + 1], new_BK)
@@ -106,7 +106,7 @@ def reorder_cache(cache: Any, beam_BK: Array) -> Any:
 
 
 def grow_cache(cache: Any, length: int) -> Any:
-    """Makes room for keys and values [rows, N, R, D] of `length` positions, zeros in new ones."""
+    """Extends keys and values [rows, N, R, D] to `length` positions, with zeros."""
 
     def grow(path: tuple[Any, ...], x: Array) -> Array:
         if _leaf_name(path) not in ("cached_key", "cached_value"):
@@ -119,7 +119,7 @@ def grow_cache(cache: Any, length: int) -> Any:
 def top_k(x_BN: Array, k: int) -> tuple[Array, Array]:
     """Returns values and indices [B, k], the largest first, ties by the lowest index.
 
-    Over a mesh each device takes its local rows: where the partitioner decides, it may bring all
+    Over a mesh, each device takes its local rows. Left to itself, the partitioner may send all
     rows, B * K * V numbers, to every device at every step (it does on CPU, jax 0.10.2).
     """
     mesh = jax.sharding.get_abstract_mesh()
@@ -147,8 +147,8 @@ def _on_a_device(x_BN: Array, k: int) -> tuple[Array, Array]:
 def _by_chunks(x_BN: Array, k: int, chunk: int) -> tuple[Array, Array]:
     """Returns the top k from k chunks of each row, those with the largest maxima.
 
-    Each number of another chunk has k before it, the maxima of these: larger, or as large with a
-    lower index. CPUs find maxima in one quick pass, where `lax.top_k` keeps a heap.
+    Any number of another chunk has the maxima of these k chunks before it: they are larger, or
+    equal with a lower index. CPUs find maxima in one quick pass, while `lax.top_k` keeps a heap.
     """
     x_BCc = x_BN.reshape(x_BN.shape[0], -1, chunk)
     _, chunk_Bk = lax.top_k(jnp.max(x_BCc, axis=2), k)
@@ -177,14 +177,14 @@ def _continuations(
 ) -> tuple[Array, Array, Array]:
     """Returns log-probabilities, tokens and parents of the best continuations, [B, 2K].
 
-    2K, because K of them may end here and K must live on. Where a row's next token is forced (not
-    0) all have it.
+    There are 2K, because K of them may end here and K must live on. If a row's next token is forced
+    (not 0), all have it.
     """
     batch, beams, vocab = logp_BKV.shape
     logp_BKV = logp_BKV + search.live_logp_BK[:, :, None]
     logp_B2K, flat_B2K = top_k(logp_BKV.reshape(batch, -1), 2 * beams)
     parent_B2K, token_B2K = flat_B2K // vocab, flat_B2K % vocab
-    # Inside a forced prefix one candidate of a row is alive: equal beams would stay equal.
+    # Inside a forced prefix, only one candidate of a row is live: equal beams would stay equal.
     only_first_B2K = jnp.where(jnp.arange(2 * beams) == 0, 0.0, NEG_INF)[None]
     logp_B2K = jnp.where(forced_B1 == 0, logp_B2K, only_first_B2K)
     token_B2K = jnp.where(forced_B1 == 0, token_B2K, forced_B1)
@@ -199,15 +199,15 @@ def constrained(
     min_length: int = 0,
     no_repeat_ngram: int = 0,
 ) -> Array:
-    """Returns the next token's log-probabilities, -inf for tokens that may not come.
+    """Returns the next token's log-probabilities, with -inf for forbidden tokens.
 
-    The others are as they were, not normalised again: a translation's score stays the model's.
-    Nothing comes from -inf: a search has empty slots of `NEG_INF`, which are better.
+    The others are not renormalised, so a translation's score stays the model's. A token at -inf is
+    never chosen: empty slots of the search have `NEG_INF`, which is better.
 
     Args:
-      sequences_BKT: int32, T+1 columns: the start token, then `step` tokens.
-      min_length: tokens before EOS.
-      no_repeat_ngram: n; no n tokens come twice in a hypothesis. 0: they may.
+      sequences_BKT: int32 with T+1 columns: the start token, then `step` tokens.
+      min_length: Minimum number of tokens before EOS.
+      no_repeat_ngram: Size n of n-grams that may not repeat in a hypothesis; 0 allows all.
     """
     if min_length:
         early_V = (jnp.arange(logp_BKV.shape[-1]) == eos_id) & (step < min_length)
@@ -254,24 +254,24 @@ def beam_search(
     """Returns the `num_decodes` best sequences of every row, like T5X's `decode_fn`.
 
     Args:
-      inputs: int [B, T]; nonzero tokens from column 1 on are a prefix that is forced (score 0).
-        Column 0 is the start token, 0.
-      cache: nested mapping of arrays with B rows, expanded to B*K by leaf name (`expand_cache`).
-      num_decodes: K. 1 is greedy search.
-      stages: lengths of the cache, ascending, even but for the last, T: it grows with the
-        sequences, so that attention and reordering read no more than there is. Defaults to T alone.
-      min_length, no_repeat_ngram: As of `constrained`. A forced prefix comes whatever they say.
+      inputs: int [B, T]. Column 0 is the start token, 0; nonzero tokens after it are a forced
+        prefix (score 0).
+      cache: Nested mapping of arrays with B rows, expanded to B*K by leaf name (`expand_cache`).
+      num_decodes: Number of beams, K; 1 is greedy search.
+      stages: Ascending lengths of the cache, all even except the last, T. The cache grows with the
+        sequences, so that attention and reordering read only what is filled. Defaults to (T,).
+      min_length, no_repeat_ngram: See `constrained`. A forced prefix may break both.
 
     Returns:
-      (int32 [B, K, T], float32 [B, K]): sequences without the start token, EOS kept and zeros
-      after it; scores ascending, the best last. Slots that no hypothesis filled are zeros with
-      score -1e7. A row without any finished hypothesis gives its live ones and their
-      log-probabilities, not normalised by length.
+      (int32 [B, K, T], float32 [B, K]): sequences without the start token, with EOS and zeros
+      after it; ascending scores, the best last. Slots without a hypothesis are zeros with score
+      -1e7. A row without a finished hypothesis gives its live ones and their log-probabilities,
+      not normalised by length.
     """
     assert alpha >= 0, f"{alpha}: the stopping rule needs a penalty that grows with length"
     inputs_BT = jnp.asarray(inputs, jnp.int32)
     (batch, length), beams = inputs_BT.shape, num_decodes
-    # Column t is the token of position t that is forced; 0: none.
+    # Column t is the forced token of position t, or 0.
     forced_BT = jnp.pad(inputs_BT, ((0, 0), (0, 1)))
     # T5X counts the start token here, so the bound on a live score is the penalty of length + 1.
     largest_penalty = length_penalty(alpha, length + 1)
@@ -312,7 +312,7 @@ def beam_search(
             step + 1, live_logp_BK, live_BKT, finished_score_BK, finished_BKT, is_finished_BK, cache
         )
 
-    # One live beam a row, of the start token 0; none is finished.
+    # One live beam per row, with the start token 0; none is finished.
     zeros_BKT = jnp.zeros((batch, beams, length + 1), jnp.int32)
     first_K = jnp.where(jnp.arange(beams) == 0, 0.0, NEG_INF).astype(jnp.float32)
     search = _Search(
@@ -324,13 +324,13 @@ def beam_search(
         is_finished_BK=jnp.zeros((batch, beams), bool),
         cache=expand_cache(cache, beams),
     )
-    for stage in stages:  # a loop for each, whose arrays have one shape
+    for stage in stages:  # one loop per stage, whose arrays have one shape
 
         def within(search: _Search, stage: int = stage) -> Array:
             return (search.step < stage) & continues(search)
 
-        # Of two steps in a round each writes the beams into the other one's memory, where after a
-        # single one they would be copied back. A step after the last changes nothing (see above).
+        # With two steps per iteration, each writes the beams into the other's buffer; after a
+        # single step they would be copied back. An extra last step changes nothing (see above).
         rounds = advance if stage % 2 else lambda search: advance(advance(search))
         search = search._replace(cache=grow_cache(search.cache, stage))
         search = lax.while_loop(within, rounds, search)

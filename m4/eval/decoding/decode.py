@@ -1,8 +1,8 @@
-"""Sentences in, translations out: batches by length, one compiled program a length.
+"""Translation of sentences: batches by length, with one compiled program per length.
 
-A translation depends on its sentence, the model and the settings, never on the other sentences of
-the call: a sentence's padded length and the limit of its translation follow from its own length,
-beam search keeps rows apart, and routing in evaluation drops no token.
+A translation depends on its sentence, the model and the settings, never on other sentences of the
+call: its own length decides the padded length and the limit of the translation, beam search keeps
+rows apart, and routing in evaluation drops no token.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError, SettingError
 
 SHORTEST_BUCKET = 16
-# On a CPU as many batches are searched at once as there are cores, up to this many
+# Maximum number of batches searched at once on a CPU, one per core
 # (docs/performance.md, "Decoding on a CPU").
 MOST_AT_ONCE = 2
-# Of a call that is one batch each core has a part, of no fewer hypotheses than these
+# A call of one batch is split over the cores, into parts of at least this many hypotheses
 # (docs/performance.md, "Next to peers").
 FEWEST_HYPOTHESES = 16
 
-# (index of the source, its pieces, the most that are taken)
+# (index of the source, its pieces, maximum of pieces)
 OnCut = Callable[[int, int, int], None]
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
@@ -52,7 +52,7 @@ class Pieces(Protocol):
 
 
 class Batch(NamedTuple):
-    """Sources of one bucket: their indices in the caller's list, and int32 [B, L], B >= rows."""
+    """Sources of one bucket: indices in the caller's list, and int32 [B, L] with B >= rows."""
 
     rows: list[int]
     tokens_BL: np.ndarray
@@ -66,7 +66,7 @@ OnBatch = Callable[[Batch, np.ndarray], None]
 class TrainedModel:
     """A trained model and how it translates.
 
-    Several processes all translate the same sources, and all get the result.
+    All processes translate the same sources together, and all get the result.
     """
 
     model: nn.Module  # with T5X's contract (`m4.model.transformer`)
@@ -74,24 +74,24 @@ class TrainedModel:
     vocabulary: Pieces
     decoding: Decoding = DEFAULTS
     layout: Layout | None = None  # mesh of the parameters; defaults to one device
-    # Target language -> its factor of the limit of tokens, where it is more than 2
+    # Target language -> its factor in the limit of tokens, if that is more than 2
     # (`Cache.length_factors`).
     factors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class BatchCounts:
-    """`decode`'s `on_batch`: counts sentences and tokens, and the places of their batches.
+    """Counter of sentences, tokens and batch positions, for `on_batch` of `translations`.
 
-    A batch [B, L] of sources and [B, T] of translations, T the longest one's tokens, has B * (L+T)
-    places, also of padding and of rows that only fill it up.
+    A batch [B, L] of sources and [B, T] of translations, T for the longest one, has B * (L+T)
+    positions, including padding and filler rows.
     """
 
     sentences: int = 0
     tokens: int = 0  # tokens of translations, with EOS
     real: int = 0  # tokens of sources and translations
-    places: int = 0  # places of the batches
-    # Rows whose translation reached the limit of its length, with this limit.
+    places: int = 0  # positions of the batches
+    # Limit of tokens -> number of translations that reached it.
     unended: list[tuple[int, int]] = field(default_factory=list)
     start: float = field(default_factory=time.monotonic)
 
@@ -113,7 +113,7 @@ class BatchCounts:
         return max(time.monotonic() - self.start, 1e-9)
 
     def said(self) -> str:
-        """Returns the line for the job's end: "2,011 sentences, 34,112 tokens in 61.0 s: ..."."""
+        """Returns a summary of a job: "2,011 sentences, 34,112 tokens in 61.0 s: ..."."""
         seconds = self.seconds
         return (
             f"{self.sentences:,} sentences, {self.tokens:,} tokens in {seconds:,.1f} s: "
@@ -127,18 +127,18 @@ class Translations(NamedTuple):
 
     texts: list[str]
     scores: list[float]  # log-probability over length penalty of each (docs/decoding.md)
-    # With MBR, the mean metric of each against the others, percent.
+    # With MBR, each one's mean metric against the others, in percent.
     utilities: list[float] | None = None
 
 
 def as_json(found: Translations) -> dict[str, Any]:
-    """Returns a source's translations as an object of a line of JSON."""
+    """Returns a source's translations as an object for a JSON line."""
     said: dict[str, Any] = {"translations": found.texts, "scores": found.scores}
     return said if found.utilities is None else {**said, "utilities": found.utilities}
 
 
 def default_buckets(max_source_length: int) -> list[int]:
-    """Returns 16, 32, 64, ... and the maximum: few programs to compile, at most half padding."""
+    """Returns lengths 16, 32, 64, ... and the maximum: few programs, and at most half padding."""
     lengths = [SHORTEST_BUCKET]
     while lengths[-1] < max_source_length:
         lengths.append(2 * lengths[-1])
@@ -146,7 +146,7 @@ def default_buckets(max_source_length: int) -> list[int]:
 
 
 def target_limit(source_length: int, settings: Decoding, factor: int = LEAST_FACTOR) -> int:
-    """Returns the most tokens, with EOS, that a translation of a bucket's sentences may have.
+    """Returns the maximum tokens, with EOS, of a translation of a bucket's sentences.
 
     `factor` is the target language's (`m4.data.cache.tokens`).
     """
@@ -155,7 +155,7 @@ def target_limit(source_length: int, settings: Decoding, factor: int = LEAST_FAC
 
 
 def cut_said(limits: Mapping[int, int], settings: Decoding, factors: Mapping[str, int]) -> str:
-    """Returns what is said of translations that reach their limit: {limit: translations}."""
+    """Returns the message on translations that reached their limit: {limit: translations}."""
     count = sum(limits.values())
     spare = SPARE_TOKENS + settings.min_length
     shown = " to ".join(map(str, sorted({min(limits), max(limits)})))
@@ -174,10 +174,10 @@ def batches(
     batch_rows: int,
     factors: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Yields full batches of sources of similar length, longest first, one shape a bucket.
+    """Yields full batches of sources of similar length, longest first, with one shape per bucket.
 
-    A last batch is filled up with its last source: padding rows would search to the length limit.
-    All of a batch have the same factor.
+    The last batch is filled with its last source, as padding rows would search to the length limit.
+    All sources of a batch have the same factor.
     """
     by_bucket: dict[tuple[int, int], list[int]] = {}
     for row in sorted(range(len(sources)), key=lambda row: -len(sources[row])):
@@ -191,7 +191,7 @@ def batches(
 
 
 def padded(ids: Sequence[Sequence[int]], chosen: Sequence[int], rows: int, width: int) -> Any:
-    """Returns the chosen ids as int32 [rows, width], filled up with the last of them."""
+    """Returns the chosen ids as int32 [rows, width]; the last one fills the other rows."""
     found = np.zeros((rows, width), np.int32)
     for b in range(rows):
         one = ids[chosen[min(b, len(chosen) - 1)]]
@@ -200,10 +200,10 @@ def padded(ids: Sequence[Sequence[int]], chosen: Sequence[int], rows: int, width
 
 
 def batches_at_once(layout: Layout | None = None) -> int:
-    """Returns how many batches are searched at once: several on one CPU of many cores.
+    """Returns how many batches are searched at once: several on a CPU with several cores.
 
-    No threads over a mesh, the caller's too: programs of the processes must come in one order, and
-    Ctrl-C must reach a process that waits for the others. An accelerator has one queue anyway.
+    A mesh allows no threads: programs of all processes must come in one order, and Ctrl-C must
+    reach a process that waits for the others. An accelerator has one queue anyway.
     """
     whole = layout is None and jax.sharding.get_abstract_mesh().empty
     on_cpu = jax.default_backend() == "cpu"
@@ -213,11 +213,11 @@ def batches_at_once(layout: Layout | None = None) -> int:
 def searched(
     found_for: Callable[[_Part], _Result], coming: Iterable[_Part], at_once: int
 ) -> Generator[tuple[_Part, _Result], None, None]:
-    """Yields each batch and what was found for it, in order.
+    """Yields each batch and its result, in order.
 
-    `at_once` threads search, since JAX runs one thread's programs one after the other; with 1 the
-    caller's does. At most `at_once + 1` batches wait; after an error, or when this is closed, those
-    that have not begun are not searched.
+    `at_once` threads search, since JAX runs one thread's programs one after the other; 1 means the
+    caller's thread. At most `at_once + 1` batches wait. After an error, or when the generator is
+    closed, batches that have not begun are dropped.
     """
     if at_once == 1:
         for batch in coming:
@@ -243,13 +243,13 @@ def _search_batch(
     directions: Sequence[int] | None,
     batch: Batch,
 ) -> tuple[jax.Array, jax.Array]:
-    """Searches a batch; prefixes and directions are those of all sources, or None without any."""
+    """Searches a batch; prefixes and directions are given for all sources, or None."""
     tokens_BL, settings = batch.tokens_BL, trained.decoding
     given, limit = {"encoder_input_tokens": tokens_BL}, settings.max_target_length
     if prefixes is None:
         limit = target_limit(tokens_BL.shape[1], settings, batch.factor)
     else:
-        # Column 0 is the start token; a row that fills the batch up has its last one's.
+        # Column 0 is the start token; filler rows repeat the last row's prefix.
         begins = [[0, *each] for each in prefixes]
         given["inputs_BT"] = padded(begins, batch.rows, len(tokens_BL), limit)
     if settings.sampling is not None:
@@ -269,7 +269,7 @@ def _search_batch(
 
 
 def directions_for(model: Any, directions: Sequence[int] | None) -> Sequence[int] | None:
-    """Returns the directions of sources, or None for a model that does not look at them."""
+    """Returns the directions of sources, or None for a model that ignores them."""
     by_task = getattr(model, "by_task", False)
     if by_task and directions is None:
         raise InputError("this model's experts depend on the direction: it must be given")
@@ -277,7 +277,7 @@ def directions_for(model: Any, directions: Sequence[int] | None) -> Sequence[int
 
 
 def direction_B(directions: Sequence[int], rows: Sequence[int], size: int) -> np.ndarray:
-    """Returns the directions of a batch's rows, filled up with the last one."""
+    """Returns the directions of a batch's rows; the last one fills the other rows."""
     found = [directions[row] for row in rows]
     return np.array(found + found[-1:] * (size - len(found)), np.int32)
 
@@ -296,7 +296,7 @@ def encoded_sources(
 def _encoded_prefixes(
     vocabulary: Pieces, prefixes: Sequence[str] | None, count: int, settings: Decoding
 ) -> list[list[int]] | None:
-    """Returns the pieces of each source's prefix, or None where no source has one."""
+    """Returns the pieces of each source's prefix, or None if no source has one."""
     texts = [settings.prefix or ""] * count if prefixes is None else list(prefixes)
     if len(texts) != count:
         raise InputError(f"{len(texts)} prefixes for {count} lines: must be as many")
@@ -313,10 +313,10 @@ def _encoded_prefixes(
 def utilities(
     candidates: Sequence[str], metric: Metric, language: str, source: str = ""
 ) -> np.ndarray:
-    """Returns each candidate's mean metric with every candidate as reference, percent: [K].
+    """Returns each candidate's mean metric, in percent, with every candidate as reference: [K].
 
-    It is negative where lower is better (minimum Bayes risk: Kumar and Byrne 2004; Eikema and Aziz
-    2020). Equal candidates count as often as they come.
+    It is negated if lower is better (minimum Bayes risk: Kumar and Byrne 2004; Eikema and Aziz
+    2020). Equal candidates count as often as they occur.
     """
     count = len(candidates)
     hypotheses = [each for each in candidates for _ in candidates]
@@ -330,12 +330,12 @@ def utilities(
 def _ranked(
     trained: TrainedModel, sources: Sequence[str], found: tuple[jax.Array, jax.Array]
 ) -> tuple[list[Translations], np.ndarray]:
-    """Returns the translations of a batch, and the best ids of every row, int32 [B, T]."""
+    """Returns the translations of a batch, and the best ids of each row, int32 [B, T]."""
     settings, (sequences_BKT, score_BK) = trained.decoding, map(np.asarray, found)
     results, first = [], [0] * len(sequences_BKT)
     for row, source in enumerate(sources):
         sequences_KT, score_K = sequences_BKT[row], score_BK[row]
-        # A slot that no hypothesis filled is left out.
+        # A slot without a hypothesis is left out.
         kept = [k for k, score in enumerate(score_K) if k == 0 or score > NEG_INF / 2]
         texts = trained.vocabulary.decode(sequences_KT[kept].tolist())
         scores, gains = [float(score_K[k]) for k in kept], None
@@ -355,13 +355,13 @@ def warn_of_cut(index: int, pieces: int, limit: int) -> None:
 
 
 def warn(text: str) -> None:
-    """Prints a line on stderr, or nothing where it is closed."""
+    """Prints a line on stderr, unless that is closed."""
     if sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)
 
 
 def parts_of_a_batch(rows: int, beams: int, layout: Layout | None = None) -> int:
-    """Returns how many parts of one batch are searched at once: one a core if large enough."""
+    """Returns how many parts of one batch are searched at once: one per core if large enough."""
     at_once = batches_at_once(layout)
     return at_once if rows * beams >= at_once * FEWEST_HYPOTHESES else 1
 
@@ -377,13 +377,13 @@ def translations(
 ) -> list[Translations]:
     """Translates tagged sources ("<2en> ola mundo"); the result is in their order.
 
-    A batch, also the last one, has `decoding.batch_rows` sentences, or over a mesh as many more as
-    divide over it. Where they are more than all sources, it has each core's part of them.
+    A batch, also the last one, has `decoding.batch_rows` sentences, rounded up so that they divide
+    over a mesh. If all sources are fewer, they are split over the cores.
 
     Args:
         prefixes: Text that each translation begins with. Defaults to `decoding.prefix`.
-        directions: Number of each source's direction among those of training, for gates by task.
-        on_cut: Called for a source that is too long.
+        directions: Index of each source's direction in training, for gates by task.
+        on_cut: Called for each source that is too long.
         on_batch: Called after every batch with it and its translations, int32 [B, T].
 
     Raises:

@@ -1,4 +1,4 @@
-"""Looks at one sentence in a model: its pieces, the experts that they chose, and attention."""
+"""One sentence inside a model: its pieces, the experts that they chose, and attention."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,9 +22,9 @@ from m4.train.step import apply_model
 
 
 class Explanation(NamedTuple):
-    """A sentence and its translation in a model.
+    """A sentence and its translation inside a model.
 
-    In the decoder, token t writes piece t of the translation and reads the piece before.
+    In the decoder, position t writes piece t of the translation and reads the piece before it.
     """
 
     text: str  # the translation
@@ -51,9 +51,9 @@ class Explanation(NamedTuple):
 
 
 def explain(translator: Translator, line: str, to: str) -> Explanation:
-    """Translates a line, cut to the model's sources, and looks at the model in one pass over both.
+    """Translates a line, cut to the model's maximum, and inspects one pass over both texts.
 
-    InputError: the line is empty, or the model does not translate into `to`.
+    Raises InputError if the line is empty, or the model does not translate into `to`.
     """
     check_language(to, translator.languages)
     if not (text := translator.normalise(line)).strip():
@@ -72,7 +72,7 @@ def explain(translator: Translator, line: str, to: str) -> Explanation:
     looked = run_model(translator.layout, what, _look, model, params, arrays)
     choices, weights = jax.device_get(looked)
     source, target = (ids[0][ids[0] > 0] for ids in (tokens_BL, best_BT))
-    length = {"e": len(source), "d": len(target)}  # of a layer of the encoder, or the decoder
+    length = {"e": len(source), "d": len(target)}  # name of a layer of the encoder or the decoder
     experts = {
         layer: [
             {int(e): float(w) for e, w, slot in zip(*token, strict=True) if slot >= 0}
@@ -88,7 +88,7 @@ def explain(translator: Translator, line: str, to: str) -> Explanation:
     pieces = []
     for role, numbers in zip(ROLES, (source, target), strict=True):
         names = getattr(both, role, both).pieces
-        # An untrained model writes ids without a piece, too: embeddings have a multiple of rows.
+        # An untrained model may write ids without a piece, as embeddings have additional rows.
         pieces.append([names[n] if n < len(names) else f"<{n}>" for n in numbers])
     return Explanation(found.texts[0], pieces[0], pieces[1], experts, attention)
 

@@ -1,9 +1,9 @@
-"""Files of hypotheses: the test sets of all directions, translated, and what made each.
+"""Files of hypotheses: translated test sets of all directions, and a note on how each was made.
 
-And translations as T5X's inference writes them, a line of JSON an example. With one translation an
-example it is T5X's mode `predict`: {"inputs": {"inputs_pretokenized": ...}, "prediction": text}.
-With several (`Decoding.n_best`) it is `predict_with_aux` of all decodes: the prediction is a list,
-the best one last, and {"aux": {"scores": ...}} follows.
+Translations can also be written as T5X's inference does, one JSON line per example. One translation
+per example is T5X's mode `predict`: {"inputs": {"inputs_pretokenized": ...}, "prediction": text}.
+Several (`Decoding.n_best`) are `predict_with_aux` of all decodes: the prediction is a list, the
+best one last, and {"aux": {"scores": ...}} follows.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from m4.settings import InputError, some
 from m4.storage.files import read_json, read_jsonl, whole, whole_folder, write_json, write_jsonl
 from m4.storage.records import count, listed, number, record, text
 
-# Field of a note: digest of the file of hypotheses as it was written.
+# Field of a note: digest of the file of hypotheses when it was written.
 _DIGEST = "hypotheses_sha256"
-# The other fields that do not change what is searched.
+# Other fields that do not influence the search.
 _NO_SEARCH = (_DIGEST, "step", "config", "vocabulary", "sentences", "sha256", "length_factors",
               "batch_rows", "through")  # fmt: skip
 
@@ -37,11 +37,11 @@ _ROW = record(
     }
 )
 
-# Direction ("en-gl") -> (source, reference), source without a tag; in a test set of its own also
-# more fields of its lines.
+# Direction ("en-gl") -> (source without a tag, reference); a separate test set may have more
+# fields.
 Pairs = Mapping[str, Sequence[tuple[Any, ...]]]
 
-# Takes tagged sources and the direction of each; returns what a line says of each.
+# Takes tagged sources and their directions; returns the fields of a line for each.
 Translate = Callable[[list[str], list[str]], list[dict[str, Any]]]
 
 
@@ -59,17 +59,17 @@ def decode_to_files(
     *,
     sentences_at_once: int = 1024,
 ) -> list[str]:
-    """Translates the test sets of directions and writes one file each; returns the directions done.
+    """Translates test sets and writes one file per direction; returns the directions done.
 
-    A file has a line {"source", "reference", "hypothesis"} a sentence, in order, and appears whole
-    or not at all. `<split>.<direction>.json` next to it says what made it, and its SHA-256. A
-    direction whose file was made with the same settings from the same sentences, and is as it was
-    written, is left as it is. Several processes all call this; the primary one reads and writes.
+    A file has a line {"source", "reference", "hypothesis"} per sentence, in order, and appears
+    whole or not at all. The note `<split>.<direction>.json` has its settings and SHA-256. An
+    unchanged file that was made with the same settings from the same sentences is kept. All
+    processes call this; the primary one reads and writes.
 
     Args:
-        settings: JSON, all that decides the result: step, search, fingerprint of the vocabulary.
-        sentences_at_once: Directions are decoded together up to this many sentences (fuller
-            batches); an interrupted run loses at most these.
+        settings: JSON of everything that decides the result: step, search, vocabulary fingerprint.
+        sentences_at_once: Directions are decoded together, for fuller batches, up to this many
+            sentences. An interrupted run loses at most these.
     """
     folder = Path(folder)
     waiting = missing(folder, split, pairs, settings)
@@ -88,7 +88,7 @@ def decode_to_files(
             ]
             path = hypotheses_path(folder, split, each)
             note = path.with_suffix(".json")
-            note.unlink(missing_ok=True)  # never an old note with new translations
+            note.unlink(missing_ok=True)  # an old note must never stand next to new translations
             write_jsonl(path, rows)
             made_by = _made_by(pairs[each], settings)
             write_json(note, {**made_by, _DIGEST: _digest_of(path)}, indent=1)
@@ -97,7 +97,7 @@ def decode_to_files(
 
 
 def missing(folder: Path, split: str, pairs: Pairs, settings: Mapping[str, Any]) -> list[str]:
-    """Returns the directions that `decode_to_files` would translate, in all processes."""
+    """Returns, in all processes, the directions that `decode_to_files` would translate."""
 
     def is_done(direction: str) -> bool:
         path = hypotheses_path(folder, split, direction)
@@ -123,12 +123,12 @@ def _made_by(pairs: Sequence[tuple[Any, ...]], settings: Mapping[str, Any]) -> d
 
 
 def steps_of(folder: Path, split: str) -> dict[str, int]:
-    """Returns direction -> the step of the checkpoint that its translations were made with."""
+    """Returns direction -> the step of the checkpoint that made its translations."""
     return _noted(folder, split, "step")
 
 
 def configs_of(folder: Path, split: str) -> dict[str, str]:
-    """Returns direction -> what says how its model was made, of gathered translations."""
+    """Returns direction -> config of its model, for gathered translations."""
     return _noted(folder, split, "config")
 
 
@@ -148,14 +148,14 @@ def gather(made: Mapping[str, tuple[Path, str]], folder: Path, split: str) -> No
 
 
 def same_sentences(folder: Path, other: Path, split: str, directions: Iterable[str]) -> bool:
-    """Returns whether the notes of two folders say that they translate the same sentences."""
+    """Returns whether two folders translate the same sentences, by their notes."""
     paths = ([hypotheses_path(at, split, each) for at in (folder, other)] for each in directions)
     notes = ([_read_note(path).get("sha256") for path in both] for both in paths)
     return all(ours == theirs for ours, theirs in notes)
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    """Returns what made a file of hypotheses, or nothing if it was not written to its end."""
+    """Returns the note of a file of hypotheses, or nothing if the file was not completed."""
     try:
         direction = path.name.split(".")[1]
         remedy = f"remove it, and {direction} is translated again"
@@ -171,7 +171,7 @@ def _digest_of(path: Path) -> str:
 def other_search(
     folder: Path, split: str, directions: Iterable[str], search: Mapping[str, Any]
 ) -> str | None:
-    """Returns how translations were searched otherwise than by this `Decoding.search`, or None."""
+    """Describes how translations differ from this `Decoding.search`, or returns None."""
     wanted = _searched(json.loads(json.dumps(search)))
     for path in (hypotheses_path(folder, split, direction) for direction in directions):
         found = search_of(path) or wanted
@@ -183,7 +183,7 @@ def other_search(
 
 
 def search_of(path: Path) -> dict[str, Any] | None:
-    """Returns the `Decoding.search` of a file of hypotheses, or None where no note says it."""
+    """Returns the `Decoding.search` of a file of hypotheses, or None if no note has it."""
     return _searched(_read_note(path)) or None
 
 
@@ -198,9 +198,9 @@ def check_hypotheses(
     remedy: str,
     search: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raises InputError unless translations of all directions are there and as they were written.
+    """Raises InputError unless translations of all directions exist and are unchanged.
 
-    `remedy` is the command that makes them, `search` the `Decoding.search` that must have.
+    `remedy` is the command that makes them, `search` the `Decoding.search` that they must have.
     """
     paths = {direction: hypotheses_path(folder, split, direction) for direction in directions}
     if absent := [direction for direction, path in paths.items() if not path.is_file()]:
@@ -215,12 +215,12 @@ def check_hypotheses(
 
 
 def t5x_line(line: str, found: Translations, to: str) -> str:
-    """Returns a line of text, its translations and their language as one of T5X's lines."""
+    """Returns a line of text with its translations in T5X's format."""
     return _line({"inputs_pretokenized": tag(line, to)}, found.texts, found.scores)
 
 
 def write_tasks(folder: Path, split: str, directions: Iterable[str]) -> list[Path]:
-    """Writes the translated test sets of a folder as T5X's files of its tasks; returns the files.
+    """Writes the translated test sets of a folder as files of T5X's tasks; returns them.
 
     m4 registers the tasks as m4.en_gl, ... (`m4.data.tasks`); for dev the name ends with _dev. The
     files are `folder`/t5x/<task>-predict.jsonl-00000-of-00001 and, empty, .COMPLETED.

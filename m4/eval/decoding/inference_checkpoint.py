@@ -1,4 +1,4 @@
-"""A trained model's checkpoint, opened to be used: its step, note and parameters."""
+"""Opening a trained model's checkpoint for inference: its step, note and parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,16 @@ def restore_params(
     layout: Layout | None = None,
     item: str | None = None,
 ) -> tuple[Any, int, dict[str, Any]]:
-    """Returns the parameters to use of a step, the step, and its note.
+    """Returns the parameters that a step translates with, the step, and its note.
 
-    They are the best ones where training had early stopping, else their average where the optimizer
-    made one, else those of the step. Each device reads its shards only, and several processes all
-    call this.
+    They are the best ones if training had early stopping, otherwise their average if the optimizer
+    made one, otherwise those of the step. Each device reads only its shards; all processes call
+    this.
 
     Args:
-        vocabulary: The one that the model must have been trained with.
+        vocabulary: Vocabulary that the model must have been trained with.
         layout: Sharding of the parameters. Defaults to the first device.
-        item: "params" for those of the step in any case.
+        item: "params" to get those of the step in any case.
     """
     folder, variables = Path(checkpoints), abstract_variables(model)
     while True:
@@ -54,13 +54,13 @@ def restore_params(
                 check_weights(store.folder / str(found), by_path(params))
                 return params, found, note
             except Removed:
-                # Training keeps the last ones only, and there is a newer one now.
+                # Training keeps only the last ones, and has written a newer one.
                 if step is not None or distributed.is_distributed():
                     raise
 
 
 def placed(variables: Any, layout: Layout | None) -> Any:
-    """Returns the parameters as shapes with shardings: the layout's, or the first device."""
+    """Returns shapes of parameters with shardings: the layout's, or the first device."""
     params, here = dict(variables["params"]), jax.sharding.SingleDeviceSharding(jax.devices()[0])
     if layout is None:
         return shapes(params, jax.tree.map(lambda _: here, params))

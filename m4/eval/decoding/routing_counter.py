@@ -1,4 +1,4 @@
-"""Counts of the experts that decoded sentences go to, for a test set's atlas."""
+"""Counts of the experts that decoded sentences choose, for a test set's atlas."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ from m4.train.step import apply_model
 
 
 class RoutingCounter:
-    """Counts assigned choices by direction, MoE layer and expert: `decode`'s `on_batch`.
+    """Counter of assigned choices by direction, MoE layer and expert, for `on_batch`.
 
-    One forward pass over a batch and its translations says them, as in training. The counts are
-    kept in a file of `m4.train.measuring.routing_counts`, which grows with every group of
+    One forward pass over a batch and its translations gives them, as in training. The counts are
+    saved in a file of `m4.train.measuring.routing_counts`, which grows with every set of
     directions. A file with another `about` is replaced.
     """
 
     def __init__(
         self, path: Path, directions: Sequence[str], trained: TrainedModel, about: Mapping[str, Any]
     ) -> None:
-        """Takes the D directions of training, and `about`, JSON that decides the translations."""
+        """Takes the D training directions, and `about`, JSON of what decides the translations."""
         self._path, self._directions = path, list(directions)
         self._about = json.loads(json.dumps(about))
         self._trained = trained
@@ -36,18 +36,18 @@ class RoutingCounter:
             there, saved = routing_counts.read(path)
             if {**saved, **self._about} == saved and there.directions == self._counts.directions:
                 self._counts = there
-        self.current = routing_counts.Counts([])  # of the sources of the present call
+        self.current = routing_counts.Counts([])  # directions of the sources of the present call
         self._number_of_source = np.zeros(0, np.int32)
 
     def starting(self, directions: Sequence[str]) -> None:
-        """Takes the directions of the sources of the next call, counted from zero."""
+        """Sets the directions of the next call's sources."""
         self.current = routing_counts.Counts(list(dict.fromkeys(directions)))
         numbers = {name: i for i, name in enumerate(self._directions)}
         self._number_of_source = np.array([numbers[name] for name in directions], np.int32)
 
     def __call__(self, batch: Batch, best_BT: np.ndarray) -> None:
-        """Adds a batch, of which `best_BT` are the translations."""
-        # Rows that only fill the batch up have no direction: D is not counted.
+        """Adds a batch, with its translations `best_BT`."""
+        # Filler rows have the direction D, which is not counted.
         number_B = np.full(len(best_BT), len(self._directions), np.int32)
         number_B[: len(batch.rows)] = self._number_of_source[batch.rows]
         arrays = forced(batch.tokens_BL, best_BT, number_B)
@@ -57,7 +57,7 @@ class RoutingCounter:
         self.current.add({layer: x_DE[here] for layer, x_DE in jax.device_get(found).items()})
 
     def save(self) -> None:
-        """Writes the file, before the translations: those that are there are not counted again."""
+        """Writes the file, before the translations: existing ones are not counted again."""
         self._counts.replace(self.current)
         if self._counts.layers:
             routing_counts.write(self._path, self._counts, self._about)
@@ -66,7 +66,7 @@ class RoutingCounter:
 def forced(
     tokens_BL: np.ndarray, best_BT: np.ndarray, number_B: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns the batch of one pass over sources and their translations, of these directions."""
+    """Returns the batch of one forward pass over sources and their translations."""
     return {
         "encoder_input_tokens": tokens_BL,
         "decoder_input_tokens": np.pad(best_BT[:, :-1], ((0, 0), (1, 0))),

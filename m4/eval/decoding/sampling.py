@@ -1,6 +1,6 @@
-"""Translations that are drawn: temperature, top-k and top-p (Holtzman et al. 2020).
+"""Sampled translations: temperature, top-k and top-p (Holtzman et al. 2020).
 
-B sentences, K samples of each, T target length, V vocabulary.
+Axes: B sentences, K samples of each, T target length, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ from m4.settings import MUTABLE, Between, Count, checked
 @checked
 @dataclass(frozen=True)
 class Sampling:
-    """Draws translations in the place of beam search.
+    """Settings of sampling, which replaces beam search.
 
     Attributes:
-        temperature: Log-probabilities are divided by it: below 1 they are sharper, above 1 flatter.
-        top_k: Only the k most probable tokens are drawn; with 0 all are.
-        top_p: Only the most probable tokens that have this probability together are drawn.
-        seed: Another seed draws other translations. A sentence's draw depends on it, on the
-            sentence and on the number of the sample, not on its batch.
+        temperature: Divisor of log-probabilities: below 1 they become sharper, above 1 flatter.
+        top_k: Number of most probable tokens to draw from; 0 means all.
+        top_p: Probability of the most probable tokens, together, to draw from.
+        seed: Seed of the draws. A sentence's draw depends on the seed, the sentence and the
+            number of the sample, not on its batch.
     """
 
     temperature: Annotated[float, Between(0, 1e3, above=True), MUTABLE] = 1.0
@@ -42,9 +42,9 @@ class Sampling:
 
 
 def filtered(logp_BKV: Array, sampling: Sampling) -> Array:
-    """Returns logits to draw from: divided by the temperature, `NEG_INF` for tokens left out.
+    """Returns logits to draw from: divided by the temperature, with `NEG_INF` for excluded tokens.
 
-    top-p is taken of what top-k leaves. Tokens as probable as the last one kept are kept.
+    top-p applies after top-k. Tokens as probable as the last one kept are kept.
     """
     x_BKV = logp_BKV / sampling.temperature
     vocab = x_BKV.shape[-1]
@@ -54,7 +54,7 @@ def filtered(logp_BKV: Array, sampling: Sampling) -> Array:
     if sampling.top_p < 1:
         sorted_BKV = -jnp.sort(-x_BKV, axis=-1)
         p_BKV = jax.nn.softmax(sorted_BKV)
-        before_BKV = jnp.cumsum(p_BKV, axis=-1) - p_BKV  # of the more probable ones
+        before_BKV = jnp.cumsum(p_BKV, axis=-1) - p_BKV  # sum over more probable tokens
         kept_BKV = jnp.where(before_BKV < sampling.top_p, sorted_BKV, jnp.inf)
         x_BKV = jnp.where(x_BKV >= kept_BKV.min(axis=-1, keepdims=True), x_BKV, NEG_INF)
     return x_BKV
@@ -80,15 +80,15 @@ def sample(
     min_length: int = 0,
     no_repeat_ngram: int = 0,
 ) -> tuple[Array, Array]:
-    """Returns `samples` translations of each row, in the order in which they are drawn.
+    """Returns `samples` translations of each row, in the order of drawing.
 
     Args:
-      inputs_BT, cache, tokens_to_logits, min_length, no_repeat_ngram: As of `beam_search`.
-      name_B: uint32, what the random numbers of a row are made of, with seed, sample and step.
+      inputs_BT, cache, tokens_to_logits, min_length, no_repeat_ngram: See `beam_search`.
+      name_B: uint32; decides the random numbers of a row, with seed, sample and step.
 
     Returns:
-      (int32 [B, K, T], float32 [B, K]): sequences with EOS, zeros after it; the model's
-      log-probability of each, divided by the length penalty of its tokens.
+      (int32 [B, K, T], float32 [B, K]): sequences with EOS and zeros after it, and their
+      log-probabilities by the model, divided by the length penalty.
     """
     batch, length = inputs_BT.shape
     forced_BT = jnp.pad(inputs_BT, ((0, 0), (0, 1)))
@@ -121,7 +121,7 @@ def sample(
     )
     tokens_BKT = end.sequences_BKT[:, :, 1:]
     ends_BKT = tokens_BKT == eos_id
-    # Tokens of each with its EOS; all T where it has none.
+    # Tokens of each with its EOS, or T if it has none.
     count_BK = jnp.where(ends_BKT.any(axis=2), ends_BKT.argmax(axis=2) + 1, length)
     return tokens_BKT, end.logp_BK / length_penalty(alpha, count_BK)
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of given translations: one forward pass a batch, without a search."""
+"""Log-probabilities of given translations: one forward pass per batch, without a search."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,16 +18,16 @@ TOKENS = "encoder_input_tokens", "decoder_target_tokens"  # of a batch
 class Scored(NamedTuple):
     """Probability of a translation."""
 
-    logprob: float  # log-probability of all its tokens, EOS too
+    logprob: float  # log-probability of all its tokens with EOS
     tokens: int
-    score: float  # logprob over the length penalty, as the search gives it
+    score: float  # logprob divided by the length penalty, as in the search
 
 
 def log_probabilities(model: Any, params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the log-probabilities of targets with EOS, given the sources, float32 [B].
 
-    `batch` has encoder_input_tokens [B, L] and decoder_target_tokens [B, T], where 0 is padding,
-    and for gates by task "direction_B".
+    `batch` has encoder_input_tokens [B, L] and decoder_target_tokens [B, T], padded with 0, and
+    "direction_B" for gates by task.
     """
     model, params = unstacked(model, params)
     target_BT = batch["decoder_target_tokens"]
@@ -54,10 +54,10 @@ def score_references(
     directions: Sequence[int] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Scored]:
-    """Scores each target, given its tagged source ("<2en> ola mundo"), in their order.
+    """Scores each target given its tagged source ("<2en> ola mundo"), in order.
 
-    Sources are cut as for a translation; a target has any length. A text is scored as the
-    vocabulary splits it: a search may have spelt the same text with other pieces.
+    Sources are cut as in translation; targets may have any length. A text is scored in the pieces
+    into which the vocabulary splits it; a search may have spelt it with others.
     """
     layout, settings, model = trained.layout, trained.decoding, trained.model
     directions = decode.directions_for(model, directions)
@@ -83,7 +83,7 @@ def batches(
     targets: Sequence[str],
     on_cut: decode.OnCut = decode.warn_of_cut,
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Yields the numbers of some pairs, and their batch, of one padded length on each side."""
+    """Yields indices of pairs with their batch, which has one padded length on each side."""
     layout, longest = trained.layout, trained.decoding.max_source_length
     rows = trained.decoding.batch_rows
     rows = rows if layout is None else layout.rows(rows)

@@ -1,4 +1,4 @@
-"""Beam search with a model: one compiled program for a batch, on one device or over a mesh."""
+"""Beam search with a model as one compiled program, on one device or over a mesh."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ SHORTEST_STAGE = 16  # positions
 
 
 def unstacked(model: Any, params: Any) -> tuple[Any, Any]:
-    """Returns a model of scanned layers as one of single layers, any other as it is."""
+    """Returns a model with scanned layers as one with single layers, or any other unchanged."""
     if not getattr(model, "scan_layers", False):
         return model, params
     return model.clone(scan_layers=False), unstack(params)
@@ -44,25 +44,25 @@ def search_batch(
     """Returns `n_best` sequences of each source, int32 [B, K, T], and scores [B, K].
 
     A beam search returns the best first. `batch` has "encoder_input_tokens", int32 [B, L] padded
-    with 0, and where needed "inputs_BT", the tokens that a translation begins with (`beam_search`),
+    with 0, and if needed "inputs_BT", the tokens that a translation begins with (`beam_search`),
     "name_B", the seed of a row's random numbers, and "direction_B", the direction of a row for
-    gates by task. T is `target_length`. With `grows` the cache grows with the translations
+    gates by task. T is `target_length`. With `grows`, the cache grows with the translations
     (`stages`).
 
-    `model` (static, by equality) follows T5X's contract; `params` are an argument, so that models
-    of equal shape share the compiled program. Within `Layout.axis_rules` it is for that mesh.
+    `model` (static, compared by equality) follows T5X's contract; `params` are an argument, so that
+    models of equal shape share the compiled program. `Layout.axis_rules` sets the mesh.
     """
-    # One layer after the other: beams are gathered along the first axis of what is cached.
+    # Layers are unstacked, as beams are gathered along the first axis of the cache.
     model, params = unstacked(model, params)
     tokens_BL, direction_B = batch["encoder_input_tokens"], batch.get("direction_B")
-    copies = n_best if sampling else beams  # hypotheses of a sentence that are alive together
+    copies = n_best if sampling else beams  # live hypotheses of a sentence
     lengths = stages(target_length) if grows and not sampling else [target_length]
     step = functools.partial(_step, model, {"params": params})
     encoded, cache = _encoded(model, {"params": params}, tokens_BL, lengths[0], direction_B)
     if direction_B is not None:
         each_R = jnp.repeat(direction_B, copies)
         step = functools.partial(step, **direction_ids(each_R, 1, "decoder"))
-    # One row a beam, the beams of a sentence adjacent.
+    # One row per beam; the beams of a sentence are adjacent.
     encoded, tokens = (jnp.repeat(x, copies, axis=0) for x in (encoded, tokens_BL))
 
     def tokens_to_logits(state: DecodingState) -> tuple[jax.Array, Mapping[str, Any]]:
@@ -84,7 +84,7 @@ def search_batch(
 
 
 def direction_ids(direction_B: jax.Array | None, length: int, side: str) -> dict[str, Any]:
-    """Returns the argument of a model with the direction of each token; none where unknown."""
+    """Returns a model's argument with the direction of each token, or none if unknown."""
     if direction_B is None:
         return {}
     return {f"{side}_direction_ids": jnp.repeat(direction_B[:, None], length, axis=1)}
@@ -97,7 +97,7 @@ def _encoded(
     positions: int,
     direction_B: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
-    """Returns encoded sources [B, L, M], and the cache with which translations begin."""
+    """Returns encoded sources [B, L, M], and the initial cache of translations."""
     sources = direction_ids(direction_B, tokens_BL.shape[1], "encoder")
     encoded_BLM: Any = model.apply(
         variables, tokens_BL, enable_dropout=False, method="encode", **sources
@@ -110,8 +110,8 @@ def _encoded(
     cache = _by_rows(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), allocated["cache"]))
     start_B1 = jnp.zeros((tokens_BL.shape[0], 1), jnp.int32)
     targets = direction_ids(direction_B, 1, "decoder")
-    # The memory of cross-attention is the same at every step and for every beam: it is that of a
-    # step whose other results are not used, and not computed inside the loop.
+    # Keys and values of cross-attention are the same at every step and for every beam. They are
+    # taken from one step outside the loop, whose other results are not used.
     _, stepped = _step(model, variables, encoded_BLM, tokens_BL, start_B1, cache, **targets)
     return encoded_BLM, _with_cross(cache, stepped)
 
@@ -125,7 +125,7 @@ def _step(
     cache: Mapping[str, Any],
     **more: Any,
 ) -> tuple[jax.Array, Mapping[str, Any]]:
-    """Returns logits of the next token, and the cache with what was computed of the last one."""
+    """Returns logits of the next token, and the cache after the last one."""
     leaves = jax.tree_util.tree_leaves_with_path(cache)
     positions = next(x.shape[2] for path, x in leaves if path[-1].key == "cached_key")
     changed: Any
@@ -137,7 +137,7 @@ def _step(
 
 
 def stages(target_length: int) -> list[int]:
-    """Returns the lengths of a growing cache, even but for T: most translations end early."""
+    """Returns the lengths of a growing cache, even except for T; most translations end early."""
     lengths = [target_length]
     while lengths[0] >= 2 * SHORTEST_STAGE:
         lengths.insert(0, -(-lengths[0] // 4) * 2)
@@ -160,7 +160,7 @@ def jit_over(
     """Jits `function(model, params, batch, *options)` as a function of (params, batch).
 
     Over a mesh, parameters are sharded by `Layout.shardings` and rows by `Layout.batch`. Results
-    are replicated, so that every process can read them. To be traced within `Layout.axis_rules`.
+    are replicated, so that every process can read them. Trace it within `Layout.axis_rules`.
     """
 
     def program(params: Any, batch: Mapping[str, jax.Array]) -> Any:
@@ -185,9 +185,9 @@ def run_model(
     batch: Mapping[str, np.ndarray],
     *options: Any,
 ) -> Any:
-    """Runs `function(model, params, batch, *options)`, by `jit_over`.
+    """Runs `function(model, params, batch, *options)` through `jit_over`.
 
-    All processes have the same batch; where they wait for each other it is called `what`.
+    All processes have the same batch. `what` names the program if they time out waiting.
     """
     program = _program(layout, what, function, model, *options)
     if layout is None:
@@ -197,13 +197,13 @@ def run_model(
 
 
 def _by_rows(cache: Any) -> Any:
-    """Returns the cache with arrays of rows, [rows, N, R, D], sharded as rows and heads are."""
-    axes = ("batch", "heads", None, "kv")  # else what starts as zeros could be everywhere
+    """Returns the cache with its arrays [rows, N, R, D] sharded by rows and heads."""
+    axes = ("batch", "heads", None, "kv")  # otherwise zeros could be replicated
     return jax.tree.map(lambda x: constrain(x, axes) if x.ndim == 4 else x, cache)
 
 
 def _with_cross(cache: Mapping[str, Any], stepped: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `cache` with the cross-attention of `stepped`, which is filled."""
+    """Returns `cache` with the filled cross-attention of `stepped`."""
     if "cross_key" in cache:
         return {name: stepped[name] for name in ("cross_key", "cross_value")}
     return {

@@ -1,4 +1,4 @@
-"""Settings of translation and scores."""
+"""Settings of translation and metrics."""
 
 import functools
 import hashlib
@@ -19,27 +19,27 @@ _Length = Between(2, 2**20)  # a piece and EOS
 @checked
 @dataclass(frozen=True)
 class Decoding:
-    """Beam search over batches, or sampling, and the metrics of the translations.
+    """Settings of beam search or sampling, and the metrics of the translations.
 
     Attributes:
         beams: Number of beams, K; 1 is greedy search.
         alpha: Exponent of the length penalty.
-        max_source_length: Pieces of a source with tag and EOS; longer ones are cut.
-        max_target_length: Tokens of a translation with EOS. Sources that are padded to L tokens
-            have the limit min(max_target_length, a L + 16 + min_length). a is 2, or more where the
-            training pairs of a direction need it (`m4.data.cache.tokens`).
-        batch_rows: Sentences a batch of a test set.
-        test_sentences: Most sentences of a test set, at even distances. Defaults to all.
-        metrics: Metrics of scores.jsonl; the first one is that of Δ and its plot.
-        n_best: Translations of a sentence that are returned: the best of the beams, or as many
-            samples. The first one is scored.
-        sampling: Draws translations. Defaults to beam search.
-        prefix: What every translation begins with.
-        min_length: Pieces that a translation has at least.
-        no_repeat_ngram: No n pieces come twice in a translation; with 0 they may.
-        mbr: Orders the n_best by their mean `mbr_metric` against each other, the best first
-            (minimum Bayes risk).
-        mbr_metric: Metric of sentences for `mbr`.
+        max_source_length: Maximum pieces of a source with tag and EOS; longer ones are cut.
+        max_target_length: Maximum tokens of a translation with EOS. For sources padded to L tokens
+            the limit is min(max_target_length, a L + 16 + min_length), where a is 2, or more if
+            the training pairs of a direction need it (`m4.data.cache.tokens`).
+        batch_rows: Sentences per batch.
+        test_sentences: Maximum sentences of a test set, evenly spaced. Defaults to all.
+        metrics: Metrics of scores.jsonl; the first one is also that of Δ and its plot.
+        n_best: Number of translations per sentence: the best beams, or as many samples. The
+            first one is scored.
+        sampling: Settings to draw translations with. Defaults to beam search.
+        prefix: Text that every translation begins with.
+        min_length: Minimum pieces of a translation.
+        no_repeat_ngram: Size n of n-grams that may not repeat in a translation; 0 allows all.
+        mbr: Whether to order the n_best by their mean `mbr_metric` against each other, the best
+            first (minimum Bayes risk).
+        mbr_metric: Sentence metric for `mbr`.
     """
 
     beams: Annotated[int, Between(1, 1024), MUTABLE] = 4
@@ -72,7 +72,7 @@ class Decoding:
     def search(self) -> dict[str, Any]:
         """Returns the settings that decide a translation, as JSON.
 
-        Of the more special ones it has those that are not the defaults.
+        Rarely used settings are left out at their defaults.
         """
         special = {
             "n_best": self.n_best,
@@ -87,12 +87,12 @@ class Decoding:
         return given | {name: getattr(self, name) for name in always}
 
     def translated(self) -> dict[str, Any]:
-        """Returns all that decides the translations of a test set, as JSON."""
+        """Returns everything that decides the translations of a test set, as JSON."""
         made = self.search() | {"test_sentences": self.test_sentences}
         return json.loads(json.dumps(made))  # as it will be read: tuples become lists
 
     def differing(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings that differ from `own`, another's `translated`; {} of nobody's."""
+        """Returns the settings that differ from `own`, another's `translated`; {} if it is {}."""
         mine = self.translated()
         names = [name for name in {**mine, **own} if mine.get(name) != own.get(name)]
         return {name: getattr(self, name) for name in names} if own else {}

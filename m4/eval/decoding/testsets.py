@@ -1,4 +1,4 @@
-"""The dev and test sentences of a corpus by direction."""
+"""Dev and test sentences of a corpus by direction."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -23,9 +23,9 @@ def split_pairs(
 
 
 def n_way_pairs(cache: Cache, direction: str, split: str) -> list[tuple[str, str]]:
-    """Returns (source, reference) of each test sentence of a direction, also one without pairs.
+    """Returns (source, reference) per test sentence of a direction, even without its own pairs.
 
-    Those are translations of one sentence of a third language: English, else the first with any.
+    Such sentences translate the same third sentence: in English, or the first language with any.
     """
     source, target = split_direction(direction)
 
@@ -38,7 +38,7 @@ def n_way_pairs(cache: Cache, direction: str, split: str) -> list[tuple[str, str
     for third in ["en", *cache.languages()]:
         if third in (source, target):
             continue
-        # Of several translations the first one.
+        # The first of several translations counts.
         sources, targets = (dict(reversed(pairs(f"{third}-{side}"))) for side in (source, target))
         texts = [text for text in dict(pairs(f"{third}-{source}")) if text in targets]
         if texts:
@@ -47,22 +47,22 @@ def n_way_pairs(cache: Cache, direction: str, split: str) -> list[tuple[str, str
 
 
 class Portion(NamedTuple):
-    """The sentences of a split that are translated and scored."""
+    """The part of a split that is translated and scored."""
 
     split: str
-    sentences: int | None = None  # Sentences of each direction, at even distances. Defaults to all.
+    sentences: int | None = None  # per direction, evenly spaced; None: all
     directions: tuple[str, ...] = ()
-    test_sentences: int | None = None  # Most sentences of a test set; names of files do not say it.
+    test_sentences: int | None = None  # Maximum of a test set; not in file names
 
     @property
     def name(self) -> str:
-        """Name in files: "dev", or "dev200" of 200 sentences a direction."""
+        """Name in file names: "dev", or "dev200" for 200 sentences per direction."""
         return self.split if self.sentences is None else f"{self.split}{self.sentences}"
 
     def pairs(self, cache: Cache) -> dict[str, list[tuple[str, str]]]:
         """Returns direction -> (source, reference) of the chosen sentences.
 
-        Directions without training pairs are there where they are asked for.
+        Directions without training pairs are included if they are asked for.
         """
         trained = cache.directions
         if unknown := {*self.directions} - {*trained, *zero_shot_directions(trained)}:
@@ -83,7 +83,7 @@ class Portion(NamedTuple):
                 for pair, of in marks.items()}  # fmt: skip
 
     def chosen(self, rows: Sequence[_Row]) -> list[_Row]:
-        """Returns the rows of the chosen sentences out of those of the split."""
+        """Selects the rows of the chosen sentences from those of the split."""
         most = self.test_sentences if self.split == "test" else None
         count = min(self.sentences or len(rows), most or len(rows), len(rows))
         return [rows[(2 * number + 1) * len(rows) // (2 * count)] for number in range(count)]
@@ -95,9 +95,9 @@ def train_pairs(cache: Cache) -> dict[str, int]:
 
 
 def pair_sizes(known: Mapping[str, int], directions: Iterable[str]) -> dict[str, int]:
-    """Returns `train_pairs` of the directions' pairs, also of those without any.
+    """Returns `train_pairs` for the directions' language pairs, including untrained ones.
 
-    The size of these is that of the smaller one of both languages' pairs with English.
+    An untrained pair gets the smaller size of its two languages' pairs with English.
     """
     sizes = {key_of(pair_of(each)): [known.get(code, 0) for code in split_direction(each)]
              for each in directions}  # fmt: skip
@@ -105,7 +105,7 @@ def pair_sizes(known: Mapping[str, int], directions: Iterable[str]) -> dict[str,
 
 
 def check_held_out(cache: Cache) -> None:
-    """Raises InputError for a pair of languages without dev or test sentences."""
+    """Raises InputError for a language pair without dev or test sentences."""
     for split in ("dev", "test"):
         pairs = cache.tested_pairs()
         if lacking := [key_of(pair) for pair in pairs if not cache.size(pair, split)]:

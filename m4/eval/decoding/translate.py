@@ -1,4 +1,4 @@
-"""Translates lines: a list of them, or what a user types or pipes in, each answered at once."""
+"""Translation of lines: a list, or what a user types or pipes in, with immediate answers."""
 
 import difflib
 import itertools
@@ -30,13 +30,13 @@ from m4.eval.decoding.decode import (
 from m4.settings import InputError
 
 UNENDED = "unended "
-_PIPE_BYTES = 1 << 16  # what a pipe holds on Linux
-# Waiting lines are taken this many batches at a time: sorted by length, they fill batches better.
+_PIPE_BYTES = 1 << 16  # capacity of a pipe on Linux
+# Number of batches of waiting lines taken at a time: sorted by length, lines fill batches better.
 _BATCHES_AT_ONCE = 4
 
 
 def check_language(to: str, languages: Sequence[str]) -> None:
-    """Raises InputError, with the nearest match and all languages, if `to` is none of them."""
+    """Raises InputError, with the nearest match and all languages, if `to` is not known."""
     if to in languages:
         return
     by_name: dict[str, str] = {}
@@ -55,12 +55,12 @@ def check_language(to: str, languages: Sequence[str]) -> None:
     )
 
 
-# (a line, its translations, their language) -> what is written for it
+# (line, its translations, their language) -> text to write
 Written = Callable[[str, Translations, str], str]
 
 
 def first_text(line: str, found: Translations, to: str) -> str:
-    """Returns the translation alone."""
+    """Returns the best translation as text."""
     return found.texts[0]
 
 
@@ -74,15 +74,15 @@ class Translator(TrainedModel):
     """A model ready to translate lines of text."""
 
     vocabulary: Vocabulary | SourceAndTarget
-    # Lines that are translated together, in the place of decoding.batch_rows: of what a user types
-    # few are waiting.
+    # Number of lines translated together, instead of decoding.batch_rows: when a user types, few
+    # are waiting.
     batch_rows: int = 8
-    normalise: Callable[[str], str] = str  # what training does to a text
-    trained: Sequence[str] = ()  # directions of training, in their order
-    source: str | None = None  # language of the lines, for a gate by task; defaults to English
+    normalise: Callable[[str], str] = str  # normalisation of training text
+    trained: Sequence[str] = ()  # training directions, in order
+    source: str | None = None  # language of the lines, for a gate by task (default: English)
 
     def directions(self, targets: Sequence[str]) -> list[int] | None:
-        """Returns the direction of each line, or None for a model that does not look at them.
+        """Returns the direction of each line, or None for a model that ignores them.
 
         Raises:
             InputError: The model routes by task, and was not trained on a direction.
@@ -101,7 +101,7 @@ class Translator(TrainedModel):
 
     @property
     def languages(self) -> Sequence[str]:
-        """The languages that it was trained to translate into, or all with a tag."""
+        """Trained target languages, or all with a tag."""
         targets = [split_direction(direction)[1] for direction in self.trained]
         return list(dict.fromkeys(targets)) or self.vocabulary.languages
 
@@ -113,12 +113,13 @@ class Translator(TrainedModel):
         prefix: str | Sequence[str] | None = None,
         first_line: int = 1,
     ) -> list[Translations]:
-        """Translates lines in any language of the model into the language `to`, in their order.
+        """Translates lines in any language of the model into the language `to`, in order.
 
-        Each has `decoding.n_best` translations, the best first; an empty line has an empty one. A
-        line that is too long is translated in chunks, and a warning with its number (counted from
-        `first_line`) goes to stderr. `prefix` is text that the translations begin with, one or one
-        a line. InputError: the model has no language `to`, or a line has a carriage return inside.
+        Each line gets `decoding.n_best` translations, the best first; an empty line gets an empty
+        one. A line that is too long is translated in chunks, and a warning with its number (counted
+        from `first_line`) goes to stderr. `prefix` is text that translations begin with, one for
+        all or one per line. Raises InputError if the model lacks the language `to`, or a line has a
+        carriage return inside.
         """
         if isinstance(lines, str):
             raise TypeError("lines: must be a list of texts, not one text")
@@ -148,11 +149,11 @@ class Translator(TrainedModel):
         return [each for each, _ in found]
 
     def stream(self, source: int, to: str, output: TextIO, *, written: Written = first_text) -> int:
-        """Translates the lines of a file descriptor (stdin: 0) as they come; returns their number.
+        """Translates lines of a file descriptor (stdin: 0) as they come; returns their number.
 
-        Lines that are already waiting are translated together, a few batches at a time. No line
-        waits for a later one to come: all are written and flushed before more is read. InputError:
-        the model has no language `to`, or a line is no text (lines before it are answered).
+        Waiting lines are translated together, a few batches at a time. No line waits for a later
+        one: all are written and flushed before more is read. Raises InputError if the model lacks
+        the language `to`, or a line is not text (after answering the lines before it).
         """
         check_language(to, self.languages)
         number, most = 0, _BATCHES_AT_ONCE * self.batch_rows
@@ -176,13 +177,13 @@ class Translator(TrainedModel):
 
 def waiting_lines(source: int) -> Iterator[list[bytes]]:
     """Yields the complete lines that a file descriptor has ready; the last may lack its end."""
-    rest = b""  # os.read returns as soon as there is anything; Python's files wait for a buffer
+    rest = b""  # os.read returns any available input; Python's files wait for a buffer
     try:
         while chunk := os.read(source, _PIPE_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
             if lines:
                 yield lines
-    except OSError as error:  # a folder, a file that is open for writing alone
+    except OSError as error:  # a folder, or a file that is open only for writing
         raise InputError(f"standard input cannot be read: {error.strerror}") from error
     if rest:
         yield [rest]
@@ -203,21 +204,21 @@ def translate_lines(
     too_long: Callable[[int, str], None],
     prefixes: Sequence[str] | None = None,
 ) -> list[tuple[Translations, Counter[str]]]:
-    """Translates lines; one that is too long in chunks, a blank one not at all.
+    """Translates lines: long ones in chunks, blank ones not at all.
 
     Args:
         prefixes: Text that each translation begins with. Defaults to `Decoding.prefix`.
-        batches: Counts what is in the batches.
-        progress: Called after every batch with the number of lines that are done, about.
-        too_long: Called with the index of a line that is too long and what becomes of it.
+        batches: Counter of sentences and tokens.
+        progress: Called after every batch with the approximate number of finished lines.
+        too_long: Called with the index of a line that is too long and a message.
 
     Returns:
-        The translations of each line, and what was counted of it: lines, blank, split (lines in
-        chunks), chunks, cut (sentences that were cut to fit), shortened (chunks that no cut makes
-        fit), "unended LIMIT" (translations at this limit).
+        The translations of each line, and its counts: lines, blank, split (lines in chunks),
+        chunks, cut (sentences that were cut to fit), shortened (chunks that could not be cut
+        enough), "unended LIMIT" (translations at this limit).
     """
     each = _chunks(translator, lines, too_long)
-    # Whole numbers, not True: a job that resumes reads them from its file, and checks them.
+    # Integers, not bools: a job that resumes reads them from its file, and checks them.
     counts = [Counter(lines=1, blank=int(not found.texts), split=int(len(found.texts) > 1),
                       cut=found.cut, chunks=len(found.texts)) for found in each]  # fmt: skip
     begins = prefixes or [translator.normalise(translator.decoding.prefix or "")] * len(lines)
@@ -252,7 +253,7 @@ def translate_lines(
 def _chunks(
     translator: Translator, lines: Sequence[Line], too_long: Callable[[int, str], None]
 ) -> list[Chunks]:
-    """Returns the chunks that are translated of each line."""
+    """Returns the chunks of each line."""
     most = translator.decoding.max_source_length
 
     def pieces(lines: Sequence[Line]) -> list[int]:
@@ -273,10 +274,9 @@ def _chunks(
 
 
 def together(chunks: Sequence[Translations], to: str) -> Translations:
-    """Joins the translations of a line's chunks rank by rank; scores become means.
+    """Joins the translations of a line's chunks by rank; scores become means.
 
-    A chunk without so many translations has its last one again. Without chunks the translation is
-    empty.
+    A chunk with fewer translations repeats its last one. Without chunks, the translation is empty.
     """
     if not chunks:
         return Translations([""], [0.0])

@@ -1,7 +1,7 @@
-"""Metrics: one file a metric, each with a function that is a `Metric`.
+"""Metrics: one file per metric, each with a function that is a `Metric`.
 
-A metric gives its sufficient statistics, one row of counts a sentence, and the formula from sums
-of rows to a score. Subsets, bootstrap intervals and paired tests (bootstrap.py) need no more.
+A metric gives its sufficient statistics, one row of counts per sentence, and the formula from sums
+of rows to a score. Subsets, bootstrap intervals and paired tests (bootstrap.py) need nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from m4.settings import SettingError, shown
 
-NAME = r"[\w.-]+"  # of a metric, in scores.jsonl and in file names
-# References of each sentence: one text, or several.
+NAME = r"[\w.-]+"  # allowed name of a metric in scores.jsonl and file names
+# References of each sentence: one text or several.
 References = Sequence[str | Sequence[str]]
 
 
@@ -34,12 +34,12 @@ class Score(NamedTuple):
 class Statistics:
     """Sufficient statistics of a corpus score."""
 
-    metric: str  # its name, as `NAME`
+    metric: str  # name of the metric, matching `NAME`
     counts: np.ndarray  # int64 or float64 [sentences, counts], additive over sentences
     # Turns sums of rows [..., counts] into scores in percent [...].
     formula: Callable[[np.ndarray], np.ndarray]
-    # sacreBLEU's, without the fields of the bootstrap; for another metric any text that says how it
-    # was computed.
+    # sacreBLEU's signature without the fields of the bootstrap; for another metric, any text that
+    # says how it was computed.
     signature: str
     lower_is_better: bool = False
 
@@ -48,17 +48,17 @@ class Statistics:
         return len(self.counts)
 
     def value(self) -> float:
-        """Returns the score of all sentences, percent."""
+        """Returns the score of all sentences, in percent."""
         return float(self.formula(self.counts.sum(axis=0)))
 
     def select(self, keep: Sequence[bool]) -> Statistics:
-        """Returns the statistics of the sentences that are marked True."""
+        """Returns the statistics of the sentences marked True."""
         assert len(keep) == self.sentences
         return replace(self, counts=self.counts[np.asarray(keep, bool)])
 
 
 class Metric(Protocol):
-    """(hypotheses, references, m4 code of the target language, sources) -> statistics."""
+    """Function (hypotheses, references, m4 code of the target language, sources) -> statistics."""
 
     def __call__(
         self,
@@ -75,7 +75,7 @@ def each_of(references: References) -> list[Sequence[str]]:
 
 
 def reference_count(references: Sequence[Sequence[str]]) -> int:
-    """Returns the references of each sentence; sacreBLEU's -1 where their number varies."""
+    """Returns the number of references per sentence, or sacreBLEU's -1 if it varies."""
     counts = {len(several) for several in references}
     return counts.pop() if len(counts) == 1 else -1
 
@@ -87,7 +87,7 @@ def counted(
     language: str,
     sources: Sequence[str],
 ) -> Statistics:
-    """Returns a metric's statistics. SettingError: a metric of the user's own returns others."""
+    """Returns a metric's statistics. Raises SettingError if a user's own metric returns others."""
     found: Any = metric(hypotheses, references, language, sources)
     count = len(hypotheses)
     if not (

@@ -10,14 +10,14 @@ from m4.eval.metrics import References, Statistics, each_of, reference_count
 from m4.settings import InputError, configurable
 
 DEFAULT_TOKENIZER = "13a"
-# By ISO 15924 script: where words are not separated by spaces, 13a would count whole clauses as
-# words (fairseq issue 4689). sacreBLEU has a segmenter for the first three; elsewhere, characters.
+# ISO 15924 script -> tokenizer. In scripts without spaces, 13a would count whole clauses as words
+# (fairseq issue 4689). sacreBLEU can segment the first three; others use characters.
 _OF_SCRIPT = {
     "Hans": "zh", "Hant": "zh", "Hani": "zh", "Jpan": "ja-mecab", "Hang": "ko-mecab",
     "Kore": "ko-mecab", "Thai": "char", "Laoo": "char", "Khmr": "char", "Mymr": "char",
     "Tibt": "char", "Lana": "char", "Talu": "char", "Tale": "char", "Java": "char", "Bali": "char",
 }  # fmt: skip
-# Languages that `describe` may not know, in corpora that name no script (ISO 639-3 and 639-1).
+# Languages that `describe` may not know, for codes without script (ISO 639-3 and 639-1).
 _OF_LANGUAGE = {
     **dict.fromkeys(("zh", "zho", "cmn", "yue", "wuu", "lzh", "hak", "gan", "hsn"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
@@ -30,7 +30,7 @@ _OF_LANGUAGE = {
 def tokenizer(language: str) -> str:
     """Returns sacreBLEU's name of the tokenizer for a target language, such as 'zh_Hant' or 'yue'.
 
-    A script in the code decides, nothing else behind the language.
+    A script in the code decides; other subtags do not count.
     """
     base, script = split_code(language)
     if script:
@@ -60,7 +60,7 @@ def statistics(
 ) -> Statistics:
     """Returns statistics of corpus BLEU in the tokenization of `metric`.
 
-    Its counts of a sentence: both lengths in tokens, then correct and total n-grams for n = 1..4.
+    Counts per sentence are both lengths in tokens, then correct and total n-grams for n = 1..4.
     """
     rows = []
     for hypothesis, several in zip(hypotheses, references, strict=True):
@@ -72,14 +72,14 @@ def statistics(
 
 
 def _formula(sums: np.ndarray) -> np.ndarray:
-    """BLEU.compute_bleu with its defaults (exponential smoothing, all four orders), vectorised."""
+    """Vectorised BLEU.compute_bleu with its defaults (exponential smoothing, all four orders)."""
     sums = np.asarray(sums, np.float64)
     length, reference = sums[..., 0], sums[..., 1]
     correct, total = np.split(sums[..., 2:], 2, axis=-1)
-    # An order without a match counts as 1/2, 1/4, ... of a match, in the order of their coming.
+    # The first order without a match counts as 1/2 of a match, the next one as 1/4, and so on.
     missed = (correct == 0) & (total > 0)
     smoothed = np.where(missed, 0.5 ** np.cumsum(missed, axis=-1), correct)
-    # An order without n-grams at all has precision 0, and so the score.
+    # An order without any n-grams has precision 0, and so the score is 0.
     possible = (total > 0).all(axis=-1) & (correct > 0).any(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         precision = np.exp(np.mean(np.log(100.0 * smoothed / total), axis=-1))

@@ -1,8 +1,8 @@
 """Bootstrap resampling (Koehn, 2004) with sacreBLEU's numbers, on sums of sufficient statistics.
 
-sacreBLEU draws all indices from one seeded generator and scores each resample in Python; here the
-same draws become counts of each sentence and the sums one matrix product. Every system that is
-resampled with the same seed and number of sentences sees the same resamples.
+sacreBLEU draws all indices from one seeded generator and scores each resample in Python. Here the
+same draws become counts per sentence, and the sums one matrix product. All systems resampled with
+the same seed and number of sentences see the same resamples.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 
 from m4.eval.metrics import Score, Statistics
 
-RESAMPLES = 1000  # sacreBLEU's defaults, both
+RESAMPLES = 1000  # both are sacreBLEU's defaults
 SEED = 12345
 
 _KEPT_SENTENCES = 4000
@@ -27,7 +27,7 @@ class Difference(NamedTuple):
     delta: float
     low: float
     high: float
-    p_value: float  # of sacreBLEU's paired bootstrap test
+    p_value: float  # from sacreBLEU's paired bootstrap test
     replicates: np.ndarray  # the difference in every resample
 
 
@@ -55,31 +55,31 @@ def _draws(sentences: int) -> Iterator[np.ndarray]:
     for start in range(0, RESAMPLES, step):
         rows = min(step, RESAMPLES - start)
         indices = rng.choice(sentences, size=(rows, sentences), replace=True)
-        # Each resample is offset by a separate range: one bincount then counts them all.
+        # Each resample has its own range of numbers, so that one bincount counts them all.
         indices += np.arange(rows)[:, None] * sentences
         times = np.bincount(indices.ravel(), minlength=rows * sentences)
         yield times.reshape(rows, sentences).astype(kind)
 
 
-# A test set is resampled alike for every system and metric: most of the time goes into the draws.
-# At most 8 MB each; of 102 languages with 42,000 sentences in all 84 MB.
+# Cached, since all systems and metrics of a test set share the draws, which take most of the time.
+# An entry has at most 8 MB; 102 languages with 42,000 sentences in all take 84 MB.
 @lru_cache(maxsize=128)
 def _kept_draws(sentences: int) -> tuple[np.ndarray, ...]:
     return tuple(_draws(sentences))
 
 
 def score(statistics: Statistics) -> Score:
-    """Returns the score of all sentences with its 95% interval, which need not contain it."""
+    """Returns the score of all sentences and a 95% interval, which need not contain it."""
     low, high = interval(resample(statistics))
     signature = _signature(statistics.signature)
     return Score(statistics.value(), signature, low, high, statistics.sentences)
 
 
 def paired_difference(system: Statistics, baseline: Statistics) -> Difference:
-    """Returns how far a system is above the baseline, both scored on the same resamples.
+    """Returns the difference of a system from the baseline, scored on the same resamples.
 
-    It is sacreBLEU's paired bootstrap, with one departure: where no resample distinguishes the two,
-    p_value is 1 (its formula gives its smallest value, 1 / (RESAMPLES + 1), for equal systems).
+    This is sacreBLEU's paired bootstrap with one departure: if no resample distinguishes the two,
+    p_value is 1 (its formula gives equal systems its smallest value, 1 / (RESAMPLES + 1)).
     """
     assert system.metric == baseline.metric
     assert system.signature == baseline.signature
@@ -95,18 +95,18 @@ def paired_difference(system: Statistics, baseline: Statistics) -> Difference:
 
 
 def normal_p_value(delta: float, replicates: np.ndarray) -> float:
-    """Returns the two-sided p of a difference with the standard error of its replicates.
+    """Returns the two-sided p-value of a difference, with the standard error of its replicates.
 
-    Resamples alone give none below 1 / (RESAMPLES + 1): corrected for 50 tests it is above 5%.
+    Counting resamples gives no p below 1 / (RESAMPLES + 1): above 5% when corrected for 50 tests.
     """
     error = float(np.std(replicates))
     if error == 0.0:
-        return 1.0  # one sentence, or two equal systems: nothing is known
+        return 1.0  # one sentence or two equal systems: unknown
     return math.erfc(abs(delta) / error / math.sqrt(2))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns the p-values corrected for testing all of them (Holm, 1979), in their order."""
+    """Returns the p-values, in order, corrected for testing all of them (Holm, 1979)."""
     count = len(p_values)
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(count, 0, -1)

@@ -1,4 +1,4 @@
-"""chrF (Popović, 2015) as sacreBLEU computes it: chrF2 on characters, alike in all languages."""
+"""chrF (Popović, 2015) as sacreBLEU computes it: chrF2 on characters, for all languages alike."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from sacrebleu.metrics.chrf import CHRF
 from m4.eval.metrics import References, Statistics, each_of, reference_count
 from m4.settings import configurable
 
-# n-grams of a text, by order: characters, then words.
+# n-grams of a text by order, characters before words.
 Ngrams = Sequence[Counter[str]]
 
 
@@ -18,12 +18,12 @@ Ngrams = Sequence[Counter[str]]
 def chrf(
     hypotheses: Sequence[str], references: References, language: str, sources: Sequence[str] = ()
 ) -> Statistics:
-    """Returns statistics of corpus chrF2; the language plays no part."""
+    """Returns statistics of corpus chrF2; the language is ignored."""
     del language, sources
     return statistics("chrf", CHRF(), characters, hypotheses, each_of(references))
 
 
-# Systems are scored one after the other on the same references.
+# Cached, since systems are scored one after the other on the same references.
 @lru_cache(maxsize=2048)
 def characters(text: str) -> Ngrams:
     """Returns n-grams of 1 to 6 characters, without white space."""
@@ -43,8 +43,8 @@ def statistics(
 ) -> Statistics:
     """Returns statistics of corpus chrF over n-grams.
 
-    Its counts of a sentence are n-grams of the hypothesis, of the reference and of both for each
-    order; of several references those of the first one with the highest score.
+    Counts per sentence are n-grams of the hypothesis, of the reference and of both for each order.
+    The first reference with the highest score counts.
     """
     rows = []
     for hypothesis, several in zip(hypotheses, references, strict=True):
@@ -61,14 +61,14 @@ def _matches(hypothesis: Ngrams, reference: Ngrams) -> list[int]:
     row = []
     for ours, theirs in zip(hypothesis, reference, strict=True):
         both = sum(min(count, theirs[ngram]) for ngram, count in ours.items() if ngram in theirs)
-        # An order without n-grams of the reference does not count at all.
+        # An order in which the reference has no n-grams does not count.
         row += [ours.total() if theirs else 0, theirs.total(), both]
     return row
 
 
 def _formula(sums: np.ndarray) -> np.ndarray:
-    """SacreBLEU's F score with its defaults (effective order, no epsilon), vectorised."""
-    # Orders are added one after the other, as there: of equal references the same one is the best.
+    """Vectorised F score of sacreBLEU with its defaults (effective order, no epsilon)."""
+    # Orders are added one by one, as in sacreBLEU, so that rounding picks the same best reference.
     sums = np.asarray(sums, np.float64)
     hypothesis, reference, match = sums[..., 0::3], sums[..., 1::3], sums[..., 2::3]
     counted = (hypothesis > 0) & (reference > 0)

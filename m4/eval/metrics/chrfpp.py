@@ -17,7 +17,7 @@ from m4.settings import configurable
 def chrfpp(
     hypotheses: Sequence[str], references: References, language: str, sources: Sequence[str] = ()
 ) -> Statistics:
-    """Returns statistics of corpus chrF2++; the language plays no part."""
+    """Returns statistics of corpus chrF2++; the language is ignored."""
     del language, sources
     return statistics("chrfpp", CHRF(word_order=2), _ngrams, hypotheses, each_of(references))
 
@@ -26,7 +26,7 @@ def chrfpp(
 def _ngrams(text: str) -> Ngrams:
     found: list[str] = []
     for word in text.split():
-        # One ASCII punctuation mark is split off, at the end or else at the beginning.
+        # One ASCII punctuation mark is split off, at the end or otherwise at the beginning.
         if len(word) > 1 and word[-1] in string.punctuation:
             found += [word[:-1], word[-1]]
         elif len(word) > 1 and word[0] in string.punctuation:

@@ -1,4 +1,4 @@
-"""Exact match: the share of the translations that are a reference, letter by letter."""
+"""Exact match: the share of translations that equal a reference."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from m4.settings import configurable
 def exact_match(
     hypotheses: Sequence[str], references: References, language: str, sources: Sequence[str] = ()
 ) -> Statistics:
-    """Returns statistics of exact match, but for white space around a text."""
+    """Returns statistics of exact match, ignoring white space around a text."""
     del language, sources
     several = each_of(references)
     rows = [

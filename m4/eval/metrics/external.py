@@ -1,7 +1,7 @@
-"""Scores by a command of its own environment, such as COMET or MetricX (docs/evaluation.md).
+"""Scores by a command in its own environment, such as COMET or MetricX (docs/evaluation.md).
 
-The command reads lines {"source", "hypothesis", "reference"} of JSON, with "references" where there
-are several, and prints one number a line, in order. It may answer line by line or at the end.
+The command reads JSON lines {"source", "hypothesis", "reference"}, with "references" if there are
+several, and prints one number per line, in order. It may answer line by line or at the end.
 """
 
 import hashlib
@@ -24,22 +24,22 @@ from m4.eval.metrics import NAME, References, Statistics, each_of, reference_cou
 from m4.progress import ProgressBar
 from m4.settings import InputError, SavedText, SettingError, checked
 
-_LONGEST = 1000  # characters of a line that are read
+_LONGEST = 1000  # maximum characters read of a line
 
 
 @checked
 @dataclass(frozen=True)
 class External:
-    """A metric that a command computes; the score is the mean of its numbers, as they are.
+    """A metric that a command computes; the score is the plain mean of its numbers.
 
-    A score is kept as soon as it is printed: a text is scored once, also after Ctrl-C or a kill.
+    Scores are saved as soon as they are printed: a text is scored once, even after a kill.
 
     Attributes:
-        command: Words of the command. Those of a saved config are data, and are not run.
+        command: Words of the command. Those of a saved config are never run.
         name: Name of the metric in scores and file names.
         version: Version of the scorer, for the signature.
         lower_is_better: Whether its numbers count errors.
-        folder: Where scores are kept for other runs, too.
+        folder: Folder of saved scores, which runs may share.
     """
 
     command: Sequence[str]
@@ -86,7 +86,7 @@ class External:
             )
 
     def _checksum(self) -> str:
-        """Returns a digest of the command's words, of files among them their content."""
+        """Returns a digest of the command's words, and of the content of files among them."""
         made = [Path(self.command[0]).name]
         for word in self.command[1:]:
             path = Path(word)
@@ -94,7 +94,7 @@ class External:
         return hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]
 
     def _scores(self, rows: Sequence[str], checksum: str) -> dict[str, float]:
-        """Returns the score of each row, after scoring and keeping those that are missing."""
+        """Returns the score of each row, after scoring and saving missing ones."""
         path = Path(self.folder).expanduser() / f"{self.name}-{self.version or ''}-{checksum}.jsonl"
         kept = _read(path)
         keys = {row: hashlib.sha256(row.encode()).hexdigest()[:32] for row in rows}
@@ -105,7 +105,7 @@ class External:
                 path.open("ab", buffering=0) as file,
                 ProgressBar(self.name, len(missing), "sentences") as bar,
             ):
-                if begin := file.tell():  # closes a line that was cut
+                if begin := file.tell():  # ends a line that was cut
                     file.write(b"\n")
                 done = 0
                 try:
@@ -115,7 +115,7 @@ class External:
                         done += 1
                         bar.update(done)
                 except InputError as error:
-                    if done == len(missing):  # one line more: which line is whose is not known
+                    if done == len(missing):  # an extra line: the assignment of lines is unknown
                         file.truncate(begin)
                         raise
                     raise InputError(
@@ -125,7 +125,7 @@ class External:
         return {row: kept[key] for row, key in keys.items()}
 
     def _answers(self, rows: Sequence[str]) -> Iterator[float]:
-        """Yields the command's numbers as it prints them, one for each row."""
+        """Yields the command's numbers as it prints them, one per row."""
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8") as given,
             tempfile.TemporaryFile() as said,
@@ -152,7 +152,7 @@ class External:
                     if more := process.stdout.readline(_LONGEST):
                         said_more = f"more lines than sentences: {more.strip()[:60]}"
                         raise InputError(f"{self.name}: {said_more}; none is kept")
-                except BaseException:  # a scorer that prints without end, Ctrl-C
+                except BaseException:  # a scorer that never stops, or Ctrl-C
                     process.kill()
                     raise
 
@@ -172,14 +172,14 @@ def _number(name: str, number: int, line: str) -> float:
 
 
 def _last_line(file: IO[bytes]) -> str:
-    """Returns the last words of a process on stderr."""
+    """Returns the last line of a process's stderr."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - 10_000))
     lines = file.read().decode(errors="replace").splitlines()
     return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "no message")
 
 
 def _read(path: Path) -> dict[str, float]:
-    """Returns the scores that are kept; a line that was cut is left out."""
+    """Returns the saved scores; a line that was cut is left out."""
     kept: dict[str, float] = {}
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         with suppress(ValueError, TypeError):

@@ -23,11 +23,11 @@ def spbleu(
     model: str = "",
     tokenizer: str = "flores200",
 ) -> Statistics:
-    """Returns statistics of spBLEU; the language plays no part.
+    """Returns statistics of spBLEU; the language is ignored.
 
     Args:
-        model: SentencePiece model, a file (docs/evaluation.md says where to get FLORES's).
-        tokenizer: sacreBLEU's name of it, for the signature, which has the file's SHA-256 too.
+        model: File of a SentencePiece model (docs/evaluation.md says where to get FLORES's).
+        tokenizer: sacreBLEU's name of the model, for the signature, which also has its SHA-256.
     """
     del language, sources
     pieces, digest = _model(model)

@@ -1,4 +1,4 @@
-"""TER (Snover et al., 2006) as sacreBLEU computes it: edits by words of references."""
+"""TER (Snover et al., 2006) as sacreBLEU computes it: edits per word of the references."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ from m4.settings import configurable
 def ter(
     hypotheses: Sequence[str], references: References, language: str, sources: Sequence[str] = ()
 ) -> Statistics:
-    """Returns statistics of corpus TER, of which lower is better; the language plays no part.
+    """Returns statistics of corpus TER (lower is better); the language is ignored.
 
-    Its counts of a sentence are the edits of the nearest reference and the mean length of all.
+    Counts per sentence are the edits to the nearest reference and the mean length of all.
     """
     del language, sources
     metric, several = TER(), each_of(references)
@@ -30,5 +30,5 @@ def ter(
 
 def _formula(sums: np.ndarray) -> np.ndarray:
     edits, words = sums[..., 0], sums[..., 1]
-    # Without a reference word any edit is an error of 100%.
+    # Without reference words, any edit is an error of 100%.
     return 100.0 * np.where(words > 0, edits / np.where(words > 0, words, 1), edits > 0)

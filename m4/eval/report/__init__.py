@@ -1,1 +1,1 @@
-"""Tables, plots, pages."""
+"""Tables, plots and pages of results."""

@@ -1,8 +1,7 @@
 """The atlas of experts: which language goes to which expert, as a picture and as tables.
 
-It shows the files of `m4.train.measuring.routing_counts`. A share is that of a direction's assigned
-choices, first and second ones alike: the shares of a direction sum to 1 over the E experts of a
-layer.
+It shows files of `m4.train.measuring.routing_counts`. Shares are of a direction's assigned choices,
+first and second ones alike, and sum to 1 over the E experts of a layer.
 """
 
 import math
@@ -28,39 +27,39 @@ from m4.settings import InputError, pasted, some
 from m4.storage.files import keep_result
 from m4.train.measuring import routing_counts
 
-# An expert with less than this part of an even share of all choices is dead; a language with more
-# than this multiple of it has a specialist.
+# An expert with less than DEAD times an even share of all choices is dead; one with more than
+# SPECIAL times an even share of a language's choices is its specialist.
 DEAD, SPECIAL = 0.1, 2.0
 
-_MOST_LINES, _MOST_NAMES = 64, 12  # experts of a table, languages of an expert
+_MOST_LINES, _MOST_NAMES = 64, 12  # maximum experts in a table, and languages of an expert
 _TALLEST = 60.0  # inches
 _MOST_COLUMNS = 256  # of a panel
 
 
 @dataclass(frozen=True)
 class Atlas:
-    """Counts of assigned choices."""
+    """Counts of the assigned choices of experts."""
 
-    directions: list[str]  # those with any count, into English first, by falling training size
+    directions: list[str]  # directions with any count, into English first, by falling training size
     languages: list[str]  # `label_of` each direction
     # Name of a layer -> counts, int64 [directions, E]; the encoder's first, by depth.
     layers: dict[str, npt.NDArray[np.int64]]
 
     def blocks(self) -> dict[str, list[int]]:
-        """Returns side -> the rows of its directions, for the sides that there are."""
+        """Returns side -> the rows of its directions, for sides with directions."""
         rows = [(side_of(direction), row) for row, direction in enumerate(self.directions)]
         found = {side: [row for here, row in rows if here == side] for side in SIDES}
         return {side: block for side, block in found.items() if block}
 
 
 def path_of(folder: Path, split: str) -> Path:
-    """Returns the file of counts: training's in MODEL_DIR, a test set's with its decodes."""
+    """Returns the file of counts: training's in MODEL_DIR, a split's with its translations."""
     place = folder if split == "train" else folder / "decodes"
     return place / f"atlas.{split}.json"
 
 
 def load(folder: Path, split: str = "train") -> Atlas:
-    """Reads the atlas of a MODEL_DIR. InputError: no run folder, or nothing is counted there."""
+    """Reads the atlas of a MODEL_DIR. Raises InputError if it is not a run or has no counts."""
     if not (folder / "run.json").is_file():
         raise InputError(f"{folder}: not a run folder (no run.json); train first")
     path = path_of(folder, split)
@@ -71,7 +70,7 @@ def load(folder: Path, split: str = "train") -> Atlas:
 
 
 def read(path: Path) -> Atlas:
-    """Reads the atlas of a file. InputError: it is damaged or has no counts."""
+    """Reads the atlas of a file. Raises InputError if it is damaged or has no counts."""
     found, saved = routing_counts.read(path)
     pairs: Mapping[str, int] = saved.get("train_pairs", {})
     languages = [label_of(direction) for direction in found.directions]
@@ -96,7 +95,7 @@ def _place(layer: str) -> tuple[bool, int, str]:
 
 
 def shares(count_DE: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Returns each expert's share of a direction's choices; 0 for a direction without any."""
+    """Returns each expert's share of a direction's choices, or 0 without any."""
     return count_DE / np.maximum(count_DE.sum(axis=1, keepdims=True), 1)
 
 
@@ -106,7 +105,7 @@ def load_of(count_DE: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def entropy(count_DE: npt.NDArray[np.int64]) -> float:
-    """Returns the entropy of the load over its maximum, log E: 1 is even, 0 all in one expert."""
+    """Returns the entropy of the load divided by log E: 1 is even, 0 is all in one expert."""
     load_E = load_of(count_DE)
     there = load_E[load_E > 0]
     return float(-(there * np.log(there)).sum() / np.log(max(len(load_E), 2)))
@@ -129,7 +128,7 @@ def specialists(count_DE: npt.NDArray[np.int64]) -> dict[int, list[int]]:
 
 
 def alarms(atlas: Atlas) -> list[str]:
-    """Returns a line for every layer with dead experts."""
+    """Returns a warning line for each layer with dead experts."""
     return [
         f"ALARM {layer}: {len(gone)} of {count_DE.shape[1]} experts "
         f"{'is' if len(gone) == 1 else 'are'} dead (under {100 * DEAD / count_DE.shape[1]:.3g}% of "
@@ -140,9 +139,9 @@ def alarms(atlas: Atlas) -> list[str]:
 
 
 def tables(atlas: Atlas) -> dict[str, Table]:
-    """Returns heading -> table, one a layer: each expert's load and `specialists`.
+    """Returns heading -> table, one per layer, with each expert's load and `specialists`.
 
-    Of many experts, the table has those with languages.
+    With many experts, the table has only those that are specialists.
     """
     made, blocks = {}, atlas.blocks()
     for layer, count_DE in atlas.layers.items():
@@ -170,7 +169,7 @@ def tables(atlas: Atlas) -> dict[str, Table]:
 def show(folder: Path, split: str, console: Console, output: Path | None = None) -> None:
     """Prints tables and alarms of "train" or a test set's split, and draws the picture.
 
-    `output` is its file. Defaults to atlas.png next to the counts, if it can be written.
+    `output` is the picture's file. Defaults to atlas.png next to the counts, if that is writable.
     """
     atlas = load(folder, split)
     for heading, table in tables(atlas).items():
@@ -182,10 +181,10 @@ def show(folder: Path, split: str, console: Console, output: Path | None = None)
 
 
 def figure(atlas: Atlas) -> Figure:
-    """Returns a panel a layer, the encoder's in the left column, with one scale for all.
+    """Returns a figure with a panel per layer, the encoder's in the left column, on one scale.
 
-    Rows are languages by falling training size, a block into English and one out of it; columns are
-    experts. A cross marks a dead expert.
+    Rows are languages by falling training size, in a block into English and one out of it. Columns
+    are experts. A cross marks a dead expert.
     """
     stacks: dict[str, list[str]] = {}
     for layer in atlas.layers:
@@ -193,14 +192,14 @@ def figure(atlas: Atlas) -> Figure:
     columns, blocks = [*stacks.values()], atlas.blocks()
     deep, wide = max(map(len, columns)), max(map(len, blocks.values())) > FEW
     width, size = page_size(wide)
-    line = 1.3 * size / 72  # inches of a line of text
+    line = 1.3 * size / 72  # height of a line of text in inches
     tall = min(0.055 if wide else line, _TALLEST / (deep * (len(atlas.directions) + 1)))
     rows, names = _rows(blocks, max(round(line / tall), 1))
     chosen = [row for block in blocks.values() for row in block[:: math.ceil(0.95 * line / tall)]]
     page = blank(width, deep * (len(rows) * tall + 3.5 * line) + 3.8 * line, layout="constrained")
     experts = max(x.shape[1] for x in atlas.layers.values())
     most = max(SPECIAL / experts, *(shares(x).max() for x in atlas.layers.values()))
-    # With many experts an even share is small next to the largest: its root is visible.
+    # With many experts, an even share is small next to the largest: the root makes it visible.
     norm = PowerNorm(1.0 if experts <= 16 else 0.5, 0, most)
 
     def draw(panel: Axes, layer: str) -> None:
@@ -210,7 +209,7 @@ def figure(atlas: Atlas) -> Figure:
         experts = share_DE.shape[1]
         nothing = np.full(experts, np.nan)
         drawn = np.stack([nothing if row is None else share_DE[row] for row in rows])
-        # More than the picture has points for: of some adjacent ones the most.
+        # More experts than pixels: adjacent ones show their maximum.
         together = -(-experts // _MOST_COLUMNS)
         drawn = np.pad(drawn, ((0, 0), (0, -experts % together)), mode="edge")
         drawn = drawn.reshape(len(rows), -1, together).max(axis=2)
@@ -228,7 +227,7 @@ def figure(atlas: Atlas) -> Figure:
         panel.set_xlabel(named + ", × dead" * bool(gone), fontsize=0.95 * size, color=LIGHT.ink,
                          labelpad=1)  # fmt: skip
         cross = min(0.6 * size, max(180 / experts, 0.4 * size))
-        if gone:  # a line without points would have no size, and the layout none to give
+        if gone:  # the layout fails for an empty line
             panel.plot(gone, [len(rows) - 1] * len(gone), "x", color=LIGHT.series[1],
                        markersize=cross, markeredgewidth=1.5, clip_on=False)  # fmt: skip
         panel.set_xlim(-0.5, experts - 0.5)
@@ -258,7 +257,7 @@ def figure(atlas: Atlas) -> Figure:
 def _rows(
     blocks: Mapping[str, Sequence[int]], gap: int
 ) -> tuple[list[int | None], dict[float, str]]:
-    """Returns the picture's rows (a direction, or None in a gap), and where names of sides are."""
+    """Returns the picture's rows (a direction, or None in a gap), and positions of side names."""
     rows: list[int | None] = []
     names = {}
     for side, block in blocks.items():

@@ -13,22 +13,22 @@ from m4.eval.report.figures import LIGHT, SIZE, blank, legend, style
 from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.score import ALL, METRIC_NAMES
 
-# What curves are drawn over.
+# Axes over which curves are drawn.
 AXES = {"steps": "training step", "tokens": "tokens of both sides", "hours": "device hours"}
 _TOKENS = ("source_tokens", "target_tokens")
 Points = Sequence[tuple[float, float]]
 Rows = Sequence[Mapping[str, Any]]
 
 _MARKERS = {ALL: "o", **dict(zip(LEVELS, "s^D", strict=True))}
-_MOST_POINTS = 240  # a line is averaged down to so many: more do not show
-_MOST_MARKERS = 30  # more than so many run into each other
+_MOST_POINTS = 240  # maximum points of a line, which is averaged down to them: more would not show
+_MOST_MARKERS = 30  # more labels would run into each other
 _FEW_STEPS = 6  # each has a tick
 
 
 def points(rows: Iterable[Mapping[str, Any]], key: str) -> Points:
-    """Returns (step, value) of the rows of a metrics.jsonl that have a finite `key`, by step.
+    """Returns (step, value) of the rows of a metrics.jsonl with a finite `key`, by step.
 
-    Where a run was resumed and a step comes twice, the later row counts.
+    If a resumed run has a step twice, the later row counts.
     """
     values = ((row["step"], row.get(key)) for row in rows)
     finite = {
@@ -38,7 +38,7 @@ def points(rows: Iterable[Mapping[str, Any]], key: str) -> Points:
 
 
 def over(line: Points, rows: Rows, axis: str) -> Points:
-    """Returns points over an axis of `AXES` in the place of steps; none before its first row."""
+    """Returns points over an axis of `AXES` instead of steps, from its first row on."""
     if axis == "steps":
         return line
     if axis == "tokens":
@@ -53,7 +53,7 @@ def over(line: Points, rows: Rows, axis: str) -> Points:
 
 
 def training(lines: Mapping[str, Mapping[str, Points]], axis: str = "steps") -> Figure:
-    """Returns a panel a measure with a line a system: label -> system -> its points."""
+    """Returns a figure with a panel per measure, a line per system: label -> system -> points."""
     drawn, panels = _panels(list(lines), AXES[axis])
     systems = list(dict.fromkeys(name for by_system in lines.values() for name in by_system))
     for panel, by_system in zip(panels, lines.values(), strict=True):
@@ -70,10 +70,10 @@ def training(lines: Mapping[str, Mapping[str, Points]], axis: str = "steps") -> 
 
 
 def by_step(rows: Rows) -> Figure:
-    """Returns a panel a metric, by rows of scores_by_step.jsonl of one split.
+    """Returns a figure with a panel per metric from rows of scores_by_step.jsonl of one split.
 
-    Lines are means over the directions of a level and over all. Each panel rings its highest mean
-    over all. The best step, by the first metric, has a line through all panels.
+    Lines are means over the directions of a level and over all. Each panel marks its highest mean
+    over all by a ring. A line through all panels marks the best step by the first metric.
     """
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     drawn, panels = _panels([f"{METRIC_NAMES.get(m, m)}, {rows[0]['split']}" for m in metrics])
@@ -116,6 +116,6 @@ def _levels(panel: Axes, rows: Rows) -> None:
             step, score = max(line, key=lambda point: (point[1], -point[0]))
             panel.plot([step], [score], "o", color=LIGHT.ink, markerfacecolor="none",
                        markersize=14, markeredgewidth=1.6, zorder=5)  # fmt: skip
-            # Above the panel: within it the text would cover lines.
+            # Above the panel, as the text would cover lines within it.
             panel.set_title(f"highest: {score:.1f} at step {step:,}", loc="right", pad=4,
                             fontsize=0.95 * SIZE, color=LIGHT.ink)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Parts that the figures of reports share: colours, letters, legends, and their files."""
+"""Shared parts of the figures in reports: colours, fonts, legends and files."""
 
 import io
 import re
@@ -23,10 +23,10 @@ from m4.storage.files import whole
 
 
 class LIGHT:
-    """Colours on light paper; on dark paper a page inverts its figures.
+    """Colours on a light background; with a dark background, a page inverts its figures.
 
-    Those of series are from Okabe and Ito's palette, which colour-blind readers can tell apart,
-    those of families Tol's muted ones, the last for the rest.
+    Series have colours of Okabe and Ito's palette, which colour-blind readers can tell apart.
+    Families have Tol's muted colours, the last one for the rest.
     """
 
     paper, ink, faint, bar = "#ffffff", "#222222", "#d8d8d8", "#9a9a9a"
@@ -37,14 +37,14 @@ class LIGHT:
     )
 
 
-# From the paper to the ink through one hue, evenly in lightness: no colours to confuse.
+# From background to ink through one hue, even in lightness, so that no colours are confused.
 SEQUENTIAL = LinearSegmentedColormap.from_list(
     "share", ["#f4f7fa", "#8fc4e8", "#1a73b4", "#06203f"]
 )
 
-FEW = 40  # up to so many languages fit a page's width with labels of full size
-SIZE = 11.0  # points of a letter on a page 7 inches wide
-# Without dates and versions: the same figure gives the same bytes.
+FEW = 40  # number of languages whose labels fit a page's width at full size
+SIZE = 11.0  # font size in points on a page 7 inches wide
+# No dates or versions, so that the same figure gives the same bytes.
 METADATA: Mapping[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -59,7 +59,7 @@ def halfway(colour: str) -> str:
 
 
 def blank(width: float, height: float, **options: Any) -> Figure:
-    """Returns an empty figure of so many inches, without pyplot and its global state."""
+    """Returns an empty figure of this size in inches, without pyplot and its global state."""
     drawn = Figure((width, height), **options)
     FigureCanvasAgg(drawn)
     drawn.set_facecolor(LIGHT.paper)
@@ -68,15 +68,15 @@ def blank(width: float, height: float, **options: Any) -> Figure:
 
 def _save(drawn: Figure, to: Any, suffix: str, salt: str = "m4", **settings: Any) -> None:
     """Writes the figure; the same figure gives the same bytes."""
-    for text in drawn.findobj(Text):  # "$" in a name is no formula
+    for text in drawn.findobj(Text):  # a "$" in a name starts no formula
         text.set_parse_math(False)
-    # Without a salt the names inside an SVG are random.
+    # Without a salt, names inside an SVG are random.
     with rc_context(cast(Any, {"svg.hashsalt": salt, "text.parse_math": False, **settings})):
         drawn.savefig(to, format=suffix[1:], dpi=_DPI, metadata=METADATA[suffix])
 
 
 def save(drawn: Figure, paths: Iterable[Path]) -> None:
-    """Writes the figure to every path. InputError: a path is not .png or .svg."""
+    """Writes the figure to every path. Raises InputError for a path that is not .png or .svg."""
     for path in paths:
         if path.suffix not in METADATA:
             raise InputError(f"{path}: a plot is .png or .svg")
@@ -91,17 +91,17 @@ def png(drawn: Figure) -> bytes:
 
 
 def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
-    """Returns the figure as an SVG element of a page, in the page's font and on its paper.
+    """Returns the figure as an SVG element in a page's font and on its background.
 
     An artist with the gid "language:gl" becomes a group with data-language="gl", for the script.
 
     Args:
-        label: Text for readers who do not see the figure.
-        kind: Its CSS class.
+        label: Text for readers who cannot see the figure.
+        kind: CSS class of the element.
     """
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the reader's fonts draw the text
+        warnings.filterwarnings("ignore", "Glyph")  # text is drawn by the reader's fonts
         page = {"svg.fonttype": "none", "savefig.transparent": True}
         _save(drawn, buffer, ".svg", label, **page)
     _, _, text = buffer.getvalue().partition("<svg ")
@@ -109,7 +109,7 @@ def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
     (box,) = re.findall(r'viewBox="[^"]*"', head)
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r' id="language:([^"]*)"', r' data-language="\1"', body)
-    # Numbered names would come again in the page's next figure; nothing refers to them.
+    # Numbered names, to which nothing refers, would repeat in the page's next figure.
     body = re.sub(r' id="[\w.]+_\d+"', "", body)
     body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 system-ui, sans-serif", body)
     # All text in a figure's body has been escaped by matplotlib.
@@ -120,7 +120,7 @@ def inline(drawn: Figure, label: str, kind: str = "figure") -> Markup:
 
 
 def page_size(many: bool) -> tuple[float, float]:
-    """Returns the width in inches and the size of letters in points, legible on a phone, too."""
+    """Returns the width in inches and the font size in points, legible also on a phone."""
     return (10.0, 15.0) if many else (7.0, SIZE)
 
 
@@ -145,7 +145,7 @@ def colorbar(drawn: Figure, shown: ScalarMappable, size: float, **options: Any) 
 
 
 def legend(drawn: Figure, handles: Sequence[Any], size: float, below: bool = False) -> None:
-    """Puts a legend above or below the panels, in as few lines as fit the figure's width."""
+    """Adds a legend above or below the panels, in as few lines as fit the figure's width."""
     letters = [0.55 * len(handle.get_label()) + 3.6 for handle in handles]
     across = drawn.get_figwidth() * POINTS / (0.95 * size)
     fits = (columns for columns in range(len(handles), 1, -1)

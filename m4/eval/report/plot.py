@@ -1,4 +1,4 @@
-"""Plots over languages: ΔBLEU, what is forgotten against what is gained, heat maps of directions.
+"""Plots over languages: ΔBLEU, gains against forgetting, heat maps of directions.
 
 The first is Figure 6 of the GShard paper (arXiv 2006.16668), for any number of languages.
 """
@@ -37,14 +37,14 @@ from m4.eval.scoring.score import METRIC_NAMES
 from m4.eval.scoring.winners import Forgotten, Winner
 from m4.settings import InputError
 
-# Widths of the figure in a page, in inches of 72 pixels: on a screen, and on a phone.
+# Widths of the figure in a page, in inches of 72 pixels, for a screen and a phone.
 WIDTHS = {"wide": 1180 / POINTS, "narrow": 390 / POINTS}
 _MARKERS = ("o", "s", "^", "D")
-_SMALLEST = 4.0  # points; smaller labels of languages are left out
+_SMALLEST = 4.0  # in points; smaller language labels are left out
 _DIVERGING = LinearSegmentedColormap.from_list(
     "difference", ["#a03c00", "#f0a070", "#f7f7f7", "#6fb2dc", "#004d7a"]
 )
-# Up to so many languages cells have room for their numbers.
+# Maximum number of languages for which cells show their numbers.
 _NUMBERED = 16
 
 
@@ -54,19 +54,19 @@ class _Sheet(NamedTuple):
     figure: Figure
     panels: list[Axes]
     labels: Sequence[str]
-    size: float  # size of letters in points
+    size: float  # font size in points
     slot: float  # width of a language in points
-    letters: float  # size of the labels' letters in points
+    letters: float  # font size of labels in points
     upright: bool  # whether labels are turned
 
 
 def _sheet(
     labels: Sequence[str], ratios: Sequence[float], inches: float, width: float | None
 ) -> _Sheet:
-    """Returns an empty sheet with a panel a ratio of heights, for one label a language.
+    """Returns an empty sheet with a panel per height ratio and a label per language.
 
-    `inches` is the height of all panels on a page 7 inches wide, or of the given width. The width
-    of the figure in inches defaults to the one of `page_size`.
+    `inches` is the height of all panels on a page of this width. The width in inches defaults to
+    that of `page_size`.
     """
     size = SIZE
     if width is None:
@@ -93,9 +93,9 @@ def _signed(y: float) -> str:
 def _size_bars(
     sheet: _Sheet, sizes: Sequence[int], note: str, colours: Sequence[str] | None
 ) -> None:
-    """Draws the last panel: training pairs as bars on a log scale, and languages' labels."""
+    """Draws the last panel: training pairs as bars on a log scale, and labels of languages."""
     panel, size = sheet.panels[-1], sheet.size
-    floor = max(min(sizes), 1) / 2  # of the bars; without a corpus no size is known
+    floor = max(min(sizes), 1) / 2  # sizes of the bars; unknown without a corpus
     panel.bar(range(len(sizes)), [n - floor for n in sizes], 0.72, floor,
               color=colours or LIGHT.bar)  # fmt: skip
     panel.set_yscale("log")
@@ -129,7 +129,7 @@ def draw(
 ) -> list[Path]:
     """Draws differences of one metric from one baseline as delta_<metric>.png and .svg.
 
-    No run is needed: `delta.from_plain` reads a deltas.jsonl.
+    It needs no run: `delta.from_plain` reads a deltas.jsonl.
     """
     pictures = [Path(folder) / f"delta_{rows[0].metric}.{kind}" for kind in ("png", "svg")]
     save(figure(rows, levels), pictures)
@@ -141,16 +141,16 @@ def figure(
 ) -> Figure:
     """Returns the plot of differences of one metric from one baseline over languages.
 
-    x: languages by falling training size; y: Δ with its 95% interval, the baseline at 0. One panel
-    is into English, one out of it, and below them are the training pairs on a log scale. Each
-    system has a trend line, the mean of a sliding window (`window_size`). Of many languages the
+    x has languages by falling training size, y has Δ with its 95% interval and the baseline at 0.
+    One panel is into English, one out of it, and below them are the training pairs on a log scale.
+    Each system has a trend line, the mean of a sliding window (`window_size`). With many languages,
     bars have the colours of families. Pale points have a closely related language in the run.
-    Hollow ones are undertrained, or have test sets of fewer than `levels.min_test_sentences`: these
-    decide neither axis nor trend, and one that lies beyond the axis is at its edge.
+    Hollow ones are undertrained, or have test sets of fewer than `levels.min_test_sentences`; these
+    decide neither axis nor trend, and those beyond the axis are drawn at its edge.
 
     Args:
-        page: One of `WIDTHS`: for a page, where each language has an area that its script finds
-            (gid "language:gl"). Defaults to a figure of files.
+        page: Width of `WIDTHS` for a figure in a page, where the script finds each language's area
+            (gid "language:gl"). Defaults to a figure for files.
     """
     if not rows:
         raise InputError("nothing to plot: no direction is decoded by a system and its baseline")
@@ -163,7 +163,7 @@ def figure(
     systems = list(dict.fromkeys(row.system for row in rows))
     metric = METRIC_NAMES.get(rows[0].metric, rows[0].metric)
     small = small_tests(rows, levels)
-    # Where all test sets are small, they rule.
+    # If all test sets are small, they decide the axis.
     ruling = [row for row in rows if row.direction not in small] or rows
     edges = [bound for row in ruling for bound in (row.low, row.high, row.delta, 0.0)]
     margin = 0.06 * max(max(edges) - min(edges), 1.0)
@@ -196,7 +196,7 @@ def figure(
 
 
 def family_colours(languages: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Returns the family of each language that is shown, 'other' for the rest, and its colour."""
+    """Returns each language's family, 'other' for small ones, and the colours of families."""
     colours = LIGHT.families
     families = shown_families(languages, len(colours) - 1)
     names = list(dict.fromkeys(families.values()))
@@ -205,15 +205,15 @@ def family_colours(languages: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def window_size(languages: int) -> int:
-    """Returns the size of the sliding window: 10, as in the paper, but at most a quarter of them.
+    """Returns the sliding window's size: 10 as in the paper, but at most a quarter of languages.
 
-    So the trend keeps both ends of the range apart. Fewer than 8 languages have a window of 1.
+    Thus the trend keeps both ends of the range apart. Fewer than 8 languages give a window of 1.
     """
     return max(1, min(10, languages // 4))
 
 
 def trend(values: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the middle of every `window` consecutive values, and their mean; NaN is missing."""
+    """Returns the middle of every `window` consecutive values, and their mean; skips NaN."""
     if window < 2 or len(values) < window:
         return np.zeros(0), np.zeros(0)
     windows = np.lib.stride_tricks.sliding_window_view(np.asarray(values, float), window)
@@ -242,7 +242,7 @@ def _panel(
         here = [(i, at[language]) for i, language in enumerate(languages) if language in at]
         x = np.array([i for i, _ in here]) + (number - (len(systems) - 1) / 2) * step
         hollow = [row.direction in small or row.undertrained for _, row in here]
-        # Not errorbar(): a percentile interval of a few sentences need not hold the point.
+        # Not errorbar(): the percentile interval of few sentences need not contain the point.
         panel.vlines(x, [row.low for _, row in here], [row.high for _, row in here],
                      color=[to_rgba(colour, 0.2 if empty else 0.55) for empty in hollow],
                      linewidth=min(1.4, 0.16 * sheet.slot), zorder=3)  # fmt: skip
@@ -252,13 +252,13 @@ def _panel(
         panel.scatter(x, inside, s=dot**2, marker=_MARKERS[number % len(_MARKERS)],
                       facecolors=faces, edgecolors=colour, linewidths=1.1, zorder=5,
                       clip_on=False)  # fmt: skip
-        # Of the languages that count, so that each mean is of as many.
+        # Only languages that count, so that each mean is over equally many.
         places = [i for i, language in enumerate(languages) if language in counted]
         values = [at[languages[i]].delta if languages[i] in at else np.nan for i in places]
         middles, means = trend(values, window_size(len(counted)))
         middles = np.interp(middles, range(len(places)), places) if places else middles
-        # Few points are read one by one, and the line keeps behind them; of many, the line is what
-        # is read: it runs before them with a rim of paper.
+        # Few points are read one by one, so the line is behind them. Of many points the line is
+        # read, so it is in front, with a rim in the background colour.
         lines = [(colour, 2.2, 0.5, 4)]
         if len(languages) > FEW:
             lines = [(LIGHT.paper, 4.5, 0.9, 6), (colour, 2.8, 1.0, 7)]
@@ -268,7 +268,7 @@ def _panel(
 
 
 def _levels(sheet: _Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None:
-    """Marks where a resource level ends, and writes its name where there is room for it."""
+    """Marks the ends of resource levels, with their names if there is room."""
     start = 0
     for name in LEVELS:
         count = sum(levels.of(pairs) == name for pairs in sizes)
@@ -287,7 +287,7 @@ def _levels(sheet: _Sheet, sizes: Sequence[int], levels: ResourceLevels) -> None
 def _legend(
     sheet: _Sheet, rows: Sequence[Delta], small: Mapping[str, str], levels: ResourceLevels
 ) -> None:
-    """Says what the colours are, and what pale and hollow points are if there are any."""
+    """Explains the colours, and pale and hollow points if there are any."""
     panel, entries = sheet.panels[0], []
     for number, system in enumerate(dict.fromkeys(row.system for row in rows)):
         entries += panel.plot([], [], color=LIGHT.series[number % len(LIGHT.series)], linewidth=2.2,
@@ -305,10 +305,10 @@ def _legend(
 
 
 def trade_off(new: Winner, forgotten: Mapping[str, Forgotten], metric: str) -> Figure:
-    """Returns a point a run, with 95% intervals: what it keeps and what that costs new languages.
+    """Returns a plot of runs, with 95% intervals: change of kept against loss on new languages.
 
-    Across is the mean change of the kept directions, up how far the run is below the best system
-    of all on the new languages (`new`, the winner on average).
+    x is the mean change of the kept directions. y is how far the run is below the best system on
+    the new languages (`new`, the winner on average).
     """
     drawn = blank(7.0, 4.2, layout="constrained")
     panel = drawn.subplots()
@@ -337,13 +337,13 @@ def heat_map(
     framed: Collection[str] = (),
     percent: bool = False,
 ) -> Figure:
-    """Returns a cell for each direction, sources as rows and targets as columns, English first.
+    """Returns a heat map of directions: sources as rows, targets as columns, English first.
 
     Args:
         names: Label of each language. Defaults to its code.
-        signed: Colours are of two hues, for values below and above 0.
-        framed: Directions whose cells have a frame.
-        percent: Numbers are whole, and the darkest colour is 100.
+        signed: Whether to use two hues, for values below and above 0.
+        framed: Directions whose cells get a frame.
+        percent: Whether to show whole numbers, with 100 as the darkest colour.
     """
     codes = sorted(languages_of(values), key=lambda code: (code != "en", code))
     grid = np.full((len(codes), len(codes)), np.nan)
@@ -351,9 +351,9 @@ def heat_map(
         row, column = map(codes.index, split_direction(direction))
         grid[row, column] = value
     numbered = len(codes) <= _NUMBERED
-    # Narrower than other figures: shrunk to a phone's width, numbers stay legible.
+    # Narrower than other figures, so that numbers stay legible on a phone.
     width, size = (6.0, SIZE) if numbered else page_size(many=True)
-    slot = 0.73 * 72 * width / len(codes)  # points of a cell
+    slot = 0.73 * 72 * width / len(codes)  # size of a cell in points
     labels = [names.get(code, code) for code in codes]
     letters = min(0.95 * size, 0.9 * slot)
     drawn = blank(width, width, layout="constrained")

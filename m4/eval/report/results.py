@@ -1,4 +1,4 @@
-"""The report of one run or several: scores, differences, rates, the ΔBLEU plot, a page with all."""
+"""The report on one run or several: scores, differences, rates, the ΔBLEU plot and a page."""
 
 import functools
 from collections import Counter
@@ -40,7 +40,7 @@ from m4.storage.steps import complete_steps
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SCRIPT = Path(__file__).with_name("report.js")
 DELTA_TITLE = "ΔBLEU of one multilingual model against bilingual baselines"
-# What curves show, a panel each, where the metrics have it; losses in nats a piece.
+# Panels of curves, for those that the metrics have; losses are in nats per piece.
 _LABELS = {
     "nll": "training loss",
     **{f"nll/{level}": f"training loss, {level}" for level in LEVELS},
@@ -50,25 +50,25 @@ _LABELS = {
 
 
 class Background(NamedTuple):
-    """Facts that the page shows in addition to the scores; empty ones are left out."""
+    """Facts that the page shows besides scores; empty ones are left out."""
 
     title: str = DELTA_TITLE
     corpus: str = ""  # description of the text, paragraphs separated by empty lines
-    facts: Mapping[str, str] = {}  # name -> value: date, machine, seeds, steps, minutes
+    facts: Mapping[str, str] = {}  # name -> value: date, machine, seeds, steps, minutes, ...
     configs: Mapping[str, Path] = {}  # name -> operative gin config, shown whole
     # System -> the rows of its metrics.jsonl.
     curves: Mapping[str, Sequence[Mapping[str, Any]]] = {}
     sampling: Mapping[str, float] = {}  # language -> its share of the training stream
-    epochs: Mapping[str, float] = {}  # language -> how often it was seen
+    epochs: Mapping[str, float] = {}  # language -> epochs
     testsets: Mapping[str, str] = {}  # test set -> its page
-    costs: Mapping[str, Cost] = {}  # system -> what its training took: then winners are named
-    # Run -> the changes of directions that it keeps from the model that it begins from.
+    costs: Mapping[str, Cost] = {}  # system -> cost of its training; with costs, winners are named
+    # Run -> changes in the directions that it keeps from its initial model.
     forgotten: Mapping[str, Sequence[Delta]] = {}
-    trained: Sequence[Mapping[str, Any]] = ()  # scores of other directions, for heat maps
+    trained: Sequence[Mapping[str, Any]] = ()  # scores of further directions, for heat maps
 
 
 class Results(NamedTuple):
-    """The files of a report, and its numbers. Without a baseline drawn and deltas are None."""
+    """Files and numbers of a report; without a baseline, `drawn` and `deltas` are None."""
 
     html: Path
     scores: Path
@@ -95,17 +95,17 @@ def write_results(
     samples: Count = 3,
     directions: Collection[str] | None = None,
 ) -> Results:
-    """Scores all systems from their files of hypotheses, and writes the report's files.
+    """Scores all systems from their files of hypotheses, and writes the report.
 
     No run folder is needed: a `System` is a name and a folder of hypotheses, plain or gzipped;
     `score.train_pairs_of` takes the training sizes from rows of a scores.jsonl.
 
-    report.html is one self-contained file (`m4.html.render`).
+    The page, report.html, is self-contained (`m4.html.render`).
 
     Args:
-        metrics: Metrics of the scores. The first one is that of the tables and the plot.
-        baseline: System to compare with; None makes no differences and no plot.
-        directions: Directions that are scored. Defaults to all.
+        metrics: Metrics of the scores; tables and plot show the first one.
+        baseline: System to compare with. Defaults to none, without differences and plot.
+        directions: Directions to score. Defaults to all.
     """
     folder, background = Path(folder), background or Background()
     measured = score.measure(systems, metrics, split, directions=directions)
@@ -194,7 +194,7 @@ def write_results(
         translations=_translations(measured, subsets or {}, train_pairs, samples),
         curves=_curves(background),
         data=data,
-        # Differences are of directions, "wo-fr", and data of pairs, "fr-wo".
+        # Differences name directions, "wo-fr", and data name pairs, "fr-wo".
         facts=facts | {row.language: facts[key_of(pair_of(row.direction))] for row in rows},
         chips=dict(plot.family_colours([row["code"] for row in data]).values()),
         families=sorted({row["family"] for row in data}),
@@ -210,7 +210,7 @@ def write_results(
 
 def _by_step(folder: Path) -> list[dict[str, Any]]:
     """Returns the curves of `m4 eval --watch`, one for each split that it scored."""
-    kept = complete_steps(folder / "checkpoints")  # of the others none is marked as the best
+    kept = complete_steps(folder / "checkpoints")  # the other metrics mark no best step
     rows = score.read_by_step(folder / SCORES_BY_STEP)
     rows = [{**row, "best": row["best"] and row["step"] in kept} for row in rows]
     found = []
@@ -223,7 +223,7 @@ def _by_step(folder: Path) -> list[dict[str, Any]]:
 
 
 def _experts(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Returns the atlas of training and that of the test sets, where there are counts."""
+    """Returns the atlases of training and of the test sets, as far as there are counts."""
     found = []
     for name, title in (("train", "In training"), (split, f"On the {split} sets")):
         path = atlas.path_of(folder, name)
@@ -240,7 +240,7 @@ def _signed(value: float) -> str:
 
 _FILTERS = {
     "signed": _signed,
-    "tag": lambda code: describe(code).code.replace("_", "-"),  # BCP 47's, as zh-Hant
+    "tag": lambda code: describe(code).code.replace("_", "-"),  # BCP 47 code, such as zh-Hant
     "language": lambda direction: key_of(pair_of(direction)),
     "languages": lambda at: max(one.languages for side in at.values() for one in side.values()),
     "arrow": lambda text: text.replace("->", "-").replace("-", "\u2009→\u2009"),
@@ -250,7 +250,7 @@ _FILTERS = {
 
 
 def _by(rows: Iterable[Any], *names: str) -> dict[str, Any]:
-    """Nests rows by some of their fields, one level a field, with a row at the end."""
+    """Nests rows by some of their fields, one level per field."""
     found: dict[str, Any] = {}
     for row in rows:
         *outer, last = (row[n] if isinstance(row, Mapping) else getattr(row, n) for n in names)
@@ -267,12 +267,12 @@ def _order(direction: str, train_pairs: Mapping[str, int]) -> tuple[int, str, bo
 def _subsets(
     scores: Sequence[Mapping[str, Any]], metric: str, baseline: str | None, order: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Returns scores by direction, subset and system, or None where there are no subsets."""
+    """Returns scores by direction, subset and system, or None without subsets."""
     chosen = [row for row in scores if row["metric"] == metric and row["subset"] != "all"]
     if not chosen:
         return None
     systems = [name for name in _by(chosen, "system") if name != score.COPY]
-    # The baseline first: the others are read against it.
+    # The baseline comes first, as the others are compared with it.
     systems.sort(key=lambda name: name != baseline)
     at = _by(chosen, "direction", "subset", "system")
     lines = {direction: at[direction] for direction in order if direction in at}
@@ -282,7 +282,7 @@ def _subsets(
 def _translations(
     measured: score.Measured, subsets: score.Subsets, train_pairs: Mapping[str, int], samples: int
 ) -> list[dict[str, Any]]:
-    """Returns sentences spread evenly over every test set, with each system's translation."""
+    """Returns evenly spaced sentences of each test set, with each system's translation."""
     by_direction = measured.by_direction()
     languages: dict[str, dict[str, Any]] = {}
     for direction in sorted(by_direction, key=lambda one: _order(one, train_pairs)):
@@ -306,7 +306,7 @@ def _translations(
 
 
 def _about(row: Mapping[str, Any], deltas: Sequence[Delta]) -> str:
-    """Returns the text of a language for the plot's pointer: who it is, then its numbers."""
+    """Returns a language's tooltip in the plot: its names, then its numbers."""
     names = " · ".join(dict.fromkeys(filter(None, (row["name"], row["own_name"]))))
     lines = [f"{names} ({row['code']})",
              f"{row['family']}, {row['level']}: {row['pairs']:,} pairs"]  # fmt: skip
@@ -322,9 +322,9 @@ def _about(row: Mapping[str, Any], deltas: Sequence[Delta]) -> str:
 
 
 def _related(rows: Sequence[Delta]) -> list[tuple[str, ...]]:
-    """Returns the languages with close relatives in the run, each with these, by name."""
+    """Returns each language with close relatives in the run, with these, by name."""
     name = {row.language: row.name for row in rows}
-    named = Counter(name.values())  # two codes may be one language's
+    named = Counter(name.values())  # one language may have two codes
     name = {code: f"{one} ({code})" if named[one] > 1 else one for code, one in name.items()}
     return sorted(
         {
@@ -338,7 +338,7 @@ def _related(rows: Sequence[Delta]) -> list[tuple[str, ...]]:
 def _heat_maps(
     scores: Sequence[Mapping[str, Any]], metric: str, found: Results
 ) -> dict[str, Markup]:
-    """Returns maps from each language into each other by title, unless English is in all."""
+    """Returns title -> heat map of all directions, unless all have English."""
     scores = [row for row in scores if row["metric"] == metric and row["system"] != score.COPY]
     if all("en" in split_direction(row["direction"]) for row in scores):
         return {}
@@ -347,7 +347,7 @@ def _heat_maps(
     for row in scores:
         title = f"{metric_name} of {row['system']}"
         values.setdefault(title, {})[row["direction"]] = row["score"]
-    # Directions of training have a frame, next to the first system's.
+    # Trained directions have a frame in the first system's map.
     framed = {row["direction"]: row["score"] for row in found.background.trained
               if (row["metric"], row["subset"]) == (metric, "all")}  # fmt: skip
     first, signed, whole = next(iter(values)), set(), set()
@@ -371,12 +371,12 @@ def _heat_maps(
 
 
 def _own_name(code: str) -> str:
-    """Returns what the language calls itself, or '' where that is not known."""
+    """Returns the language's own name, or '' if unknown."""
     return tags.own_name(tag) if (tag := tags.parse(describe(code).code)) else ""
 
 
 def _curves(background: Background) -> dict[str, Markup]:
-    """Returns the training curves of all systems over each of `curves.AXES` that rows have."""
+    """Returns the training curves of all systems, over each of `curves.AXES` in their rows."""
     found = {}
     for axis in curves.AXES:
         drawn: dict[str, dict[str, curves.Points]] = {}
@@ -396,9 +396,9 @@ def _data_table(
     levels: ResourceLevels,
     deltas: Sequence[Delta],
 ) -> list[dict[str, Any]]:
-    """Returns a row a pair of languages, by falling training size.
+    """Returns a row for each language pair, by falling training size.
 
-    The filter looks in `search`, the plot shows `about` at the pointer.
+    The page's filter searches `search`, and its plot shows `about` as a tooltip.
     """
     total = sum(train_pairs.values())
     by_language: dict[str, list[Delta]] = {}

@@ -1,4 +1,4 @@
-"""ΔBLEU: differences of a multilingual system from the bilingual baselines, by language and level.
+"""ΔBLEU: differences of a system from the bilingual baselines, by language and resource level.
 
 GShard, section 4.4 and Table 1: ΔBLEU = BLEU - BLEU of the bilingual baseline.
 """
@@ -20,9 +20,9 @@ from m4.eval.scoring.score import COPY, METRIC_NAMES, Measured, text_table
 from m4.settings import InputError, counted
 
 BILINGUAL = "bilingual"
-# In the place of a difference.
+# Shown instead of a difference.
 UNDERTRAINED = "undertrained"
-MOST_LINES = 40  # of a table in a terminal
+MOST_LINES = 40  # maximum rows of a table in a terminal
 UNDERTRAINED_MEANS = "below the score of the source itself as the translation"
 SIGNIFICANT = 0.05
 SIGNIFICANT_MEANS = "significant at 5% over all directions (Holm)"
@@ -30,13 +30,13 @@ SIGNIFICANT_MEANS = "significant at 5% over all directions (Holm)"
 
 @dataclass(frozen=True)
 class Delta:
-    """One direction, one system against its baseline on the same sentences; scores in percent.
+    """Difference of a system from its baseline in one direction, on the same sentences, in percent.
 
-    low and high are the 95% interval of the difference by paired bootstrap.
+    `low` and `high` are the 95% interval of the difference by paired bootstrap.
     """
 
     direction: str
-    language: str  # the one next to English; of a direction without English the direction
+    language: str  # the language next to English; without English, the direction
     name: str
     side: str  # one of `SIDES`
     system: str
@@ -51,21 +51,21 @@ class Delta:
     low: float
     high: float
     p_value: float
-    closely_related: tuple[str, ...] = ()  # languages of the run with nearly the same texts
-    p_holm: float = 1.0  # corrected for all directions of system and metric (`bootstrap.holm`)
+    closely_related: tuple[str, ...] = ()  # languages of the run with nearly equal texts
+    p_holm: float = 1.0  # corrected over all directions of a system and metric (`bootstrap.holm`)
     lower_is_better: bool = False
-    # The difference in every resample; empty where read from a file.
+    # The difference in every resample; empty if read from a file.
     replicates: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
     @property
     def undertrained(self) -> bool:
-        """True if the source itself is a better translation: a difference then says nothing."""
+        """True if the source itself scores better as the translation, so Δ means nothing."""
         sign = -1 if self.lower_is_better else 1
         return self.copy_score is not None and sign * (self.system_score - self.copy_score) < 0
 
     @property
     def significant(self) -> bool:
-        """True if the systems differ, tested together with all other directions."""
+        """True if the systems differ, in a test over all directions together."""
         return self.p_holm < SIGNIFICANT
 
 
@@ -73,7 +73,7 @@ class Delta:
 class Average:
     """The mean over the languages of a resource level ('all': over every language).
 
-    It is undertrained if the mean of the copies' scores is above the system's.
+    It is undertrained if the copies' mean score is above the system's.
     """
 
     side: str
@@ -91,9 +91,9 @@ class Average:
 def deltas(
     measured: Measured, train_pairs: Mapping[str, int], metric: str, baseline: str = BILINGUAL
 ) -> list[Delta]:
-    """Returns every system against the baseline, by system, falling training size and side.
+    """Returns the differences from the baseline, by system, falling training size and side.
 
-    Directions that either has not decoded are left out.
+    Directions without translations of both are left out.
 
     Raises:
         InputError: The baseline has no hypotheses, or a language has no training size.
@@ -124,7 +124,7 @@ def deltas(
     found: list[Delta] = []
     for system in (one.name for one in measured.systems if one.name != baseline):
         mine = [made(each, system) for each in measured.directions(system) if each in ours]
-        # Languages of equal size keep one order in both groups and in all systems.
+        # Languages of equal size have the same order on both sides and in all systems.
         mine.sort(key=lambda r: (-r.train_pairs, r.language, SIDES.index(r.side)))
         p_values = [bootstrap.normal_p_value(row.delta, row.replicates) for row in mine]
         corrected = zip(mine, bootstrap.holm(p_values), strict=True)
@@ -143,13 +143,13 @@ def from_plain(rows: Iterable[dict]) -> list[Delta]:
 
 
 def small_tests(rows: Iterable[Delta], levels: ResourceLevels) -> dict[str, str]:
-    """Returns direction -> language, of those with too few test sentences for means."""
+    """Returns direction -> language for directions with too few test sentences for means."""
     least = levels.min_test_sentences
     return {row.direction: row.language for row in rows if row.sentences < least}
 
 
 def small_tests_line(small: Mapping[str, str], levels: ResourceLevels) -> str:
-    """Returns a sentence on what is left out of the means, or ''."""
+    """Returns a sentence on the languages left out of means, or ''."""
     languages = sorted(set(small.values()))
     said = f"with fewer than {levels.min_test_sentences} test sentences in no mean: "
     many = counted(len(languages), "language")
@@ -157,12 +157,12 @@ def small_tests_line(small: Mapping[str, str], levels: ResourceLevels) -> str:
 
 
 def averages(rows: Sequence[Delta], levels: ResourceLevels = DEFAULT_LEVELS) -> list[Average]:
-    """Returns mean Δ by side, system and resource level; levels without languages are left out.
+    """Returns mean Δ by side, system and resource level, for levels with languages.
 
     Test sets of fewer than `levels.min_test_sentences` do not count. The interval has the
-    percentiles of the means over the languages in every bootstrap replicate. Replicate r draws the
-    same sentences of all test sets of one size, so what parallel test sets have in common is not
-    taken for independent evidence.
+    percentiles of the languages' mean in every bootstrap replicate. Replicate r draws the same
+    sentences from all test sets of one size, so that what parallel test sets have in common does
+    not count as independent evidence.
     """
     small, systems = small_tests(rows, levels), dict.fromkeys(row.system for row in rows)
     result = []
@@ -192,10 +192,10 @@ def tables(
     width: int = 120,
     levels: ResourceLevels = DEFAULT_LEVELS,
 ) -> list[Table]:
-    """Returns one table a system: languages by falling training size, then the averages.
+    """Returns a table per system: languages by falling training size, then the averages.
 
-    Where a table is wider than `width` characters, there is one a side. With more than
-    `MOST_LINES` languages there are the averages alone: the others are in files.
+    A table wider than `width` characters is split by side. With more than `MOST_LINES` languages,
+    it has only the averages; the rest is in files.
     """
     sides = [side for side in SIDES if any(row.side == side for row in rows)]
     systems = list(dict.fromkeys(row.system for row in rows))

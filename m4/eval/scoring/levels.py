@@ -13,9 +13,12 @@ SIDES = (TO_ENGLISH, FROM_ENGLISH, WITHOUT_ENGLISH)
 @checked
 @dataclass(frozen=True)
 class ResourceLevels:
-    """Training pairs from which a language is high-resource, and below which low-resource.
+    """Training pairs from which a language is high-resource, or below which it is low-resource.
 
-    A direction with fewer than `min_test_sentences` is reported and is in no mean, trend or axis.
+    Attributes:
+        high_resource_from: Least training pairs of a high-resource language.
+        low_resource_below: A language with fewer training pairs is low-resource.
+        min_test_sentences: A direction with fewer is reported, but in no mean, trend or axis.
     """
 
     high_resource_from: Annotated[Count, MUTABLE] = 3000
@@ -28,7 +31,7 @@ class ResourceLevels:
             raise SettingError("ResourceLevels.low_resource_below", self.low_resource_below, most)
 
     def of(self, train_pairs: int) -> str:
-        """Returns the resource level of a language with so many training pairs."""
+        """Returns the resource level of a language with this many training pairs."""
         if train_pairs >= self.high_resource_from:
             return "high"
         return "low" if train_pairs < self.low_resource_below else "medium"

@@ -1,6 +1,6 @@
-"""Rates of failed translations: off-target, copies, empty ones, loops, and their length.
+"""Rates of failed translations: off-target, copies, empty ones and loops; and length ratios.
 
-The same rates of the references, the system `REFERENCE`, say how often the tests themselves err.
+The rates of references, as the system `REFERENCE`, show how often the tests themselves err.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from m4.storage.files import read_jsonl
 from m4.storage.records import count, named, number, record, text
 
 REFERENCE = "reference"
-# Field of a row -> what it is called in tables.
+# Field of a row -> its name in tables.
 RATES = {
     "off_script": "wrong script",
     "off_language": "wrong language",
@@ -36,20 +36,20 @@ RATES = {
     "loops": "loops",
     "length_ratio": "length ratio",
 }
-# Raised with every change of what the rates are: those of an earlier run are then counted again.
+# Raised with every change of the rates, so that those of an earlier run are counted again.
 FORMAT = 1
-# Identifiers guess at shorter texts. In Latin letters, or what letters of other scripts stand for.
+# Identifiers only guess at shorter texts. Letters of other scripts count by their Latin equivalent.
 _LEAST_LETTERS = 20
-# A loop: at most so many characters, so often in a row (the last one without what divides them), of
-# so many characters in all.
+# A loop: maximum characters of the repeated part, minimum repetitions in a row (the last may lack
+# its separator), and minimum characters in all.
 _LONGEST_UNIT, _TIMES, _DIVIDES, _LEAST_LOOP = 40, 4, 2, 16
-# Languages are confused where so many references of one are taken for the other.
+# Two languages are confused if this share of one's references is taken for the other.
 _CONFUSED = 0.1
 NO_IDENTIFIER = f"wrong language: not measured, {NOT_INSTALLED}"
 
 
 class _Known:
-    """An identifier that chooses among a run's languages; `codes` has its code of each."""
+    """An identifier restricted to a run's languages; `codes` has its code for each."""
 
     def __init__(self, identifier: Py3langid, languages: Iterable[str]) -> None:
         known = identifier.languages()
@@ -66,12 +66,12 @@ def rates(
     before: Iterable[Mapping[str, Any]] = (),
     languages: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
-    """Returns the rows of rates.jsonl: references of each direction, then each system.
+    """Returns the rows of rates.jsonl: each direction's references, then each system.
 
     Args:
-        identifier: Without one `off_language` is null.
-        before: Rows of an earlier run, kept where texts and identifier are the same.
-        languages: Other languages among which the identifier chooses.
+        identifier: Language identifier; without one `off_language` is null.
+        before: Rows of an earlier run, reused if texts and identifier are the same.
+        languages: Further languages that the identifier may choose.
     """
     kept = {(row["system"], row["direction"], row["of"]): dict(row) for row in before}
     by_direction, known = measured.by_direction(), None
@@ -104,28 +104,28 @@ _ROW = record(
 
 
 def read_rates(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of an earlier run, none where there is no file."""
+    """Returns the rows of an earlier run, or none without a file."""
     return read_jsonl(path, _ROW) if path.is_file() else []
 
 
 def _digest(decodes: Sequence[Decode], known: _Known | None) -> str:
-    """Returns a digest of all that decides a row."""
+    """Returns a digest of everything that decides a row."""
     text = json.dumps([FORMAT, known and known.identity, [list(row) for row in decodes]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _chunk(decodes: Sequence[Decode], direction: str) -> Chunk:
-    """Returns sources as the first side, translations as the second one."""
+    """Returns a chunk with sources as the first side and translations as the second."""
     sources = [untagged(row.source, direction) for row in decodes]
     return Chunk(np.arange(len(decodes)), sources, [row.hypothesis for row in decodes])
 
 
 def _scripts(direction: str, references: Sequence[Decode]) -> frozenset[str] | None:
-    """Returns the scripts of the target language, or None where they are not known."""
+    """Returns the scripts of the target language, or None if unknown."""
     target = split_direction(direction)[1]
     if (scripts := scripts_of(target)) is not None or (likely := likely_scripts_of(target)) is None:
         return scripts
-    # Scripts that are only likely do not count where most references are in others.
+    # Scripts that are only likely are ignored if most references are in others.
     wrong = Script().wrong(_chunk(references, direction), "second", likely).mean()
     return None if wrong > 0.5 else likely
 
@@ -133,7 +133,7 @@ def _scripts(direction: str, references: Sequence[Decode]) -> frozenset[str] | N
 def _row(
     decodes: Sequence[Decode], direction: str, scripts: frozenset[str] | None, known: _Known | None
 ) -> dict[str, Any]:
-    """Returns the rates of one direction: shares of its sentences, and characters by characters."""
+    """Returns the rates of one direction: shares of sentences, and the ratio of characters."""
     chunk = _chunk(decodes, direction)
     texts = chunk.second
     empty = np.array([is_empty(text) for text in texts])
@@ -159,7 +159,7 @@ def _row(
 def _languages(
     chunk: Chunk, code: str | None, known: _Known | None
 ) -> tuple[int, dict[str, float]]:
-    """Returns how many sentences are identified, and the shares of other languages' codes."""
+    """Returns the number of identified sentences, and the shares of other languages' codes."""
     if known is None or code is None:
         return 0, {}
     weights = np.concatenate([[0], np.cumsum(WEIGHTS[script_numbers(chunk.code_points("second"))])])
@@ -171,10 +171,10 @@ def _languages(
 
 
 def loops(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Returns for each text whether it has a loop, up to 40 characters four times or more."""
+    """Returns whether each text has a loop: up to 40 characters, four times or more."""
     found = np.zeros(len(texts), bool)
     points = [code_points(text).astype(np.int64) for text in texts]
-    # Between two texts a number that stands in no text.
+    # Texts are separated by a number that occurs in none.
     ends = [np.array([-1 - row]) for row in range(len(texts))]
     all_points = np.concatenate([part for pair in zip(points, ends, strict=True) for part in pair])
     rows = np.repeat(np.arange(len(texts)), [len(part) + 1 for part in points])
@@ -187,9 +187,9 @@ def loops(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
 
 
 def confused(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the languages that the identifier cannot tell apart, the worst first.
+    """Returns the languages that the identifier confuses, the worst first.
 
-    First come those of one code ('zh = zh_Hant'), then 'gl as pt 12%'.
+    Languages with one code come first ('zh = zh_Hant'), then 'gl as pt 12%'.
     """
     pairs: dict[tuple[str, str], float] = {}
     by_code: dict[str, set[str]] = {}
@@ -207,7 +207,7 @@ def confused(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def summary(
     rows: Sequence[Mapping[str, Any]], levels: ResourceLevels
 ) -> list[dict[str, str | float | int | None]]:
-    """Returns means over the large enough directions of a side, a row a side and system."""
+    """Returns means over the large enough directions, a row per side and system."""
     found = []
     large = [row for row in rows if row["sentences"] >= levels.min_test_sentences]
     for side in SIDES:
@@ -222,8 +222,8 @@ def summary(
 
 
 def table(rows: Sequence[Mapping[str, Any]], levels: ResourceLevels) -> Table:
-    """Returns `summary` for a terminal, with the languages that are confused."""
-    caption = Text("\n".join(notes(rows)))  # brackets of theirs are no markup
+    """Returns `summary` for a terminal, with the confused languages."""
+    caption = Text("\n".join(notes(rows)))  # brackets in names are not markup
     made = text_table("Means of how translations fail, in %", caption, "system", "")
     for name in RATES.values():
         made.add_column(name, justify="right")
@@ -233,14 +233,14 @@ def table(rows: Sequence[Mapping[str, Any]], levels: ResourceLevels) -> Table:
 
 
 def shown(name: str, value: Any) -> str:
-    """Returns a rate in percent, a length ratio as it is, '' for one that is not known."""
+    """Returns a rate in percent, a length ratio unchanged, or '' for an unknown one."""
     if value is None:
         return ""
     return f"{value:.2f}" if name == "length_ratio" else f"{100 * value:.1f}"
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns lines on what the rates of languages can say."""
+    """Returns notes on the reliability of language rates."""
     if not any(row["code"] for row in rows):
         return [NO_IDENTIFIER]
     unknown = sorted({split_direction(row["direction"])[1] for row in rows if row["code"] is None})

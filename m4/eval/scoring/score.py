@@ -2,7 +2,7 @@
 
 decodes/<split>.<direction>.jsonl[.gz]  ->  Measured  ->  rows of scores.jsonl
 
-And from the scores of a run's checkpoints to rows of scores_by_step.jsonl.
+It also makes rows of scores_by_step.jsonl from the scores of a run's checkpoints.
 """
 
 import math
@@ -31,17 +31,17 @@ METRIC_NAMES = {
     "exact_match": "exact match",
 }  # fmt: skip
 
-# Pair of languages, or direction -> subset ('seen') -> a mark for every sentence, in order.
+# Language pair or direction -> subset ('seen') -> a mark per sentence, in order.
 Subsets = Mapping[str, Mapping[str, Sequence[bool]]]
 # Metric -> direction -> score.
 Scores = Mapping[str, Mapping[str, float]]
 
 
 class Decode(NamedTuple):
-    """One test sentence: the tagged or plain source, the reference, the model's translation.
+    """One test sentence: the tagged or plain source, the reference and the translation.
 
-    `references` has all references where there are several, `reference` first; `document` names
-    the document that it is in.
+    `references` has all references if there are several, `reference` first; `document` names the
+    document of the sentence.
     """
 
     source: str
@@ -72,11 +72,11 @@ _BY_STEP = record(
 
 @dataclass(frozen=True)
 class System:
-    """A system to score."""
+    """A system to score, with its translations."""
 
     name: str  # 'moe', 'dense', 'bilingual', ...
     decodes: Path
-    # Operative gin config and step that its rows name, one or one a direction.
+    # Operative gin config and step that its rows name: one for all, or one per direction.
     config: str | Mapping[str, str] | None = None
     checkpoint_step: int | Mapping[str, int] | None = None
 
@@ -85,8 +85,8 @@ class System:
 class Measured:
     """Sufficient statistics and hypotheses of all systems on the same test sentences.
 
-    decodes: (system, direction) -> hypotheses; statistics: (system, direction, metric).
-    Systems and directions are in the order given; the copy baseline comes last.
+    `decodes` has hypotheses by (system, direction), `statistics` by (system, direction, metric).
+    Systems and directions are in the given order; the copy baseline comes last.
     """
 
     split: str
@@ -107,7 +107,7 @@ class Measured:
 
 
 def read_decodes(path: Path) -> list[Decode]:
-    """Returns the hypotheses of one direction. InputError: the file is damaged or empty."""
+    """Returns the hypotheses of one direction. Raises InputError if damaged or empty."""
     decodes = [
         Decode(row["source"], row["reference"], row["hypothesis"], row.get("references") or (),
                row.get("document"))
@@ -119,13 +119,13 @@ def read_decodes(path: Path) -> list[Decode]:
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a scores.jsonl. InputError: the file is damaged."""
+    """Returns the rows of a scores.jsonl. Raises InputError if it is damaged."""
     return read_jsonl(path, _SCORE)
 
 
 def find_decodes(folder: Path, split: str) -> dict[str, Path]:
     """Returns direction -> its file of hypotheses, sorted by direction."""
-    # Of a direction that is there twice, the plain file.
+    # If a direction has two files, the plain one counts.
     found = [*folder.glob(f"{split}.*.jsonl.gz"), *folder.glob(f"{split}.*.jsonl")]
     if not found:
         raise InputError(
@@ -135,13 +135,13 @@ def find_decodes(folder: Path, split: str) -> dict[str, Path]:
 
 
 def train_pairs_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns `key_of` a pair of languages -> its training pairs, as rows of scores.jsonl say."""
+    """Returns `key_of` a language pair -> its training pairs, from rows of scores.jsonl."""
     return {key_of(pair_of(row["direction"])): row["train_pairs"]
             for row in rows if row.get("train_pairs") is not None}  # fmt: skip
 
 
 def untagged(source: str, direction: str) -> str:
-    """Returns the source text without the tag that asks for the target language."""
+    """Returns the source text without its target-language tag."""
     return source.removeprefix(tag_symbol(split_direction(direction)[1])).strip()
 
 
@@ -151,12 +151,12 @@ def measure(
     split: str = "test",
     directions: Collection[str] | None = None,
 ) -> Measured:
-    """Reads every system's hypotheses, adds the copy baseline, and counts what scores need.
+    """Reads all systems' hypotheses, adds the copy baseline, and counts the statistics.
 
     Raises:
-        InputError: Systems disagree on the test set (a difference of scores on different sentences
-            would mean nothing), files of hypotheses are missing or damaged, two metrics have one
-            name, or a metric does not count every sentence.
+        InputError: Systems disagree on the test set (differences on different sentences would mean
+            nothing), hypotheses are missing or damaged, two metrics have one name, or a metric does
+            not count every sentence.
     """
     systems = tuple(systems)
     decodes: dict[tuple[str, str], list[Decode]] = {}
@@ -185,16 +185,16 @@ def measured_of(
     metrics: Sequence[Metric],
     split: str = "test",
 ) -> Measured:
-    """Adds the copy baseline to hypotheses by (system, direction), and counts as `measure` does.
+    """Adds the copy baseline to hypotheses by (system, direction), and counts like `measure`.
 
-    The copy is the source without its tag as the hypothesis.
+    A copy has the source, without its tag, as the hypothesis.
     """
     copies: dict[tuple[str, str], list[Decode]] = {}
     for (_, direction), rows in decodes.items():
         copied = [row._replace(hypothesis=untagged(row.source, direction)) for row in rows]
         copies.setdefault((COPY, direction), copied)
     decodes = {**decodes, **copies}
-    # All systems of a direction together: metrics keep what they have counted of its references.
+    # All systems of a direction in turn, as metrics cache the counts of its references.
     found = {
         at: _counted(decodes[at], at[1], metrics) for at in sorted(decodes, key=lambda x: x[1])
     }
@@ -205,7 +205,7 @@ def measured_of(
 def _counted(
     rows: Sequence[Decode], direction: str, metrics: Sequence[Metric]
 ) -> dict[str, Statistics]:
-    """Returns the counts of each metric for one system's hypotheses, by its name."""
+    """Returns metric -> counts for one system's hypotheses."""
     target = split_direction(direction)[1]
     hypotheses = [row.hypothesis for row in rows]
     references = [row.references or row.reference for row in rows]
@@ -220,13 +220,13 @@ def _counted(
 
 
 def tried(metrics: Sequence[Metric]) -> dict[str, Statistics]:
-    """Tries each metric on one sentence; returns what it found by its name in rows of scores."""
+    """Tries each metric on one sentence; returns name in rows of scores -> statistics."""
     found = [counted(metric, ["a"], ["a"], "en", ["a"]) for metric in metrics]
     return {one.metric: one for one in found}
 
 
 def with_complements(marks: Mapping[str, Sequence[bool]]) -> dict[str, list[bool]]:
-    """Adds 'unseen', the sentences that are not 'seen', where only those are marked."""
+    """Adds the subset 'unseen', the complement of 'seen', if only that is marked."""
     subsets = {name: list(keep) for name, keep in marks.items()}
     if "seen" in subsets and "unseen" not in subsets:
         subsets["unseen"] = [not mark for mark in subsets["seen"]]
@@ -238,7 +238,7 @@ def score_rows(
 ) -> list[dict]:
     """Returns the rows of scores.jsonl, by system, direction, metric and subset.
 
-    A subset without sentences has no row. low and high are the 95% interval by bootstrap.
+    A subset without sentences has no row. `low` and `high` are the 95% interval by bootstrap.
     """
     about = {system.name: system for system in measured.systems}
     rows = []
@@ -264,7 +264,7 @@ def score_rows(
             values = {"score": score.value, "low": score.low, "high": score.high}
             rows.append(
                 head
-                # To 1e-6, where the platform's summation order begins to show.
+                # Rounded to 1e-6, as later digits depend on the platform's summation order.
                 | {key: round(value, 6) for key, value in values.items()}
                 | {"signature": score.signature, "sentences": score.sentences}
                 | {"config": _of(system.config, direction)}
@@ -275,7 +275,7 @@ def score_rows(
 
 
 def document_rows(measured: Measured) -> list[dict]:
-    """Returns the score of each document, of test sets that name them, in their order."""
+    """Returns the score of each document, in order, for test sets that name documents."""
     rows = []
     for (name, direction, metric), statistics in measured.statistics.items():
         names = [row.document for row in measured.decodes[name, direction]]
@@ -296,10 +296,10 @@ def rows_by_step(
     *,
     lower_is_better: bool = False,
 ) -> list[dict[str, Any]]:
-    """Returns the rows of scores_by_step.jsonl: a step, metric and level each, and `ALL` levels.
+    """Returns the rows of scores_by_step.jsonl: one per step, metric and level, and `ALL` levels.
 
-    `best` is true for one row: that of the step whose mean over all directions is highest in
-    `metric`, or lowest; of equal ones the first. Steps that are not `kept` are not compared.
+    `best` is true for one row: that of the first step whose mean of `metric` over all directions is
+    the highest, or the lowest if that is better. Only `kept` steps are compared.
     """
     rows = []
     compared = [step for step in sorted(scores) if step in kept]
@@ -319,8 +319,8 @@ def rows_by_step(
 
 
 def said_by_step(rows: Sequence[Mapping[str, Any]], step: int) -> str:
-    """Returns a line on a step: its scores over all directions and by resource level."""
-    # All first; the order of the levels stays.
+    """Returns a line with a step's scores over all directions and by resource level."""
+    # `ALL` comes first; the order of levels stays.
     here = sorted((row for row in rows if row["step"] == step), key=lambda row: row["level"] != ALL)
     parts: dict[str, str] = {}
     for row in here:
@@ -334,24 +334,24 @@ def said_by_step(rows: Sequence[Mapping[str, Any]], step: int) -> str:
 
 
 def read_by_step(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a scores_by_step.jsonl, none where there is no file."""
+    """Returns the rows of a scores_by_step.jsonl, or none without a file."""
     return read_jsonl(path, _BY_STEP) if path.is_file() else []
 
 
 def replace_by_step(path: Path, portion: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes a portion's rows; those of other portions stay."""
+    """Replaces a portion's rows and keeps those of others."""
     write_jsonl(path, [*(row for row in read_by_step(path) if row["split"] != portion), *rows])
 
 
 def text_table(title: str, caption: str | Text, *columns: str) -> Table:
-    """Returns an empty table of a report, for a terminal."""
+    """Returns an empty table for a report on a terminal."""
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
     space: dict[str, Any] = {"padding": (0, 1, 0, 0), "pad_edge": False}
     return Table(*columns, title=title, caption=caption, box=SIMPLE_HEAD, **left, **space)
 
 
 def score_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Returns the scores of whole test sets with their intervals, for a terminal."""
+    """Returns a table of scores of whole test sets, with intervals, for a terminal."""
     rows = [row for row in rows if row["subset"] == "all"]
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     table = Table("system", "direction", box=SIMPLE_HEAD)
@@ -367,5 +367,5 @@ def score_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def _of(value: object, direction: str) -> object:
-    """Returns the value itself, or the direction's where there is one a direction."""
+    """Returns the value, or the direction's if there is one per direction."""
     return value.get(direction) if isinstance(value, Mapping) else value

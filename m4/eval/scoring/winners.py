@@ -1,7 +1,7 @@
-"""The best of several systems for each language, what each cost, and what each has forgotten.
+"""The best of several systems for each language, with their costs and what they forgot.
 
-A system is level with the best one where the interval of the best one's lead, by paired bootstrap,
-reaches 0. Of level systems the cheapest is taken.
+A system is level with the best one if the interval of the best one's lead, by paired bootstrap,
+reaches 0. Among level systems, the cheapest is recommended.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,15 +28,15 @@ from m4.eval.scoring.score import (
 
 
 class Cost(NamedTuple):
-    """Cost of training a system; None where its files do not say it."""
+    """Cost of training a system; None means that its files do not say it."""
 
-    hours: float | None = None  # of one device, on CPUs of one core, in training steps
-    tokens: int | None = None  # of both sides that were trained on
-    flops: float | None = None  # of the model's matrix products (docs/performance.md)
+    hours: float | None = None  # hours of training steps on one device, or one core of a CPU
+    tokens: int | None = None  # trained tokens of both sides
+    flops: float | None = None  # FLOPs of the model's matrix products (docs/performance.md)
 
 
 def cost_of(rows: Sequence[Mapping[str, Any]]) -> Cost:
-    """Returns the cost of a run by the rows of its metrics.jsonl."""
+    """Returns the cost of a run from the rows of its metrics.jsonl."""
     seconds = [row["device_seconds"] for row in rows if "device_seconds" in row]
     tokens = [row["source_tokens"] + row["target_tokens"] for row in rows if "source_tokens" in row]
     flops = [row["model_flops"] for row in rows if "model_flops" in row]
@@ -48,7 +48,7 @@ def cost_of(rows: Sequence[Mapping[str, Any]]) -> Cost:
 
 
 def total(costs: Sequence[Cost]) -> Cost:
-    """Returns the cost of several runs together; what one of them does not say is None."""
+    """Returns the total cost of several runs; what one of them lacks is None."""
     columns = zip(*costs, strict=True)
     return Cost(*(None if None in column else sum(column) for column in columns))
 
@@ -57,17 +57,17 @@ def total(costs: Sequence[Cost]) -> Cost:
 class Winner:
     """The best system for a language, or on average."""
 
-    language: str  # its code, or `ALL`, the mean over the languages that count
+    language: str  # its code, or `ALL` for the mean over the languages that count
     train_pairs: int
     sentences: int
-    counts: bool  # whether its test sets are large enough to count
+    counts: bool  # whether the test sets are large enough to count
     languages: int  # number of languages
     scores: dict[str, float]  # system -> mean over the directions
-    best: str  # the system of the highest score
-    # Other system -> how far the best one is above it, and the 95% interval of that.
+    best: str  # the system with the highest score
+    # Other system -> lead of the best one over it, with its 95% interval.
     leads: dict[str, tuple[float, float, float]]
-    level: tuple[str, ...]  # the systems that are level with the best one, itself first
-    take: str  # the cheapest of them
+    level: tuple[str, ...]  # systems level with the best one, itself first
+    take: str  # the cheapest of `level`
     undertrained: bool  # whether the source itself is a better translation
 
 
@@ -79,11 +79,11 @@ def winners(
     levels: ResourceLevels,
     aside: Collection[str] = (),
 ) -> list[Winner]:
-    """Returns the winner of each language by falling training size, then the one on average.
+    """Returns the winners by language, in order of falling training size, and then on average.
 
     Args:
-        measured: Statistics of systems that have all translated the same directions.
-        aside: Directions that do not count: of languages that a system keeps from an older one.
+        measured: Statistics of systems that translated the same directions.
+        aside: Directions that do not count: those that a system keeps from an older model.
     """
     systems = [system.name for system in measured.systems]
     by_language: dict[str, list[str]] = {}
@@ -134,7 +134,7 @@ def winners(
 
 
 def advice(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> str:
-    """Returns a sentence on which system to take; '' where no test set is large enough."""
+    """Returns a sentence on which system to take, or '' if no test set is large enough."""
     counted = [row for row in rows if row.counts and row.language != ALL]
     if not counted:
         return ""
@@ -167,7 +167,7 @@ def advice(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> st
 
 
 def lead_of(row: Winner) -> str:
-    """Returns the lead of the best system over the next one with its interval, or ''."""
+    """Returns the best system's lead over the next one with its interval, or ''."""
     if not row.leads:
         return ""
     lead, low, high = min(row.leads.values())
@@ -175,7 +175,7 @@ def lead_of(row: Winner) -> str:
 
 
 def table(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> Table:
-    """Returns the scores, winners and costs for a terminal; of many languages the mean alone."""
+    """Returns scores, winners and costs for a terminal; for many languages only the mean."""
     named = METRIC_NAMES.get(metric, metric)
     made = text_table(
         "The best for each language",
@@ -201,7 +201,7 @@ def table(rows: Sequence[Winner], costs: Mapping[str, Cost], metric: str) -> Tab
 
 
 def cost_rows(costs: Mapping[str, Cost]) -> dict[str, list[str]]:
-    """Returns title -> a cell for each system; of what no system's files say there is no row."""
+    """Returns title -> a cell per system, for costs that any system's files say."""
     made = {
         "hours": [f"{one.hours:.2f}" if one.hours is not None else "" for one in costs.values()],
         "tokens": [f"{one.tokens:,}" if one.tokens is not None else "" for one in costs.values()],
@@ -211,7 +211,7 @@ def cost_rows(costs: Mapping[str, Cost]) -> dict[str, list[str]]:
 
 
 class Forgotten(NamedTuple):
-    """Mean change of the directions that a run keeps with its 95% interval, and the worst one."""
+    """Mean change of a run's kept directions with its 95% interval, and the worst direction."""
 
     directions: int
     mean: float
@@ -227,14 +227,14 @@ def changes(
     metric: Metric,
     train_pairs: Mapping[str, int],
 ) -> list[Delta]:
-    """Returns the differences of a model from the one that it began from, on the same sentences."""
+    """Returns a model's differences from its initial model, on the same sentences."""
     measured = measure([new, old], [metric], directions=directions)
     name = next(iter(measured.statistics))[2]
     return deltas(measured, train_pairs, name, old.name)
 
 
 def forgotten(rows: Sequence[Delta], levels: ResourceLevels) -> Forgotten | None:
-    """Returns mean and worst; test sets that are too small do not count. None: all are."""
+    """Returns mean and worst over large enough test sets, or None without any."""
     small = small_tests(rows, levels)
     rows = [row for row in rows if row.direction not in small]
     if not rows:
@@ -246,7 +246,7 @@ def forgotten(rows: Sequence[Delta], levels: ResourceLevels) -> Forgotten | None
 
 
 def forgotten_table(changed: Mapping[str, Sequence[Delta]], levels: ResourceLevels) -> Table:
-    """Returns a line for each run, for a terminal."""
+    """Returns a table with a line per run, for a terminal."""
     named = {METRIC_NAMES.get(row.metric, row.metric) for rows in changed.values() for row in rows}
     made = text_table(
         "What is forgotten",

@@ -19,8 +19,8 @@ def relative_buckets(offset: Array, bidirectional: bool, buckets: int, distance:
 
     Args:
         offset: Position of the key minus position of the query, int32.
-        bidirectional: Half of the buckets are for keys after the query; else these have bucket 0.
-        distance: From here on all offsets have the last bucket of their half.
+        bidirectional: Whether keys after the query get half of the buckets, or all bucket 0.
+        distance: Offset from which on all get the last bucket of their half.
     """
     result = jnp.zeros_like(offset)
     behind = -offset
@@ -32,7 +32,7 @@ def relative_buckets(offset: Array, bidirectional: bool, buckets: int, distance:
         behind = jnp.maximum(behind, 0)
     exact = buckets // 2
     scale = (buckets - exact) / np.log(distance / exact)
-    # Rounding decides the bucket at exact powers: T5's epsilon, so that its weights carry over.
+    # T5's epsilon: rounding decides the bucket at exact powers, and T5's weights must carry over.
     far = exact + (
         jnp.log(behind.astype(jnp.float32) / exact + np.finfo(np.float32).eps) * scale
     ).astype(jnp.int32)
@@ -42,9 +42,9 @@ def relative_buckets(offset: Array, bidirectional: bool, buckets: int, distance:
 class RelativeBias(nn.Module):
     """A learned bias for each head and bucket, [1, N, Q, R]; all layers of a stack share it.
 
-    In decoding, Q is the current position alone (its index is a leaf of the cache) and R counts the
-    `max_decode_length` positions of the cache. If it is not `shared` it returns the buckets
-    [1, Q, R], which each layer looks up in a table of its own (umT5, arXiv 2304.09151).
+    In decoding, Q is only the current position (its index is a leaf of the cache), and R counts the
+    `max_decode_length` positions of the cache. If not `shared`, it returns the buckets [1, Q, R],
+    which each layer looks up in its own table (umT5, arXiv 2304.09151).
     """
 
     heads: int
@@ -78,19 +78,19 @@ def _bias_table(module: Any) -> Array:
 
 
 class Attention(nn.Module):
-    """Attention of queries x_BQM over memory y_BRM; four projections without biases.
+    """Attention of queries x_BQM over memory y_BRM, with four projections without biases.
 
     With `decode=True` a call works on one position, Q = 1. The past is kept in the collection
     `cache`, by T5X's names and rules (docs/model.md): `cached_key` and `cached_value` [B, N, R, D]
     and the scalar `cache_index` in self-attention; `cross_key` [B, N, D, R] and `cross_value`
     [B, N, R, D] in cross-attention, projected once, at position 0, because the memory never
-    changes. They may have one row a sentence where `x_BQM` has one a beam, the beams of a sentence
-    adjacent. The first call, without a cache, only allocates it: R is the length of its tokens.
+    changes. They may have a row per sentence while `x_BQM` has a row per beam; the beams of a
+    sentence are adjacent. The first call only allocates the cache, with R as the input's length.
     """
 
     heads: int
     head_width: int
-    buckets: int = 32  # relative positions, where the layer has a table of its own
+    buckets: int = 32  # number of relative positions, if the layer has its own table
     dropout_rate: float = 0.1
     dtype: jnp.dtype = jnp.float32
 
@@ -110,7 +110,7 @@ class Attention(nn.Module):
 
         Args:
             y_BRM: Memory; `x_BQM` in self-attention.
-            bias: What `RelativeBias` returns: a bias, or buckets for the layer's own table.
+            bias: Result of `RelativeBias`: a bias, or buckets for the layer's own table.
             mask_BQR: True where a query may look. Defaults to everywhere.
         """
         M, ND = x_BQM.shape[-1], self.heads * self.head_width
@@ -124,8 +124,8 @@ class Attention(nn.Module):
             return y.reshape(*y.shape[:-1], self.heads, self.head_width)
 
         q_BQND = heads(x_BQM, q_kernel) * self.head_width**-0.5
-        # The cache has the layout that the two products over it want: with one query, bringing
-        # the whole past into that layout at every step would take longer than the products.
+        # The cache has the layout that its two products need: with one query, transposing the
+        # whole past at every step would take longer than the products.
         keys, rows = "BNRD" if decode else "BRND", q_BQND.shape[:2]
         if decode and cross:
             keys = "BNDR"
@@ -139,7 +139,7 @@ class Attention(nn.Module):
             k, v = heads(y_BRM, k_kernel), heads(y_BRM, v_kernel)
             if decode:
                 k, v, mask_BQR = self._self_cache(heads_first(k), heads_first(v))
-        if len(k) < len(q_BQND):  # the beams of a sentence are queries over its memory
+        if len(k) < len(q_BQND):  # a sentence's beams are queries over its memory
             q_BQND = q_BQND.reshape(len(k), -1, *q_BQND.shape[2:])
             mask_BQR = None if mask_BQR is None else mask_BQR.reshape(len(k), -1, k.shape[3])
         logits_BNQR = jnp.einsum(f"BQND,{keys}->BNQR", q_BQND, k).astype(jnp.float32)
@@ -148,13 +148,13 @@ class Attention(nn.Module):
                 bias = jnp.take(_bias_table(self), bias[0], axis=1)[None]
             logits_BNQR = logits_BNQR + bias.astype(jnp.float32)
         if mask_BQR is not None:
-            # Finite: a row that may attend to nothing (padding) does not become NaN.
+            # Finite, so that a row that may attend to nothing (padding) does not become NaN.
             logits_BNQR = jnp.where(mask_BQR[:, None], logits_BNQR, -1e10)
         weights_BNQR = jax.nn.softmax(logits_BNQR).astype(self.dtype)
         weights_BNQR = nn.Dropout(self.dropout_rate, broadcast_dims=(-2,))(
             weights_BNQR, deterministic=deterministic
         )
-        if decode:  # in this order XLA's CPU library takes the product as one
+        if decode:  # in this order, XLA's CPU library runs it as one product
             mixed_BQND = heads_first(jnp.matmul(weights_BNQR, v))
         else:
             mixed_BQND = jnp.einsum("BNQR,BRND->BQND", weights_BNQR, v)
@@ -163,7 +163,7 @@ class Attention(nn.Module):
         return product(mixed_BQH, out_kernel.astype(self.dtype))
 
     def _self_cache(self, k_BNQD: Array, v_BNQD: Array) -> tuple[Array, Array, Array]:
-        """Writes one position; returns all keys, all values and a mask of those there [1, 1, R]."""
+        """Writes one position; returns all keys and values, and a mask of filled ones [1, 1, R]."""
         allocated = self.has_variable("cache", "cached_key")
         keys = self.variable("cache", "cached_key", jnp.zeros, k_BNQD.shape, k_BNQD.dtype)
         values = self.variable("cache", "cached_value", jnp.zeros, v_BNQD.shape, v_BNQD.dtype)
@@ -181,7 +181,7 @@ class Attention(nn.Module):
     def _cross_cache(
         self, y_BRM: Array, project: Callable[[Array], tuple[Array, Array]]
     ) -> tuple[Array, Array]:
-        """Projects the memory at position 0, and reads it from the cache afterwards."""
+        """Projects the memory at position 0; later reads it from the cache."""
         allocated = self.has_variable("cache", "cross_key")
         # Without `cache_index` it was filled before the first step (`m4.eval.decoding.search`).
         filled = allocated and not self.has_variable("cache", "cache_index")

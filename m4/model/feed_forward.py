@@ -1,4 +1,4 @@
-"""Feed-forward layers: one, activation(x Wi) Wo, and E of them side by side, the experts."""
+"""Feed-forward layers: a single one, activation(x Wi) Wo, and E of them as the experts."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -16,7 +16,7 @@ Product = Callable[[Array, Array], Array]
 
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu, "linear": lambda x: x}
 Activation = Annotated[str, OneOf(tuple(ACTIVATIONS))]
-# Each expert is initialised as one dense layer: the expert axis is no fan-in.
+# Each expert is initialised like one dense layer: the expert axis is not part of the fan-in.
 expert_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", batch_axis=(0,))
 
 
@@ -43,7 +43,7 @@ def part_names(activations: Sequence[str]) -> list[str]:
 
 
 class FeedForward(nn.Module):
-    """One layer, x_BLM -> y_BLM through width F: no biases, dropout between the two products."""
+    """Layer x_BLM -> y_BLM of width F without biases, with dropout between the two products."""
 
     width: int
     activations: Sequence[str] = ("relu",)
@@ -64,12 +64,12 @@ class FeedForward(nn.Module):
 
 @struct.dataclass
 class Experts:
-    """E feed-forward layers as a tree of arrays, expert axis first, which dispatch may split."""
+    """E feed-forward layers as a tree of arrays; the first axis, experts, may be sharded."""
 
-    inward: tuple[Array, ...]  # one [E, M, F] for each activation
+    inward: tuple[Array, ...]  # one array [E, M, F] per activation
     outward: Array  # [E, F, M]
-    # Dropout's factors, 0 or 1 / (1 - rate): one for all slots of an expert's group, as `dropout`
-    # has one for all positions of a row. None without dropout.
+    # Factors of dropout, 0 or 1 / (1 - rate), shared by all slots of an expert's group, as
+    # `dropout` shares one among all positions of a row. None without dropout.
     keep_EG1F: Array | None = None
     # See `activate`.
     activations: tuple[str, ...] = struct.field(pytree_node=False, default=("relu",))
@@ -81,9 +81,9 @@ class Experts:
         product: Product = plain_product,
         spread: Callable[[Array], Array] = lambda keep_EG1F: keep_EG1F,
     ) -> Array:
-        """Applies each expert to its rows, x_EGCM, or those in the layout of `product`.
+        """Applies each expert to its rows, x_EGCM or in the layout of `product`.
 
-        `spread` brings keep_EG1F into that layout.
+        `spread` converts keep_EG1F to that layout.
         """
         h = activate([product(x, kernel) for kernel in self.inward], self.activations)
         if self.keep_EG1F is not None:
@@ -102,7 +102,7 @@ class ExpertParameters(nn.Module):
 
     @nn.compact
     def __call__(self, M: int, groups: int, *, deterministic: bool) -> Experts:
-        """Returns the experts for tokens of width M in that many groups."""
+        """Returns the experts for tokens of width M in this number of groups."""
         inward = (self.num_experts, M, self.width)
         outward = (self.num_experts, self.width, M)
         kernels = [

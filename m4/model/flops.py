@@ -1,7 +1,7 @@
 """Floating-point operations of a training step or a beam search.
 
-They are counted by arithmetic from the model's sizes, and in a traced program. A product of [a, b]
-and [b, c] is 2abc operations; only products count.
+They are counted by arithmetic from the model's sizes, or in a traced program. A product of [a, b]
+and [b, c] has 2abc operations; only products count.
 """
 
 import functools
@@ -18,7 +18,7 @@ from m4.model.moe import MoeLayer, group_size
 from m4.model.routing import expert_capacity
 from m4.model.transformer import Transformer
 
-# Products in the backward pass: the gradients of both operands.
+# Products of forward and backward pass; the latter has the gradients of both operands.
 BACKWARD = 2
 KINDS = (
     *("attention", "attention_logits", "dense", "router", "shared", "experts", "experts_used"),
@@ -36,11 +36,11 @@ def forward_flops(
 ) -> dict[str, int]:
     """Returns kind -> operations of one forward pass in training over all devices.
 
-    "attention" is the projections, "attention_logits" queries times keys and weights times values,
-    masked positions included. "experts" counts every slot, empty ones included; where nothing is
-    dropped, as many rows as the dispatch `dropless` may need. "experts_used" counts two choices a
-    token (for "model FLOPs"). "dispatch" is GShard's one-hot products of dispatch and combine
-    (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` has.
+    "attention" has the projections; "attention_logits" has queries times keys and weights times
+    values, with masked positions. "experts" counts all slots, also empty ones, or, if nothing is
+    dropped, as many rows as the dispatch `dropless` may need. "experts_used" counts two choices per
+    token (for "model FLOPs"). "dispatch" has GShard's one-hot products of dispatch and combine
+    (Algorithm 2, lines 3 and 8), which only the dispatch `einsum` computes.
     """
     source, target = rows * source_length, rows * target_length
     M, ND = model.width, model.heads * model.head_width
@@ -71,8 +71,8 @@ def search_flops(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Returns the operations of encoding a batch, and of a decoding step, by kind.
 
-    Encoding is the encoder, and the keys and values of its output for all layers of the decoder. A
-    step takes one piece of every hypothesis through the decoder, over all positions of the cache.
+    Encoding is the encoder and the keys and values of its output for all decoder layers. A step
+    takes one piece of each hypothesis through the decoder, over all positions of the cache.
     """
     source, pieces = rows * source_length, rows * beams
     M, ND = model.width, model.heads * model.head_width
@@ -102,7 +102,7 @@ def _feed_forward(
     *,
     apart: bool,
 ) -> dict[str, int]:
-    """Returns the operations of the feed-forward layers of a stack, with experts or without."""
+    """Returns the operations of a stack's feed-forward layers, with or without experts."""
     M = model.width
     expert_layers = layers // model.moe_every if experts else 0
     products = len(part_names(model.activations)) + 1
@@ -131,17 +131,17 @@ def _feed_forward(
 
 
 def model_flops(forward: Mapping[str, int]) -> int:
-    """Returns the model FLOPs of a training step, forward and backward, nothing repeated."""
+    """Returns the model FLOPs of a training step, forward and backward, without recomputation."""
     return (1 + BACKWARD) * forward_model_flops(forward)
 
 
 def forward_model_flops(forward: Mapping[str, int]) -> int:
-    """Returns the model FLOPs of a forward pass: no empty slots, no one-hot products."""
+    """Returns the model FLOPs of a forward pass, without empty slots and one-hot products."""
     return sum(n for kind, n in forward.items() if kind not in ("experts", "dispatch"))
 
 
 def forward_executed_flops(forward: Mapping[str, int], *, one_hot: bool) -> int:
-    """Returns a forward pass with all slots, and if `one_hot` the products of dispatch `einsum`."""
+    """Returns the FLOPs of a forward pass with all slots, and the one-hot products if `one_hot`."""
     left_out = {"experts_used"} if one_hot else {"experts_used", "dispatch"}
     return sum(n for kind, n in forward.items() if kind not in left_out)
 
@@ -149,10 +149,10 @@ def forward_executed_flops(forward: Mapping[str, int], *, one_hot: bool) -> int:
 def executed_flops(
     model: Transformer, forward: Mapping[str, int], *, one_hot: bool, experts_apart: bool = False
 ) -> int:
-    """Returns a training step with all slots, one-hot products of `einsum`, and rematerialization.
+    """Returns the FLOPs of a step with all slots, one-hot products and rematerialization.
 
-    remat "full" repeats the forward pass of every layer, or scanned block, except the last
-    product, whose result the backward pass does not need. "products" repeats those with a batch of
+    remat "full" repeats the forward pass of each layer or scanned block, except the last product,
+    whose result the backward pass does not need. "products" repeats products with a batch of
     matrices on both sides: attention logits and sums, experts, and the dispatch of tokens.
     """
     kinds = {kind: n for kind, n in forward.items() if kind != "experts_used"}
@@ -163,24 +163,24 @@ def executed_flops(
     if model.remat == "full":
         again = sum(n for kind, n in kinds.items() if kind != "logits") - kinds["dispatch"] // 2
         again -= kinds["shared"] // (parts + 1)
-        if not (model.scan_layers and model.moe is not None):  # there a block ends with experts
+        if not (model.scan_layers and model.moe is not None):  # such a block ends with experts
             again -= kinds["dense"] // (len(part_names(model.activations)) + 1)
     if model.remat == "products":
         again = kinds["attention_logits"] + kinds["experts"] + kinds["dispatch"] // 2
     experts = layer if experts_apart else None
     if experts and experts.train_capacity_factor is None and experts.dropless_dispatch is dropless:
-        # Rows travel again in the backward pass, and all but the experts' last product is repeated.
+        # In the backward pass, rows travel again and all but the experts' last product is repeated.
         again += kinds["experts"] * parts // (parts + 1)
-    # The dispatch mask has no gradient: it is made of discrete choices.
+    # The dispatch mask has no gradient, as it is made of discrete choices.
     return (1 + BACKWARD) * sum(kinds.values()) - kinds["dispatch"] // 2 + again
 
 
 def traced_flops(jaxpr: Any, devices: float) -> float:
-    """Counts the operations of a traced program's products, a device, scans multiplied out.
+    """Counts the operations per device of a traced program's products, with scans multiplied out.
 
-    A manual region (`jax.shard_map`) is already one device's; all else is divided evenly. Of a
-    conditional the most expensive branch counts, of a choice by platform the default (plans are
-    not for CPUs). The body of an unbounded loop counts once.
+    A manual region (`jax.shard_map`) is one device's already; everything else is divided evenly. A
+    conditional counts as its most expensive branch, a choice by platform as its default (plans are
+    not for CPUs), and the body of an unbounded loop once.
     """
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jaxpr
     share, total = 1 / devices, 0.0
@@ -195,7 +195,7 @@ def traced_flops(jaxpr: Any, devices: float) -> float:
             rows, matrices = (operand.aval.shape for operand in equation.invars[:2])
             total += share * 2 * rows[0] * math.prod(matrices[1:])
             continue
-        if name == "pallas_call":  # by its own estimate: the rows that there may be
+        if name == "pallas_call":  # by its own estimate, for the maximum of rows
             estimate = parameters["cost_estimate"]
             total += share * estimate.flops if estimate else 0.0
             continue

@@ -1,8 +1,7 @@
 """T5's small layers: RMS norm, bias-free projection, embedding, positions, dropout.
 
-Every trained parameter is made by `parameter`, which records its logical axes in the collection
-`params_axes`, as `Table` does: the table in `m4.parallel.axes` (or T5X's own) turns them into
-shardings.
+Every trained parameter is made by `parameter`, which, like `Table`, records its logical axes in the
+collection `params_axes`. The table in `m4.parallel.axes` (or T5X's own) turns them into shardings.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from m4.model.product import Precision, product, tied_logits
 
 Array = jax.Array
 Initializer = Callable[..., Array]
-# A number type or its name, in the form that `m4.settings` checks.
+# A number type or its name, as `m4.settings` checks it.
 if TYPE_CHECKING:
     DType = Any
 else:
@@ -55,7 +54,7 @@ class RmsNorm(nn.Module):
 
 
 class Kernel(nn.Module):
-    """A float32 matrix as an array, `<name>/kernel`, for layers that multiply it themselves."""
+    """A float32 matrix, `<name>/kernel`, for layers that multiply by it themselves."""
 
     shape: tuple[int, ...]  # [in, out], or [E, in, out] for experts
     axes: tuple[str, ...]
@@ -82,12 +81,12 @@ class Dense(nn.Module):
 
 
 class Embed(nn.Module):
-    """Token embedding [V, M], looked up by gather; `attend` returns logits with the same matrix.
+    """Token embedding [V, M], looked up by gather; `attend` returns logits by the same matrix.
 
     Entries start as N(0, 1/M) and a looked-up row is multiplied by sqrt(M) (Vaswani et al. 2017,
-    section 3.4; Lingvo): both the input and the tied logits start with unit variance. T5 stores
-    N(0, 1) and divides the logits instead: the same function, but Adam, whose steps do not grow
-    with the parameter, would learn it sqrt(M) times slower.
+    section 3.4; Lingvo), so that the input and the tied logits start with unit variance. T5 stores
+    N(0, 1) and divides the logits instead. That is the same function, but Adam, whose steps do not
+    grow with the parameter, would learn it sqrt(M) times more slowly.
     """
 
     vocab_size: int
@@ -110,8 +109,8 @@ class Embed(nn.Module):
 class SinusoidalPositions(nn.Module):
     """Fixed position vectors (Vaswani et al. 2017, section 3.5): positions -> [..., T, M] float32.
 
-    In decoding the position is counted in the cache, in the leaf `position_embedder_index`: T5X's
-    name for a counter that beams share.
+    In decoding, the cache counts the position in its leaf `position_embedder_index`, T5X's name for
+    a counter that beams share.
     """
 
     features: int
@@ -144,20 +143,20 @@ def dropout(rate: float) -> nn.Dropout:
 
 
 def constrain(x: Array, axes: Sequence[str | None]) -> Array:
-    """Asks the partitioner for the sharding of these logical axes; does nothing without a mesh."""
+    """Asks the partitioner for the sharding of these logical axes; no effect without a mesh."""
     return with_logical_constraint(x, tuple(axes))
 
 
 class Table(nn.Module):
-    """An array without a gradient that is kept in the checkpoint, `<name>/table`.
+    """An array without a gradient that checkpoints keep, `<name>/table`.
 
-    It is stored as a float32 parameter, integers exact to 2^24, so that it goes wherever parameters
-    go. Optimizers leave parameters of this name alone (`m4.train.optimizer.keep_tables`).
+    It is stored as a float32 parameter, exact for integers to 2^24, so that it is handled like all
+    parameters. Optimizers do not change parameters of this name (`m4.train.optimizer.keep_tables`).
     """
 
     size: int
     make: Callable[[int], Any]  # size -> initial values
-    dtype: Any = jnp.int32  # type of the values that are read
+    dtype: Any = jnp.int32  # type of the returned values
 
     @nn.compact
     def __call__(self) -> Array:
@@ -165,7 +164,7 @@ class Table(nn.Module):
             # `self.param` would run `make` again to compare shapes.
             table = self.get_variable("params", "table")
         else:
-            # NumPy makes the values, outside of the compiled program.
+            # NumPy makes the values outside of the compiled program.
             make = np.zeros if _SHAPES_ONLY.get() else self.make
             table = partitioning.param_with_axes(
                 "table",
@@ -176,13 +175,13 @@ class Table(nn.Module):
         return jax.lax.stop_gradient(table).astype(self.dtype)
 
 
-# `Table.make` runs while a program is traced, and cannot see what the trace is for.
+# `Table.make` runs during tracing, and cannot know the trace's purpose.
 _SHAPES_ONLY = ContextVar("shapes_only", default=False)
 
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Marks traces of `init` that need shapes alone: they make no `Table`, and read no file."""
+    """Marks traces of `init` that need only shapes: they make no `Table` and read no file."""
     before = _SHAPES_ONLY.set(True)
     try:
         yield

@@ -23,7 +23,7 @@ from m4.model.product import full_product
 from m4.model.routing import CapacityFactor, Gate, Routing, Tokens
 from m4.settings import MUTABLE, Between, Count, Given, OneOf, Rate, SettingError, Size, checked
 
-# Initial router matrices by name; docs/gates.md says which gate uses which.
+# Initial router matrices by name; docs/gates.md says which gates use them.
 ROUTER_INITS = {
     "normal": nn.initializers.normal(0.02),  # flaxformer
     "zeros": nn.initializers.zeros,  # Shazeer et al. 2017: balanced at first, noise decides
@@ -33,37 +33,37 @@ ROUTER_INITS = {
 
 @checked
 class MoeLayer(nn.Module):
-    """A mixture of experts in place of a feed-forward layer: x_BLM -> y_BLM.
+    """A mixture of experts instead of a feed-forward layer: x_BLM -> y_BLM.
 
-    Tokens without a slot get 0 (the residual connection carries them), or what `shared_width` adds.
-    The layer sows metrics into `intermediates` (docs/model.md): T5X's five, as float32, and the
-    others of `routing.make_routing`; with `directions`, where the tokens' are given, `assigned_DE`,
-    int32, the choices with a slot; with a gate that has a bias what `move_biases` needs.
+    Tokens without a slot get 0 (the residual connection carries them), plus the shared layer's
+    output. The layer sows metrics into `intermediates` (docs/model.md): T5X's five as float32, the
+    others of `routing.make_routing`, `assigned_DE` (int32 choices with a slot) if `directions` are
+    counted, and for a gate with a bias the input of `move_biases`.
 
     Attributes:
-        num_experts: E.
-        mlp_width: F of each expert. Defaults to the model's own in a `Transformer`; elsewhere it
-            must be given, and so must `activations` and `dropout_rate`.
-        group_tokens: Largest S; the largest divisor of B*L up to it is used. 0 is one group.
-            Outside training, where the capacity factor is None, a row is a group.
+        num_experts: Number of experts, E.
+        mlp_width: Width F of each expert. In a `Transformer`, it defaults to the model's; elsewhere
+            it must be given, and so must `activations` and `dropout_rate`.
+        group_tokens: Maximum tokens of a group, S: the largest divisor of B*L up to it is used. 0
+            makes one group. Outside training with a capacity factor of None, a row is a group.
         train_capacity_factor: Number of slots of an expert, in units of K*S/E
             (`routing.expert_capacity`). None never drops a token.
-        eval_capacity_factor: The factor outside training, for whole sentences. With None a
-            sentence's translation does not depend on its batch. Defaults to None.
-        decode_capacity_factor: The factor in decoding, one position at a time. Defaults to None.
+        eval_capacity_factor: Capacity factor outside training, for whole sentences. With None, a
+            sentence's translation does not depend on its batch.
+        decode_capacity_factor: Capacity factor in decoding, one position at a time.
         capacity_rule: Rounding of a fraction of a slot (`routing.CAPACITY_RULES`).
-        gate: The router (`m4.model.gates`).
-        dispatch: Transport of tokens to their experts and back (`m4.model.dispatch`), where the
+        gate: Router (`m4.model.gates`).
+        dispatch: Transport of tokens to their experts and back (`m4.model.dispatch`), if the
             capacity factor is a number.
-        dropless_dispatch: Transport where the capacity factor is None, so that nothing is dropped.
-        shared_width: F of a feed-forward layer that all tokens pass beside their experts, as the
-            shared experts of DeepSeekMoE (arXiv 2401.06066) together; 0 for none.
+        dropless_dispatch: Transport if the capacity factor is None and nothing is dropped.
+        shared_width: Width F of a feed-forward layer that all tokens pass in addition, like the
+            shared experts of DeepSeekMoE (arXiv 2401.06066) taken together; 0 means none.
         activations: See `m4.model.feed_forward.activate`; ("silu", "linear") is Mixtral's SwiGLU.
         dropout_rate: Dropout within the experts.
-        causal: The layer is in a decoder; gates that look at later tokens refuse.
+        causal: Whether the layer is in a decoder, which gates that look at later tokens refuse.
         vocab_size: V, for gates that route by token id.
         directions: Number of translation directions whose tokens are counted by expert.
-        tasks: Task of each direction, for gates by task. Defaults to a task for each direction.
+        tasks: Task of each direction, for gates by task. Defaults to one task per direction.
         dtype: Type of the experts' products.
     """
 
@@ -111,9 +111,9 @@ class MoeLayer(nn.Module):
             mask_BL: True for real tokens; padding gets no slot.
             ids_BL: Token ids, for gates that route by them.
             direction_BL: Translation direction of each token, int32, for counts and gates.
-            step: Training steps done, for gates that anneal.
-            deterministic: False in training: dropout, noise, and `train_capacity_factor`.
-            decode: One step of a search, with `decode_capacity_factor`.
+            step: Number of training steps done, for gates that anneal.
+            deterministic: False in training, with dropout, noise and `train_capacity_factor`.
+            decode: True in a step of a search, with `decode_capacity_factor`.
 
         Raises:
             TypeError: The mask is not bool.
@@ -129,16 +129,16 @@ class MoeLayer(nn.Module):
         train = not deterministic
         factor = self.train_capacity_factor if train else self.eval_capacity_factor
         factor = self.decode_capacity_factor if decode else factor
-        # Where nothing is dropped, groups change nothing for a causal gate; with a group for each
-        # row the choices of any other gate do not depend on other rows.
+        # If nothing is dropped, groups do not matter for a causal gate; with a group for each row,
+        # the choices of any other gate do not depend on other rows.
         whole_rows = factor is None and not train
         S = L if whole_rows else group_size(B * L, self.group_tokens)
         if not whole_rows and min(self.group_tokens, B * L) > 4 * S:
-            # In groups of a token or two every token would have a slot at every expert.
+            # In groups of a token or two, every token would have a slot at every expert.
             allowed = f"a number of which a divisor of the {B * L} tokens is at least a quarter"
             raise SettingError("MoeLayer.group_tokens", self.group_tokens, allowed)
         mask_GS, x_GSM = _grouped(mask_BL, S), _grouped(x_BLM, S)
-        # 0 * NaN is NaN: NaN in padding would reach the losses' sums and the masks' products.
+        # 0 * NaN is NaN, so NaN in padding would reach the losses' sums and the masks' products.
         x_GSM = jnp.where(mask_GS[..., None], x_GSM, 0)
         x_GSM = constrain(x_GSM, ("batch", "length", "embed"))
         direction_GS = None if direction_BL is None else _grouped(direction_BL, S)
@@ -152,7 +152,7 @@ class MoeLayer(nn.Module):
             table=self._table,
             # What `move_biases` changes.
             bias=lambda: Table(self.num_experts, np.zeros, jnp.float32, name=BIAS)(),
-            # `init` may come without random numbers for dropout.
+            # `init` may be called without random numbers for dropout.
             train=train and not self.is_initializing(),
             causal=self.causal,
         )
@@ -183,8 +183,8 @@ class MoeLayer(nn.Module):
             self.num_experts, _given(self, "mlp_width"), **_options(self), name="experts"
         )
         experts = make(x_GSM.shape[-1], x_GSM.shape[0], deterministic=deterministic)
-        # Parameters do not depend on the dispatch, and the few tokens that `init` is given need not
-        # divide over the devices.
+        # Parameters do not depend on the dispatch, and tokens of `init` need not divide over
+        # devices.
         dispatch = gather if self.is_initializing() else dispatch
         if routing.shortcut is None:
             y_GSM = dispatch(x_GSM, routing, experts)
@@ -205,7 +205,7 @@ class MoeLayer(nn.Module):
         key: Array | None = None,
         by_task: bool = False,
     ) -> Array:
-        """Implements `Tokens.score`, by the matrix `<name>/kernel`."""
+        """Implements `Tokens.score` with the matrix `<name>/kernel`."""
         x_GSM = x_GSM.astype(jnp.float32)
         shape = (x_GSM.shape[-1], self.num_experts)
         kernel_ME = Kernel(shape, ("embed", "unmodeled"), ROUTER_INITS[init], name=name)()
@@ -235,7 +235,7 @@ class MoeLayer(nn.Module):
         return embedding_TM, jnp.asarray(self.tasks, jnp.int32)[direction_GS]
 
     def _table(self, name: str, make: Callable[[int], Any]) -> Array:
-        """Returns a gate's table, made once by make(V) and later read from the checkpoint."""
+        """Returns a gate's table, which make(V) makes once and checkpoints keep."""
         assert self.vocab_size > 0, "a table needs the vocabulary's size"
         return Table(self.vocab_size, make, name=name)()
 
@@ -249,7 +249,7 @@ class MoeLayer(nn.Module):
             "auxiliary_loss": routing.aux_loss,
             "router_z_loss": routing.z_loss,
             "expert_usage": jnp.sum(assigned_GSK) / (E * routing.capacity * G),
-            # Flaxformer's, the mean over choices, is 1/K whatever the router wants.
+            # Flaxformer's is the mean over choices, always 1/K.
             "router_confidence": plans.masked_mean(jnp.max(routing.weight_GSK, axis=-1), placed_GS),
             **routing.metrics,
         }
@@ -259,7 +259,7 @@ class MoeLayer(nn.Module):
             self.sow("intermediates", BIAS_LOAD, routing.bias_load_E)
             self.sow("intermediates", BIAS_RATE, jnp.asarray(routing.bias_rate, jnp.float32))
         if D and direction_GS is not None:
-            # Faster on CPUs than a product of one-hots, which writes [tokens, D * E].
+            # On CPUs, this is faster than a product of one-hots, which writes [tokens, D * E].
             cell_GSK = direction_GS[..., None] * E + routing.expert_GSK
             cell_J = jnp.where(assigned_GSK, cell_GSK, D * E).reshape(-1)  # cell D*E: not counted
             count_J = jax.ops.segment_sum(jnp.ones_like(cell_J), cell_J, num_segments=D * E)
@@ -273,24 +273,24 @@ def _given(layer: MoeLayer, name: str) -> Any:
 
 
 def _options(layer: MoeLayer) -> dict[str, Any]:
-    # No method, because flax's `capture_intermediates` would take its result for an array.
+    # Not a method, because flax's `capture_intermediates` would take its result for an array.
     given = {name: _given(layer, name) for name in ("activations", "dropout_rate")}
     return {**given, "dtype": layer.dtype}
 
 
 @dataclasses.dataclass(frozen=True)
 class MoeFactory:
-    """Makes layers like `layer`, with the arguments that are given in place of its own.
+    """Makes layers like `layer`, with given arguments instead of its own.
 
-    A model keeps this instead of a function: so gin's bindings are read when the model is made, and
-    equal models are equal keys of jit's cache.
+    A model keeps this instead of a function, so that gin's bindings are read when the model is
+    made, and equal models are equal keys of jit's cache.
     """
 
     layer: MoeLayer
 
     @classmethod
     def from_function(cls, make: Callable[..., MoeLayer], setting: str) -> "MoeFactory":
-        """Returns a factory from a function, the value of `setting`, that makes layers, or one."""
+        """Returns a factory from a function that makes layers, or from a factory."""
         if isinstance(make, cls):
             return make
         wanted = "a function that makes a MoeLayer, such as MoeLayer itself"
@@ -312,16 +312,16 @@ def _grouped(x_BL: Array, group_tokens: int) -> Array:
 
 
 def group_size(tokens: int, largest: int) -> int:
-    """Returns the largest divisor of `tokens` up to `largest`; all tokens where that is 0."""
+    """Returns the largest divisor of `tokens` up to `largest`, or `tokens` if that is 0."""
     if largest <= 0 or largest >= tokens:
         return tokens
     return next(size for size in range(largest, 0, -1) if tokens % size == 0)
 
 
-# The bias of a layer's gate, and what is sown to move it.
+# Name of the bias of a layer's gate, and of its load, sown to move it.
 BIAS, BIAS_LOAD, BIAS_RATE = "bias", "bias_load_E", "bias_rate"
-TASKS = "tasks"  # the embeddings of a layer's tasks
-# Sown with the metrics, but without a mean over layers.
+TASKS = "tasks"  # name of the embeddings of a layer's tasks
+# Sown like metrics, but not averaged over layers.
 COUNTS = ("assigned_DE", BIAS_LOAD, BIAS_RATE)
 
 
@@ -343,13 +343,13 @@ def layer_metrics(intermediates) -> dict[str, dict[str, Array]]:
 
 
 def assigned_choices(intermediates) -> dict[str, Array]:
-    """Returns `assigned_DE` of each layer that counts its choices."""
+    """Returns layer -> `assigned_DE`, for layers that count choices."""
     name, layers = "assigned_DE", _sown(intermediates).items()
     return {layer: sown[name] for layer, sown in layers if name in sown}
 
 
 def bias_loads(intermediates) -> dict[str, Array]:
-    """Returns what the layers with a bias sowed for `move_biases`, by the paths of parameters."""
+    """Returns path of a bias -> loads that its layer sowed for `move_biases`."""
     sown = jax.tree_util.tree_leaves_with_path(intermediates)
     found = {"/".join(names_of(path)): value for path, value in sown}
     return {name: value for name, value in found.items() if name.endswith((BIAS_LOAD, BIAS_RATE))}
@@ -362,7 +362,7 @@ def move_biases(params, loads: Mapping[str, Array], parts: int):
 
     Args:
         loads: Sums of `bias_loads` over the batch's parts, [E] or in a scanned stack [blocks, E].
-        parts: Number of these parts: the rates are sums too.
+        parts: Number of these parts, as the rates are also sums.
     """
     if not loads:
         return params
@@ -372,7 +372,7 @@ def move_biases(params, loads: Mapping[str, Array], parts: int):
         if name != BIAS:
             return leaf
         load, rate = (loads["/".join([*layer, sown])] for sown in (BIAS_LOAD, BIAS_RATE))
-        # E times the difference: whole numbers, so that equal loads are found equal.
+        # E times the difference is an integer, so that equal loads compare as equal.
         above = jnp.sum(load, axis=-1, keepdims=True) - load.shape[-1] * load
         return leaf + rate[..., None] / parts * jnp.sign(above)
 
@@ -380,13 +380,13 @@ def move_biases(params, loads: Mapping[str, Array], parts: int):
 
 
 def _sown(intermediates) -> dict[str, dict[str, Array]]:
-    """Returns layer -> name -> value of everything sown; a layer is its path without "moe"."""
+    """Returns layer -> name -> sown value, where a layer is its path without "moe"."""
     found: dict[str, dict[str, Array]] = defaultdict(dict)
     for path, value in jax.tree_util.tree_flatten_with_path(intermediates)[0]:
         *parts, name = names_of(path)
         layer = "/".join(part for part in parts if part != "moe")
         if scanned := re.fullmatch(r"(\w+)_blocks/layer_(\d+)", layer):
-            # Of a scanned stack, [blocks, ...]: a block ends with its MoE layer.
+            # In a scanned stack, [blocks, ...]: a block ends with its MoE layer.
             for block in range(value.shape[0]):
                 index = (block + 1) * (int(scanned[2]) + 1) - 1
                 found[f"{scanned[1]}_{index}"][name] = value[block]

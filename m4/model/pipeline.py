@@ -1,10 +1,10 @@
 """Stacks as pipelines over stages of the mesh (GPipe, Huang et al. 2019, arXiv 1811.06965).
 
-A stage is the devices at one place of the mesh axis "stage", with layers / stages consecutive
-layers of the scanned stack. The rows of each of its devices are cut into m microbatches. At tick t,
-stage s works on microbatch t - s and hands it on to stage s + 1 (a collective-permute): after
-m + stages - 1 ticks all are through. At stages - 1 ticks a stage has no microbatch: it computes on
-the rows that it holds, and the result is used nowhere.
+A stage has the devices at one index of the mesh axis "stage", with layers / stages consecutive
+layers of the scanned stack. The rows of each of its devices are divided into m microbatches. At
+tick t, stage s computes microbatch t - s and passes it on to stage s + 1 (a collective-permute), so
+that all are done after m + stages - 1 ticks. At stages - 1 ticks, a stage has no microbatch: it
+computes on the rows that it holds, and the result is not used.
 """
 
 import math
@@ -25,7 +25,7 @@ STAGE = "stage"
 
 
 def stages(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of stages of a mesh; 1 is no pipeline."""
+    """Returns the number of stages of a mesh; 1 means no pipeline."""
     return mesh.shape.get(STAGE, 1)
 
 
@@ -33,8 +33,8 @@ def check(mesh: Mesh | AbstractMesh, model: Any, rows: int) -> None:
     """Raises SettingError unless a model (`Transformer`) can run as a pipeline over this mesh.
 
     Args:
-        mesh: The mesh; without stages everything fits.
-        rows: Rows that go through the stages at once, over all devices.
+        mesh: Mesh; without stages everything fits.
+        rows: Number of rows that go through the stages at once, over all devices.
     """
     G, m = stages(mesh), model.pipeline_microbatches
     if G == 1:
@@ -59,7 +59,7 @@ def check(mesh: Mesh | AbstractMesh, model: Any, rows: int) -> None:
 
 
 def about(mesh: Mesh | AbstractMesh, model: Any) -> dict[str, float]:
-    """Describes the pipeline for a run's notes: bubble is the share of ticks without work."""
+    """Describes the pipeline for a run's notes; "bubble" is the share of idle ticks."""
     G, m = stages(mesh), model.pipeline_microbatches
     return {} if G == 1 else {"stages": G, "microbatches": m, "bubble": (G - 1) / (m + G - 1)}
 
@@ -72,7 +72,7 @@ def _rows_over(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 def spread(x: Array, axes: tuple[str | None, ...]) -> Array:
     """Constrains an array outside the stacks, with rows over the stages too.
 
-    Without it each stage would compute all embeddings and logits.
+    Without this, each stage would compute all embeddings and logits.
     """
     mesh = jax.sharding.get_abstract_mesh()
     rows = ("batch", (*_rows_over(mesh), STAGE))
@@ -91,38 +91,38 @@ def pipelined(
 ) -> Array:
     """Computes `stack(x_BLM, inputs, mode)` over the stages of the mesh; rows stay in order.
 
-    All axes of the mesh but "model" are manual here, for weights too: their gradients are summed,
-    and sharded ones gathered, once a step, where the partitioner would do it at every tick.
+    All axes of the mesh but "model" are manual here, also for weights: their gradients are summed,
+    and sharded ones gathered, once per step; the partitioner would do it at every tick.
 
     Args:
-        stack: Bound scan of dense layers (`m4.model.stack.scanned`), a layer a block.
+        stack: Bound scan of dense layers (`m4.model.stack.scanned`), with one layer per block.
         microbatches: m, a multiple of the number of stages.
         inputs: See `m4.model.stack.Inputs`.
         policy: A name of `REMAT`.
-        dropout_key: Key of this stack, from which every layer and microbatch, on every part of the
-            mesh that has other rows, gets a key of its own. None without dropout.
+        dropout_key: Key of this stack, from which each layer and microbatch, on each part of the
+            mesh with different rows, gets its own key. None without dropout.
     """
     mesh = jax.sharding.get_abstract_mesh()
     copies, m = _rows_over(mesh), microbatches
     manual = (*copies, STAGE)
     run_stage = _stage(stack, mode, policy)
     given = {name: x for name, x in inputs.items() if name != "about" and x is not None}
-    # The same for all rows: relative biases.
+    # Inputs shared by all rows: relative biases.
     shared = {name: x for name, x in given.items() if x.shape[0] == 1}
-    # With a gradient, such as the encoder's output for the decoder. They move with their microbatch
-    # while the stages work. Gathering them at every stage would send half the bytes, but all of
-    # them before the first tick, where nothing else can run, and their gradients would be summed
-    # over the stages after the last tick.
+    # Inputs with a gradient, such as the encoder's output for the decoder, move with their
+    # microbatch while the stages compute. Gathering them at every stage would send half the bytes,
+    # but all before the first tick, when nothing else can run, and would sum their gradients over
+    # the stages after the last tick.
     moving = {
         name: x for name, x in given.items()
         if name not in shared and jnp.issubdtype(x.dtype, jnp.floating)
     }  # fmt: skip
-    # Without one: masks. Every stage has them whole and takes those of its microbatch: they are
-    # made of token ids, which every stage has, so nothing is sent.
+    # Inputs without one are masks, made of token ids, which every stage has. Each stage takes those
+    # of its microbatch, so nothing is sent.
     here = {name: x for name, x in given.items() if name not in {**shared, **moving}}
 
     def on_a_device(params, x_RLM: Array, shared, here, moving, key: Array | None) -> Array:
-        # From here on devices may differ in them, so that their gradients are summed here, once.
+        # From here on, devices may differ in them, so their gradients are summed here, once.
         params = lax.pcast(params, copies, to="varying")
         shared = lax.pcast(shared, manual, to="varying")
         if key is not None and copies:
@@ -156,16 +156,16 @@ def pipelined(
 
 
 def schedule(work, rows, m: int):
-    """Runs all ticks, as one of the stages sees them.
+    """Runs all ticks of one stage.
 
-    Microbatches that have not begun move towards stage 0, and those that are through move back from
-    the last stage, in the same places: at tick t place t mod m/stages of every stage moves by one.
-    So nothing but permutations between neighbours is sent.
+    Microbatches that have not begun move towards stage 0, and finished ones move back from the last
+    stage, in the same places: at tick t, place t mod m/stages of every stage moves by one. Thus
+    only permutations between neighbours are sent.
 
     Args:
         work: (number of the microbatch, moving arrays) -> moving arrays: this stage's layers.
-        rows: Tree of arrays [m / stages, ...]: the microbatches that are placed at this stage;
-            stage s has the numbers from s m / stages on.
+        rows: Tree of arrays [m / stages, ...]: the microbatches placed at this stage; stage s has
+            the numbers from s m / stages on.
 
     Returns:
         The output of the last stage, placed as `rows` is.
@@ -187,12 +187,12 @@ def schedule(work, rows, m: int):
         )
         return (waiting, lax.ppermute(done, STAGE, up)), None
 
-    # Idle stages work on real rows too, so that they never divide by zero: the gradient of that
-    # would be 0 times infinity.
+    # Idle stages also compute on real rows, so that they never divide by zero, whose gradient would
+    # be 0 times infinity.
     held = jax.tree.map(lambda a: a[0], rows)
     (waiting, _), _ = lax.scan(tick, (rows, held), jnp.arange(m + G - 1))
-    # Microbatch s k + i came out at tick s k + i + G - 1, into place (i + G - 1) mod k, which has
-    # moved G - 1 - s times since, to stage s.
+    # Microbatch s k + i was finished at tick s k + i + G - 1, into place (i + G - 1) mod k, which
+    # has since moved G - 1 - s times, to stage s.
     return jax.tree.map(lambda a: jnp.roll(a, -(G - 1), axis=0), waiting)
 
 

@@ -1,9 +1,9 @@
-"""Matrix products of full precision, and gradients that are fast on CPUs.
+"""Matrix products in full precision, with gradients that are fast on CPUs.
 
-Precision: the router's products and those that make the vocabulary's logits have full float32
-precision on every platform, and so have their gradients: they ask for `FULL`. Otherwise TPUs round
-float32 operands to bfloat16 and recent GPUs to TF32. The product of two bfloat16 numbers is exact
-in float32: for bfloat16 operands a float32 result is enough.
+Precision: the products of the router and of the vocabulary's logits, and their gradients, ask for
+`FULL`, full float32 precision on every platform. Otherwise TPUs round float32 operands to bfloat16
+and recent GPUs to TF32. The product of two bfloat16 numbers is exact in float32, so for bfloat16
+operands a float32 result is enough.
 
 Gradients: automatic differentiation writes x^T dy as (dy^T x)^T, which takes up to twice the time
 on a CPU (docs/lab/2026-11-23-performance.md, "Matrix products").
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-Precision = jax.lax.Precision | None  # None is the platform's default
+Precision = jax.lax.Precision | None  # None means the platform's default
 
 FULL = jax.lax.Precision.HIGHEST
 _CACHE_LINE = 64  # bytes
@@ -27,11 +27,11 @@ def full_product(spec: str, *operands: Array) -> Array:
 
 
 def product(x: Array, w: Array, precision: Precision = None) -> Array:
-    """Multiplies rows by a matrix, [..., M] by [M, F], or those of each expert by its own.
+    """Multiplies rows by a matrix, [..., M] by [M, F], or each expert's rows by its own matrix.
 
-    Experts' are [E, G, C, M] by [E, M, F] -> [E, G, C, F].
+    For experts, the shapes are [E, G, C, M] by [E, M, F] -> [E, G, C, F].
     """
-    result: Any = _product(x, w, precision)  # custom_vjp hides the type of what it wraps
+    result: Any = _product(x, w, precision)  # custom_vjp hides the type of the function
     return result
 
 
@@ -48,8 +48,8 @@ def _multiply_backward(precision: Precision, saved, d: Array):
 
 
 _product = jax.custom_vjp(_multiply, nondiff_argnums=(2,))
-# The forward rule must show the bare product: a rematerialization policy does not look into a
-# call of `_product`, and "products" would keep nothing.
+# The forward rule must show the bare product: a rematerialization policy does not look inside
+# calls of `_product`, and "products" would keep nothing.
 _product.defvjp(lambda x, w, precision: (_multiply(x, w, precision), (x, w)), _multiply_backward)
 
 
@@ -84,9 +84,9 @@ def weight_gradient(x: Array, d: Array, precision: Precision = None) -> Array:
     def plain(x: Array, d: Array) -> Array:
         return jnp.einsum("...SM,...SF->...MF", x, d, precision=precision)
 
-    # XLA's CPU library reads the columns of the wider side. Where its rows are an even number of
-    # cache lines long, the numbers of a column share few sets of the cache and evict each other; a
-    # line more spreads them. (The barrier keeps XLA from removing the zeros.)
+    # XLA's CPU library reads the columns of the wider side. If its rows are an even number of cache
+    # lines long, the numbers of a column share few sets of the cache and evict each other; one more
+    # line spreads them. (The barrier keeps XLA from removing the zeros.)
     def padded(x: Array, d: Array) -> Array:
         widths = [(0, 0)] * (x.ndim - 1) + [(0, line)]
         x = jax.lax.optimization_barrier(jnp.pad(x, widths))
@@ -94,7 +94,7 @@ def weight_gradient(x: Array, d: Array, precision: Precision = None) -> Array:
 
     S, M, F = x.shape[-2], x.shape[-1], d.shape[-1]
     line = _CACHE_LINE // x.dtype.itemsize  # numbers in a cache line
-    few_rows = S * (M + F) < M * F  # fewer numbers in x and d than in the gradient
+    few_rows = S * (M + F) < M * F  # if x and d have fewer numbers than the gradient
     if M <= F or M % (2 * line) or few_rows:
         return plain(x, d)
     return jax.lax.platform_dependent(x, d, cpu=padded, default=plain)

@@ -1,8 +1,8 @@
-"""The plan that a gate makes: experts, slots and weights of all choices, and the number of slots.
+"""The plan that a gate makes: experts, slots and weights of all choices, and number of slots.
 
-A gate plans and does not carry: it returns a `Routing`, and a function of `m4.model.dispatch` moves
-the tokens. Plans are float32 and int32, whatever the model's type: a cumulative sum in bfloat16
-stops counting at 256.
+A gate only plans: it returns a `Routing`, and a function of `m4.model.dispatch` moves the tokens.
+Plans are float32 and int32, whatever the model's type, because a cumulative sum in bfloat16 stops
+counting at 256.
 """
 
 import math
@@ -25,17 +25,17 @@ class Routing:
     expert_GSK: Array  # The expert of each choice, int32 in [0, E); a token's choices differ.
     # The choice's slot among those of its group and expert, int32 in [0, C), or -1 without a slot.
     position_GSK: Array
-    # Factor of the expert's output, float32, not negative; 0 without a slot. It is at most 1, but
-    # for gates that scale it (`deepseek.route_scale`).
+    # Factor of the expert's output, float32, not negative; 0 without a slot. It is at most 1,
+    # except with gates that scale it (`deepseek.route_scale`).
     weight_GSK: Array
-    aux_loss: Array  # Scalar, the gate's balance loss; the gate's docstring says its scale.
+    aux_loss: Array  # Scalar, the gate's balance loss; the gate's docstring gives its scale.
     z_loss: Array  # scalar, mean of logsumexp(logits)^2 over real tokens
-    # Scalars, and `load_E` [E], to log (`make_routing`); the trainer averages them over layers.
+    # Scalars and `load_E` [E] to log (`make_routing`); the trainer averages them over layers.
     metrics: Mapping[str, Array]
     num_experts: int = struct.field(pytree_node=False)  # E
-    capacity: int = struct.field(pytree_node=False)  # C, slots of a (group, expert)
-    # (use, plan) of a gate with phases, one of whose shapes would be too large for the others:
-    # where the scalar `use` is True, `plan` gives the same result with fewer slots or choices.
+    capacity: int = struct.field(pytree_node=False)  # number of slots of a (group, expert), C
+    # (use, plan) for a gate with phases, one of which needs larger shapes than the others: if the
+    # scalar `use` is True, `plan` gives the same result with fewer slots or choices.
     shortcut: "tuple[Array, Routing] | None" = None
     # Number of real tokens' choices of each expert, before capacity, for a gate with a bias
     # (`Tokens.bias`).
@@ -46,28 +46,28 @@ class Routing:
 
 @struct.dataclass
 class Tokens:
-    """The tokens of a layer, as a gate may look at them."""
+    """The tokens of a layer, as far as a gate may look at them."""
 
-    # (name, *, init, jitter, key, by_task) -> logits_GSE, float32: tokens, multiplied by
-    # U(1 - jitter, 1 + jitter), or the learned embeddings of their tasks, times a matrix that is
-    # made on demand (`m4.model.moe.MoeLayer._score`).
+    # (name, *, init, jitter, key, by_task) -> logits_GSE, float32: tokens multiplied by
+    # U(1 - jitter, 1 + jitter), or learned embeddings of their tasks, times a matrix made on demand
+    # (`m4.model.moe.MoeLayer._score`).
     score: Callable[..., Array] = struct.field(pytree_node=False)
     mask_GS: Array  # True for real tokens; padding is never guessed from values.
     ids_GS: Array | None = None  # token ids, the input ids of the layer's stack
-    step: Array | None = None  # Training steps done, int32 scalar; None outside training.
-    rng: Array | None = None  # A key; None for deterministic routing.
-    # (name, V -> initial values) -> table that is kept in the checkpoint, int32.
+    step: Array | None = None  # Number of training steps done, int32 scalar; None outside training.
+    rng: Array | None = None  # Random key; None for deterministic routing.
+    # (name, V -> initial values) -> int32 table that checkpoints keep.
     table: Callable[[str, Any], Array] | None = struct.field(pytree_node=False, default=None)
-    # () -> the bias of each expert, float32 [E], which is kept in the checkpoint and moves against
-    # the experts' load after a training step.
+    # () -> the bias of each expert, float32 [E], which checkpoints keep and which moves against the
+    # experts' load after a training step.
     bias: Callable[[], Array] | None = struct.field(pytree_node=False, default=None)
-    train: bool = struct.field(pytree_node=False, default=False)  # this is a training step
-    # The layer is in a decoder; a gate that looks at later tokens must refuse.
+    train: bool = struct.field(pytree_node=False, default=False)  # True in a training step
+    # True in a decoder, which a gate that looks at later tokens must refuse.
     causal: bool = struct.field(pytree_node=False, default=False)
 
 
 Capacity = Callable[[int], int]
-"""Number of a token's choices -> slots of a (group, expert), by the layer's factor and rule."""
+"""Number of choices per token -> slots of a (group, expert), by the layer's factor and rule."""
 
 
 class Gate(Protocol):
@@ -78,10 +78,10 @@ class Gate(Protocol):
 
 CapacityFactor = Annotated[float, Between(0, 1e6, above=True)]
 
-# The exact share K*S*factor/E -> slots. No expert needs more than S.
+# Rounding of the exact share K*S*factor/E to slots. No expert needs more than S.
 CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
     # GShard, arXiv 2006.16668, section 2.2: C = 2S/E, here rounded up to whole slots.
-    "paper": lambda slots: max(math.ceil(slots - 1e-6), 1),  # 55.00000000000001 is 55
+    "paper": lambda slots: max(math.ceil(slots - 1e-6), 1),  # so that 55.00000000000001 is 55
     # Lingvo, gshard_layers.py 2062-2077: at least 4, a multiple of 4.
     "lingvo": lambda slots: math.ceil(max(int(slots), 4) / 4) * 4,
     # flaxformer, moe_layers.py 175-178: rounded half to even, at least 4.
@@ -92,10 +92,10 @@ CAPACITY_RULES: Mapping[str, Callable[[float], int]] = {
 def expert_capacity(
     group_tokens: int, num_experts: int, factor: float, choices: int = 2, rule: str = "lingvo"
 ) -> int:
-    """Returns the slots of a (group, expert), factor * K * S / E rounded by a rule, at most S.
+    """Returns the number of slots of a (group, expert): factor * K * S / E, rounded, at most S.
 
-    A factor of 1 with two choices is the paper's 2S/E. (Lingvo's and T5X's factors count both
-    choices: theirs of 2.0 is 1.0 here.)
+    A factor of 1 with two choices is the paper's 2S/E. (Factors of Lingvo and T5X count both
+    choices: their 2.0 is 1.0 here.)
     """
     exact = group_tokens * choices * factor / num_experts
     return min(group_tokens, CAPACITY_RULES[rule](exact))
@@ -112,11 +112,11 @@ def assign_positions(
 
     Args:
         wants_GSK: False for choices that take no slot.
-        priority_GS: Within a choice tokens come by falling priority, ties by the earlier token.
-            Defaults to the order of tokens.
+        priority_GS: Priority of tokens, highest first, within a choice; ties go to the earlier
+            token. Defaults to the order of tokens.
 
     Returns:
-        position_GSK, -1 for choices that are not wanted or find their expert full.
+        position_GSK, with -1 for choices that are not wanted or find their expert full.
     """
     G, S, K = expert_GSK.shape
     if priority_GS is not None:
@@ -161,7 +161,7 @@ def balance_loss(
     """
     G, S, E = probs_GSE.shape
     axes, tokens = ((1,), S) if by_group else ((0, 1), G * S)
-    # With by_group = False, G is 1 from here on.
+    # With by_group = False, G is 1 below.
     chosen_GSE = jnp.mean(jax.nn.one_hot(expert_GSK, E, dtype=jnp.float32), axis=2)
     real_GS1 = mask_GS[..., None]
     real_G1 = jnp.sum(real_GS1, axis=axes, keepdims=True)[:, 0].astype(jnp.float32)
@@ -169,7 +169,7 @@ def balance_loss(
     share_GE = jnp.sum(chosen_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
     mean_GE = jnp.sum(probs_GSE * real_GS1, axis=axes, keepdims=True)[:, 0] / denominator
     loss_G = E * jnp.sum(share_GE * mean_GE, axis=-1)
-    loss = jnp.mean(loss_G)  # a group of padding alone has 0
+    loss = jnp.mean(loss_G)  # a group with only padding has 0
     if real_token_means and len(loss_G) > 1:
         loss = masked_mean(loss_G, real_G1[:, 0] > 0)
     return loss / E**2 if paper_scale else loss
@@ -194,14 +194,14 @@ def plan_choices(
     ranked: bool = True,
     **about: Any,
 ) -> Routing:
-    """Makes the plan in which real tokens ask for a slot at each of their experts.
+    """Makes a plan in which real tokens ask for a slot at each of their experts.
 
     Args:
         wants_GSK: False for choices that the token gives up. Defaults to all True.
-        unwanted_use_slots: Choices that are given up get no slot, but use one up.
+        unwanted_use_slots: Whether choices that are given up use up a slot, without getting it.
         priority_GS: See `assign_positions`.
-        ranked: Choices are in the order of preference, so that there is a first and a second one.
-        about: logits_GSE, aux_loss and metrics of `make_routing`.
+        ranked: Whether choices are in order of preference, the first one best.
+        about: logits_GSE, aux_loss and metrics for `make_routing`.
     """
     real_GSK = jnp.broadcast_to(mask_GS[..., None], expert_GSK.shape)
     wants_GSK = real_GSK if wants_GSK is None else real_GSK & wants_GSK
@@ -229,18 +229,18 @@ def make_routing(
     aux_loss: Array | float = 0.0,
     metrics: Mapping[str, Array] | None = None,
 ) -> Routing:
-    """Makes a plan with the metrics that every gate has, without gradients.
+    """Makes a plan with the metrics of every gate, without gradients.
 
-    `load_E` is the shares of the choices with a slot, `router_entropy` is in nats.
+    `load_E` has each expert's share of the choices with a slot; `router_entropy` is in nats.
 
     Args:
-        expert_GSK: The expert of each choice. None for K = E, where choice k is expert k.
-        weight_GSK: Weights; they count for choices with a slot only.
-        ranked_GSK: Choices that asked for a slot, in the order of preference; for metrics.
+        expert_GSK: Expert of each choice, or None for K = E, where choice k is expert k.
+        weight_GSK: Weights; they count only for choices with a slot.
+        ranked_GSK: Choices that asked for a slot, in order of preference; for metrics.
         logits_GSE: Logits, for z-loss and entropy. Without them the z-loss is 0.
     """
     assigned_GSK = position_GSK >= 0
-    # Shares of the real tokens.
+    # Shares of real tokens.
     found = {"fraction_tokens_left_behind": masked_mean(~jnp.any(assigned_GSK, axis=-1), mask_GS)}
     if ranked_GSK is not None:
         found["first_overflow"] = masked_mean((ranked_GSK & ~assigned_GSK)[..., 0], mask_GS)
@@ -275,7 +275,7 @@ def make_routing(
 
 
 def masked_mean(x: Array, mask: Array) -> Array:
-    """Averages x where the mask is True; 0 where it is True nowhere."""
+    """Averages x where the mask is True; returns 0 if it is True nowhere."""
     mask = mask.astype(jnp.float32)
     return jnp.sum(x * mask) / jnp.maximum(jnp.sum(mask), 1.0)
 
@@ -297,7 +297,7 @@ def top_k(logits_GSE: Array, choices: int) -> tuple[Array, Array]:
 
 
 def check_choices(setting: str, choices: int, most: int) -> None:
-    """Raises SettingError unless a token can choose so many experts."""
+    """Raises SettingError unless a token can choose this many experts."""
     if not 1 <= choices <= most:
         raise SettingError(setting, choices, f"from 1 to {most}, the experts to choose from")
 

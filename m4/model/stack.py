@@ -1,7 +1,7 @@
-"""The layers of encoder and decoder, and stacks of them: one after the other, or as a scan.
+"""The layers of encoder and decoder, and stacks of them, as separate layers or as a scan.
 
 A scanned stack compiles one block instead of every layer, which makes deep models possible. Its
-parameters are those of the layers, stacked; `unstack` takes them apart.
+parameters are the stacked parameters of the layers; `unstack` separates them.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,17 +16,16 @@ from m4.model.attention import Attention
 from m4.model.layers import Array, RmsNorm, constrain, dropout
 from m4.model.moe import MoeLayer
 
-# Inputs of all layers of a stack: {bias, mask, about}, and for the decoder {cross_mask, encoded}
-# too. `about` is for mixtures of experts. The layers show the shapes.
+# Inputs of all layers of a stack: {bias, mask, about}, and for the decoder also {cross_mask,
+# encoded}. `about` is for mixtures of experts. The layers show the shapes.
 Inputs = Mapping[str, Any]
 
 # Policies of recomputation in the backward pass.
 REMAT = {
     "none": None,
-    # Keeps a layer's input only.
+    # Keeps only a layer's input.
     "full": jax.checkpoint_policies.nothing_saveable,
-    # Keeps the results of products with weights too, but for those of experts, whose products have
-    # a batch axis.
+    # Also keeps results of products with weights, but not of experts, which have a batch axis.
     "products": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
 }
 
@@ -39,9 +38,9 @@ class Mode(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, attention over the encoder's output, then feed-forward or experts.
+    """A decoder layer: self-attention, cross-attention, then feed-forward or experts.
 
-    Each is normed before and has a residual.
+    Each part has a norm before it and a residual.
     """
 
     attention: Callable[..., Attention]
@@ -67,7 +66,7 @@ class DecoderLayer(nn.Module):
             h = attend(h, inputs["encoded"], **there, **mode._asdict())
             x_BTM = x_BTM + drop(h, deterministic=mode.deterministic)
         h, layer = normed("mlp"), self.feed_forward()
-        # Only a mixture of experts is told about its tokens.
+        # Only a mixture of experts gets `about`.
         about = {**inputs["about"], "decode": mode.decode} if isinstance(layer, MoeLayer) else {}
         h = layer(h, **about, deterministic=mode.deterministic)
         x_BTM = x_BTM + drop(h, deterministic=mode.deterministic)
@@ -75,7 +74,7 @@ class DecoderLayer(nn.Module):
 
 
 class EncoderLayer(DecoderLayer):
-    """Self-attention, then feed-forward or experts."""
+    """An encoder layer: self-attention, then feed-forward or experts."""
 
     cross: ClassVar[bool] = False
 
@@ -97,15 +96,15 @@ def remat(kind: type[nn.Module], policy: str, *, scanned: bool) -> type[nn.Modul
     """Returns a class of modules (x, inputs, mode) that keeps less for its backward pass."""
     if policy == "none":
         return kind
-    # Argument 0 is self. In a scan, XLA cannot merge the repeated computation with the forward
-    # pass, so it need not be kept from that.
+    # Argument 0 is self. In a scan, XLA cannot merge the recomputation with the forward pass, so
+    # nothing must prevent that.
     return nn.remat(kind, policy=REMAT[policy], prevent_cse=not scanned, static_argnums=(3,))
 
 
 def scanned(
     make: Callable[[int, str | None], nn.Module], layers: int, size: int, policy: str, name: str
 ) -> nn.Module:
-    """Returns a stack of `layers` layers as one scan over blocks of `size`, which divides them."""
+    """Returns a stack of `layers` layers as one scan over blocks of `size` layers."""
     assert layers % size == 0
     over = partitioning.scan_with_axes(
         remat(Block, policy, scanned=True),

@@ -1,8 +1,8 @@
-"""T5's encoder-decoder with mixtures of experts in place of every other feed-forward layer.
+"""T5's encoder-decoder with mixtures of experts instead of every other feed-forward layer.
 
-The model is T5's (pre-norm, relative positions, no biases); the experts' places are those of GShard
-(arXiv 2006.16668, section 2.1). Methods, parameter names and logical axes follow T5X's contract for
-a module, so that stock T5X can train, decode and score it (docs/model.md).
+The model is T5's (pre-norm, relative positions, no biases), with experts in the layers where GShard
+has them (arXiv 2006.16668, section 2.1). Methods, parameter names and logical axes follow T5X's
+contract for a module, so that stock T5X can train, decode and score it (docs/model.md).
 """
 
 import functools
@@ -40,27 +40,27 @@ class Transformer(nn.Module):
     """The whole model, from token ids to logits.
 
     Attributes:
-        vocab_size: V of the shared vocabulary, or of the targets' own.
-        width, heads, head_width, mlp_width: M, N, D and F.
-        moe: Makes the mixtures of experts: `MoeLayer`, or a function that takes its arguments. None
-            is the dense model, the same model without experts.
+        vocab_size: Size V of the shared vocabulary, or of the targets' own.
+        width, heads, head_width, mlp_width: Sizes M, N, D and F (`m4.parallel.axes`).
+        encoder_layers, decoder_layers: Number of layers of the encoder and of the decoder.
+        moe: Makes the mixtures of experts: `MoeLayer`, or a function like it. None makes a dense one.
         decoder_moe: Makes those of the decoder, with as many experts. Defaults to `moe`.
         moe_every: Every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
         activations: ("relu",), or ("gelu", "linear") for gated GELU.
         dropout_rate: Dropout after embeddings and layers, in attention and in feed-forward layers.
-        absolute_positions: Adds sinusoidal positions to the embeddings, next to the relative bias.
-            T5 has none; short runs on little data need them (docs/decisions.md).
-        relative_bias: "shared": the layers of a stack share a table of relative biases. With
-            "every_layer" each has its own, as in umT5.
-        relative_buckets, relative_distance: Relative positions told apart, and up to where.
-        tied_logits: The output projection is the embedding; False gives it a separate matrix.
+        absolute_positions: Whether to add sinusoidal positions to the embeddings, besides the
+            relative bias. T5 does not; short runs on little data need them (docs/decisions.md).
+        relative_bias: "shared" for one table of relative biases per stack, or "every_layer" for one
+            per layer, as in umT5.
+        relative_buckets, relative_distance: Number of relative positions, and their largest offset.
+        tied_logits: Whether the output projection is the embedding, not a separate matrix.
         directions, tasks: See `MoeLayer`.
-        source_vocab_size: Size of the sources' own vocabulary. Defaults to none: it is shared.
-        scan_layers: Each stack is one scan over blocks of `moe_every` layers (m4.model.stack), and
-            compiles in the time of one block.
+        source_vocab_size: Size of the sources' own vocabulary. Defaults to a shared one.
+        scan_layers: Whether each stack is one scan over blocks of `moe_every` layers
+            (m4.model.stack), which compiles in the time of one block.
         pipeline_microbatches: Number of parts of a device's rows that pass through the mesh's
             stages as a pipeline (m4.model.pipeline).
-        remat: A name of `m4.model.stack.REMAT`: what the backward pass computes again.
+        remat: Policy of recomputation in the backward pass, a name of `m4.model.stack.REMAT`.
         dtype: Type of the activations; parameters, routing, softmax and logits are float32.
     """
 
@@ -127,12 +127,12 @@ class Transformer(nn.Module):
 
     @property
     def decoder_experts(self) -> MoeLayer | None:
-        """The decoder's, as `encoder_experts`."""
+        """The decoder's mixture of experts, like `encoder_experts`."""
         return moe_layer(self, causal=True, parent=None)
 
     @property
     def by_task(self) -> bool:
-        """Says if a gate needs the tokens' directions."""
+        """True if a gate needs the tokens' directions."""
         leaves = jax.tree_util.tree_leaves_with_path(abstract_variables(self)["params"])
         return any(path[-2].key == TASKS for path, _ in leaves)
 
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
             self.encoder_positions = SinusoidalPositions(self.width)
             self.decoder_positions = SinusoidalPositions(self.width)
         if not self.tied_logits:
-            # In float32, because rounded logits over a whole vocabulary cost translations.
+            # In float32, because rounded logits over a whole vocabulary harm translations.
             self.logits_dense = Dense(self.vocab_size, axes=("embed", "vocab"), precision=FULL)
 
     def _stack(self, kind, layers: int, name: str) -> list[nn.Module]:
@@ -196,10 +196,10 @@ class Transformer(nn.Module):
         """Encodes the sources, token ids [B, L] with 0 as padding -> [B, L, M].
 
         Args:
-            encoder_segment_ids: Number of the pair that a token of a packed row belongs to.
-            enable_dropout: True in training; the experts' gates and capacity follow it too.
+            encoder_segment_ids: Number of the pair of each token in a packed row.
+            enable_dropout: True in training; decides also the experts' gates and capacity.
             encoder_positions: Positions in packed sources; the relative bias does not need them.
-            encoder_direction_ids, step: For gates and counts; T5X passes none.
+            encoder_direction_ids, step: Inputs of gates and counts; T5X passes none.
         """
         tokens_BL = encoder_input_tokens.astype(jnp.int32)
         real_BL = tokens_BL > 0
@@ -237,20 +237,20 @@ class Transformer(nn.Module):
     ) -> Array:
         """Returns logits of the next tokens, float32 [B, T, V].
 
-        With `decode=True` T is 1 (the whole length in the call that allocates the cache), and the
-        past is in the collection `cache`.
+        With `decode=True`, T is 1 (or the whole length in the call that allocates the cache), and
+        the past is in the collection `cache`.
 
         Args:
             encoded: Output of `encode`, [B, L, M].
             encoder_input_tokens: Source token ids [B, L], for the padding.
             decoder_input_tokens: Target token ids [B, T], shifted right by one.
             decoder_target_tokens: Target token ids [B, T]; 0 is padding. Not read in decoding.
-            max_decode_length: Places of the cache, needed once it is allocated.
+            max_decode_length: Number of positions of the cache, needed once it is allocated.
         """
         source_BL = encoder_input_tokens.astype(jnp.int32)
         input_BT = decoder_input_tokens.astype(jnp.int32)
-        # The input's first token is 0 (T5's start), so that the target tells what is padding. In
-        # decoding there is no target: every token is real.
+        # The input's first token is 0 (T5's start), so the target tells what is padding. In
+        # decoding there is no target, and every token is real.
         real_BT = jnp.ones_like(input_BT, bool) if decode else decoder_target_tokens > 0
         cross_mask_BTL = real_BT[:, :, None] & (source_BL > 0)[:, None, :]
         cross_mask_BTL &= same_segment(decoder_segment_ids, encoder_segment_ids)
@@ -308,7 +308,7 @@ class Transformer(nn.Module):
 
 
 def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Module:
-    """Makes layer `index` of a stack; as a method it would make it a child of the model."""
+    """Makes layer `index` of a stack; a method would make it a child of the model."""
 
     options = {"dropout_rate": model.dropout_rate, "dtype": model.dtype}
 
@@ -325,10 +325,9 @@ def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Mod
 
 
 def moe_layer(model: Transformer, *, causal: bool, **place: Any) -> MoeLayer | None:
-    """Makes a MoE layer of the encoder, or of the decoder (`causal`); None in a dense model.
+    """Makes a MoE layer of the encoder, or of the decoder if `causal`; None in a dense model.
 
-    It has the model's sizes where it has none of its own. `place` is its name, or `parent=None` for
-    an unbound layer.
+    Sizes default to the model's. `place` is its name, or `parent=None` for an unbound layer.
     """
     if model.moe is None:
         return None
@@ -352,11 +351,11 @@ def same_segment(query_BQ: Array | None, key_BR: Array | None) -> Array:
     return query_BQ[:, :, None] == key_BR[:, None, :]
 
 
-@cast(Any, functools.lru_cache(maxsize=8))  # checkers do not see that a module is hashable
+@cast(Any, functools.lru_cache(maxsize=8))  # type checkers do not see that a module is hashable
 def abstract_variables(model: Transformer) -> Mapping[str, Any]:
     """Returns shapes of `params` and logical axes `params_axes`; cached, not to be changed."""
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-    # The key is made inside the trace: outside it would be an array on a real device.
+    # The key is made inside the trace; outside, it would be an array on a real device.
     with shapes_only():
         return jax.eval_shape(
             lambda x: model.init(jax.random.key(0), x, x, x, enable_dropout=False), tokens

@@ -1,7 +1,7 @@
-"""One job in several processes: joining, agreeing, work of the primary alone, ending.
+"""One job in several processes: joining, agreeing, work done by the primary, and ending.
 
-Every process runs the same program on its own devices, one process a host; JAX joins them
-(`jax.distributed`). Only process 0, the primary, writes files, but for shards of checkpoints.
+Each host has one process, which runs the same program on its own devices; JAX joins them
+(`jax.distributed`). Only process 0, the primary, writes files, except for shards of checkpoints.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 
-# JAX has no public name for the service that joins processes; orbax and others use this one.
+# JAX has no public name for the service that joins processes; orbax and others also use this one.
 from jax._src import distributed
 
 from m4.parallel.distributed_options import DistributedOptions
@@ -31,13 +31,13 @@ from m4.parallel.platform.hardware import code_digest, package_version
 from m4.parallel.platform.jax_setup import check_accelerator
 from m4.settings import InputError, first_line
 
-# How long the primary stays at most after an error.
+# Maximum seconds that the primary stays after an error.
 _LINGER_SECONDS = 5.0
 _ENDED = "m4/ended/"
-# A barrier must have a limit; no job waits a week.
+# A barrier needs a limit; no job waits a week.
 _LONGEST_SECONDS = 7 * 24 * 3600
 _POLL_SECONDS = 10.0
-# The exit status of a process that has lost another one. Not 2, which is a user's mistake.
+# Exit status of a process that has lost another one; not 2, which means a user's mistake.
 PEER_LOST_STATUS = 1
 PEER_LOST = (
     "another process of the job has ended or cannot be reached, so this one ends too; start all of "
@@ -61,8 +61,8 @@ PEER_LOST_ERRORS = (PeerLost, jax.errors.JaxRuntimeError)
 
 @dataclasses.dataclass
 class _State:
-    calls: int = 0  # Exchanges and barriers so far, the same number in all processes.
-    alone: bool = False  # The primary is at work for the others (`on_primary_then_broadcast`).
+    calls: int = 0  # Number of exchanges and barriers so far, equal in all processes.
+    alone: bool = False  # the primary works for the others (`on_primary_then_broadcast`)
     linger_seconds: float = _LINGER_SECONDS
 
 
@@ -72,16 +72,16 @@ _state = _State()
 def join(options: DistributedOptions) -> None:
     """Joins the other processes of the job, before JAX is used.
 
-    From here on only the primary writes to standard output; all processes report errors.
+    From here on, only the primary writes to standard output; all processes report errors.
 
     Raises:
-        InputError: The job's processes are not known, or an accelerator cannot be used.
-        PeerLost: The others do not join in time.
+        InputError: The job's processes are unknown, or an accelerator cannot be used.
+        PeerLost: The others did not join in time.
     """
-    # Processes that have ended must not count as dead meanwhile.
+    # Until then, processes that have ended must not count as dead.
     _state.linger_seconds = min(_LINGER_SECONDS, options.heartbeat_seconds / 2)
-    # JAX's own handler would swallow SIGTERM, also where its service is not used. The training
-    # loop's handler has the processes agree on the step (`m4.train.run`).
+    # JAX's own handler would swallow SIGTERM, even if its service is not used. The training
+    # loop's handler makes the processes agree on the step (`m4.train.run`).
     jax.config.update("jax_enable_preemption_service", False)
     given: dict[str, Any] = {}
     where = options.coordinator_address or "the cluster's own settings"
@@ -101,21 +101,21 @@ def join(options: DistributedOptions) -> None:
     notice.daemon = True
     notice.start()
     try:
-        # Where the others do not come, JAX nearly always aborts the process itself.
+        # If the others do not come, JAX nearly always aborts the process itself.
         jax.distributed.initialize(
             **given,
             initialization_timeout=options.join_timeout_s,
             heartbeat_timeout_seconds=options.heartbeat_seconds,
         )
     except jax.errors.JaxRuntimeError as error:
-        # Not a mistake: machines may come late, and the job be started again.
+        # Not a user's mistake: machines may come late, and the job can be started again.
         within = f"within {options.join_timeout_s} s (join_timeout_s): {first_line(error)}"
         raise PeerLost(f"the processes did not find each other at {where} {within}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise InputError(_unknown_processes(options, first_line(error))) from error
     finally:
         notice.cancel()
-    # The first exchange of all has that limit too (`synchronized`).
+    # The first exchange has that limit, too (`synchronized`).
     wait_for_all("each other")
     check_accelerator()
     if not is_primary():
@@ -135,11 +135,11 @@ def _unknown_processes(options: DistributedOptions, said: str) -> str:
 
 
 def _check_port(address: str) -> None:
-    """Raises PeerLost for a port that another program has: JAX would crash, or two jobs meet."""
+    """Raises PeerLost for a port in use, with which JAX would crash or two jobs would meet."""
     both, port = socket.has_dualstack_ipv6(), int(address.rpartition(":")[2])
     family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        # It reuses addresses: connections of a job that has ended are no hindrance.
+        # Addresses are reused, so connections of an ended job do not matter.
         socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
     except OSError as error:
         said = f"is the port taken? (coordinator_address; {os.strerror(error.errno or 0)})"
@@ -147,36 +147,36 @@ def _check_port(address: str) -> None:
 
 
 def check_joined() -> None:
-    """Raises InputError where JAX sees several processes that this one has not joined."""
+    """Raises InputError if JAX sees several processes that this one has not joined."""
     if jax.process_count() > 1 and distributed.global_state.client is None:
         count = jax.process_count()
         raise InputError(f"this is one of {count} processes of a slice: multiprocess joins them")
 
 
 def is_distributed() -> bool:
-    """Tells if the job has more than one process, without use of an accelerator."""
+    """Returns whether the job has more than one process, without using an accelerator."""
     state = distributed.global_state
     return state.client is not None and (state.num_processes or 1) > 1
 
 
 def is_primary() -> bool:
-    """Tells if this is the process that writes files and prints."""
+    """Returns whether this is the process that writes files and prints."""
     return not is_distributed() or jax.process_index() == 0
 
 
 def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
-    """Calls `work` on the primary while the others wait; returns its result in all of them.
+    """Calls `work` on the primary while the others wait; returns its result in all processes.
 
     Waiting has no limit: a process that dies meanwhile ends the others.
 
     Args:
-        what: Name of the work, for the message of those that wait.
-        work: The work; its result must be JSON.
+        what: Name of the work, for messages of waiting processes.
+        work: Function whose result must be JSON.
 
     Raises:
-        ValueError: Raised by work; in the others an InputError with its first line.
-        PeerLost: In the others, where work raised another error, or one with another exit status
-            than 2.
+        ValueError: The work raised it; others get an InputError with its first line.
+        PeerLost: Raised in the others if the work raised another error, or one whose exit status is
+            not 2.
     """
     client: Any = distributed.global_state.client
     if not is_distributed() or _state.alone:
@@ -187,7 +187,7 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
         try:
             result = work()
         except BaseException as error:
-            # All processes give a mistake's exit status, after which no one starts them again.
+            # All processes return the exit status of a mistake, so that they are not started again.
             mistake = isinstance(error, ValueError) and getattr(error, "status", 2) == 2
             mistake = mistake and signals.status_of(error) is None
             name = "mistake" if mistake else "failure"
@@ -206,7 +206,7 @@ def on_primary_then_broadcast(what: str, work: Callable[[], Any]) -> Any:
 
 
 def by_primary(what: str) -> Callable[[_Work], _Work]:
-    """Decorates a function that the primary calls for all (`on_primary_then_broadcast`)."""
+    """Decorator: the primary calls the function for all (`on_primary_then_broadcast`)."""
 
     def decorated(work: _Work) -> _Work:
         @functools.wraps(work)
@@ -221,8 +221,8 @@ def by_primary(what: str) -> Callable[[_Work], _Work]:
 def check_agreement(config: Mapping[str, str]) -> None:
     """Raises InputError, in every process, unless all have the same code, config and devices.
 
-    Processes that differ compile different programs, and then wait for each other for ever, or add
-    up numbers that do not belong together. All call this after `join`, before they compile.
+    Different processes would compile different programs, and then wait for each other forever or
+    sum unrelated numbers. All call this after `join`, before they compile.
     """
     if (count := jax.process_count()) > 1:
         client: Any = distributed.global_state.client
@@ -238,24 +238,24 @@ def facts(config: Mapping[str, str]) -> dict[str, str]:
     return {
         "code": code_digest()[:12],
         "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12],
-        # By this process's own options; JAX takes that of process 0.
+        # From this process's own options; JAX takes that of process 0.
         "process_count": str(distributed.global_state.num_processes or 1),
         "number of devices": str(jax.device_count()),
         "local devices": str(jax.local_device_count()),
         "kind of devices": jax.devices()[0].device_kind,
         **{name: package_version(name) for name in ("jax", "jaxlib", "libtpu")},
-        # They decide what is compiled.
+        # These versions decide what is compiled.
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
     }
 
 
 def agree(hosts: Sequence[str], every: Sequence[Mapping[str, str]]) -> None:
-    """Raises InputError, which says who differs in what, unless all processes have equal facts."""
+    """Raises InputError, which names the differences, unless all processes have equal facts."""
     said = []
     for name in every[0]:
         column = [each[name] for each in every]
-        # The value that most have; without a majority, that of process 0.
+        # The most common value; without a majority, that of process 0.
         usual = Counter(column).most_common(1)[0][0]
         if others := [index for index, value in enumerate(column) if value != usual]:
             who = ", ".join(f"{index} ({hosts[index]})" for index in others)
@@ -287,8 +287,8 @@ def _wait(client: Any, key: str, what: str) -> str:
 def synchronized(jitted: Any, what: str) -> Callable[..., Any]:
     """Returns a jitted function that all processes call together.
 
-    It has a program for each shape of a batch, its last argument. Processes wait for each other's
-    compilation here, as a program's first exchange has a limit of 30 seconds on CPUs.
+    It has a program for each shape of its last argument, the batch. Here processes wait for each
+    other's compilation, as the first exchange of a program has a limit of 30 seconds on CPUs.
     """
     programs: dict[Any, Any] = {}
 
@@ -313,7 +313,7 @@ def wait_for_all(what: str) -> None:
 
 
 def peer_lost(error: BaseException) -> str | None:
-    """Returns the message of an error that another process's end caused; None of other errors."""
+    """Returns the message of an error caused by the end of another process, otherwise None."""
     if isinstance(error, PeerLost):
         return first_line(error)  # gin adds more lines
     if isinstance(error, jax.errors.JaxRuntimeError) and _PEER_LOST_WORDS.search(str(error)):
@@ -328,9 +328,9 @@ def shutdown() -> None:
 
 
 def abort_process(status: int) -> None:
-    """Ends this process after an error, without waiting for processes that do not know of it.
+    """Ends this process after an error, without waiting for the others.
 
-    The primary, which runs the service that joins the others, lets them report their own errors.
+    The primary, which runs the service that joins processes, lets them report their errors first.
     """
     sys.stdout.flush()
     sys.stderr.flush()

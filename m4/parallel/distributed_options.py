@@ -1,4 +1,4 @@
-"""Options by which a process finds the others of its job; without JAX."""
+"""Options by which a process finds the others of its job. Does not import JAX."""
 
 import argparse
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from m4.settings import InputError, SettingError
 class DistributedOptions(NamedTuple):
     """Options for joining the other processes."""
 
-    # "host:port" of process 0. With it process_count and process_index are given; if all are None,
-    # JAX asks the cluster (Cloud TPU, GKE, Slurm, Open MPI).
+    # "host:port" of process 0, given together with process_count and process_index. If all are
+    # None, JAX asks the cluster (Cloud TPU, GKE, Slurm, Open MPI).
     coordinator_address: str | None
     process_count: int | None
     process_index: int | None
@@ -19,17 +19,17 @@ class DistributedOptions(NamedTuple):
     join_timeout_s: int  # seconds to wait for all processes at start-up
 
 
-# With an address a person starts the processes; a cluster may take longer.
+# With an address, a person starts the processes; a cluster may take longer.
 _JOIN_TIMEOUT_S, _CLUSTER_JOIN_TIMEOUT_S = 45, 300
 
 
 def distributed_options(
     environment: Mapping[str, str], arguments: argparse.Namespace
 ) -> DistributedOptions | None:
-    """Returns the options of the command line's arguments, or None if this process is alone.
+    """Returns the options of the command line, or None if this process is alone.
 
-    Where JAX uses TPUs first (JAX_PLATFORMS=tpu,cpu), the hosts of a slice are found as with
-    multiprocess. Raises InputError where arguments are impossible, missing or in conflict.
+    If JAX uses TPUs first (JAX_PLATFORMS=tpu,cpu), the hosts of a slice are found as with
+    multiprocess. Raises InputError if arguments are impossible, missing or in conflict.
     """
     names = ("coordinator_address", "process_count", "process_index")
     address, count, index = (getattr(arguments, name) for name in names)

@@ -1,7 +1,7 @@
-"""The mesh, the shardings that follow from logical axes, and the rows of a batch over it.
+"""The mesh, the shardings of logical axes over it, and the rows of a batch.
 
-The mesh decides which rows a process reads, not its number alone: processes that share the work on
-a row (where mesh axes such as "model" or "stage" cross processes) read the same rows.
+The mesh decides which rows a process reads, not only its number: processes that share the work on a
+row (because axes such as "model" or "stage" cross processes) read the same rows.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from m4.settings import Between, Given, InputError, SettingError, checked, neare
 skip_libtpu()
 
 MeshSize = Annotated[int, Between(-1, 2**20)]
-# Logical axis -> mesh axis, several, or None. A logical axis may have more than one rule.
+# Logical axis -> mesh axis, several axes, or None. A logical axis may have several rules.
 Rules = Sequence[tuple[str, str | Sequence[str] | None]]
 
 
@@ -41,27 +41,27 @@ def make_mesh(
     model: MeshSize = 1,
     devices: Annotated[Any, Given("the machine: all devices")] = None,
 ) -> Mesh:
-    """Makes a mesh with these axes over all devices; -1 takes the devices that are left.
+    """Makes a mesh with these axes over all devices; -1 takes the remaining devices.
 
-    Devices of several TPU slices: slices are along `data` where they divide it, else along `node`,
-    so that only these axes send over the data center network. The other axes stay inside a slice.
+    With several TPU slices, they lie along `data` if they divide it, otherwise along `node`, so
+    that only these axes send over the data center network. The other axes stay inside a slice.
 
     Args:
-        stage: Parts of each stack, its layers in order: the stages of a pipeline.
-        data: Copies of the whole model, each with separate rows. Defaults to the devices that are
-            left or, where another axis is -1, to the number of slices (1 without slices).
-        fsdp: Copies as with `data`, but every weight is sharded over these devices and gathered
-            where a layer uses it.
-        node, expert: Experts, and rows, are sharded over node * expert devices: machines, and the
-            devices of one, for the dispatch `hierarchical_all_to_all`.
-        model: Parts of each matrix.
+        stage: Number of pipeline stages, into which each stack's layers are divided in order.
+        data: Number of copies of the whole model, each with separate rows. Defaults to the
+            remaining devices or, if another axis is -1, to the number of slices.
+        fsdp: Number of copies like `data`, but every weight is sharded over these devices and
+            gathered when a layer uses it.
+        node, expert: Number of machines, and of devices in each, over which experts and rows are
+            sharded (node * expert), for the dispatch `hierarchical_all_to_all`.
+        model: Number of parts of each matrix.
         devices: Sequence of devices, such as those of a topology (`m4.plan`). Defaults to all.
 
     Raises:
         SettingError: The sizes do not fit the devices or the slices.
     """
     devices = jax.devices() if devices is None else devices
-    # A GPU has a slice_index too, of its NVLink domain: `node` describes those.
+    # A GPU also has a slice_index, of its NVLink domain, which `node` describes.
     tpus = devices if devices[0].platform == "tpu" else devices[:1]
     slices = len({getattr(device, "slice_index", None) for device in tpus})
     others = {"stage": stage, "fsdp": fsdp, "node": node, "expert": expert, "model": model}
@@ -70,14 +70,14 @@ def make_mesh(
     sizes = {name: {**others, "data": data}[name] for name in MESH_AXES}
     fixed = _check_sizes(sizes, len(devices))
     sizes = {name: len(devices) // fixed if n == -1 else n for name, n in sizes.items()}
-    # Auto: the partitioner decides what the annotations leave open (jax.make_mesh's own default,
-    # Explicit, would refuse products of differently sharded operands).
+    # Auto lets the partitioner decide what the annotations leave open. (jax.make_mesh's default,
+    # Explicit, would refuse products of differently sharded operands.)
     kinds = (AxisType.Auto,) * len(sizes)
     return Mesh(_arranged(sizes, slices, devices), MESH_AXES, axis_types=kinds)
 
 
 def _arranged(sizes: Mapping[str, int], slices: int, devices: Sequence[Any]) -> np.ndarray:
-    # With it any sizes are possible, such as 2 x 32 on a torus of 4 x 4 x 4 chips.
+    # This allows any sizes, such as 2 x 32 on a torus of 4 x 4 x 4 chips.
     split = {"allow_split_physical_axes": True}
     if slices == 1:
         return mesh_utils.create_device_mesh(tuple(sizes.values()), devices, **split)
@@ -92,7 +92,7 @@ def _arranged(sizes: Mapping[str, int], slices: int, devices: Sequence[Any]) -> 
 
 
 def _check_sizes(sizes: Mapping[str, int], count: int) -> int:
-    """Returns the product of the sizes but -1; SettingError if they do not fit the devices."""
+    """Returns the product of the sizes without -1. Raises SettingError if they do not fit."""
     for name, size in sizes.items():
         if size == 0:
             raise SettingError(f"make_mesh.{name}", size, "at least 1, or -1 for what is left")
@@ -102,7 +102,7 @@ def _check_sizes(sizes: Mapping[str, int], count: int) -> int:
         raise SettingError(f"make_mesh.{free[1]}", -1, allowed)
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if count % fixed or (not free and fixed != count):
-        # One size is named: the first that does not fit alone, or else the largest.
+        # The message names one size: the first that does not fit alone, otherwise the largest.
         names = [name for name in sizes if count % sizes[name]]
         name = names[0] if names else max(sizes, key=lambda name: sizes[name])
         divisors = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
@@ -116,9 +116,9 @@ def _check_sizes(sizes: Mapping[str, int], count: int) -> int:
 
 
 def split_axes(mesh: Mesh | AbstractMesh, logical_axis: str) -> tuple[str, ...]:
-    """Returns the mesh axes with more than one part that a logical axis is split over.
+    """Returns the mesh axes with more than one part over which a logical axis is split.
 
-    Its first rule decides; a second one is for arrays in which the first one's axes are taken.
+    Its first rule decides; a second one is for arrays that use the first one's axes already.
     """
     rule = next((rule for name, rule in _rules() if name == logical_axis), None)
     return tuple(name for name in axes_of(rule) if mesh.shape.get(name, 1) > 1)
@@ -132,7 +132,7 @@ def rows_over(mesh: Mesh | AbstractMesh) -> int:
 def check_divides(
     mesh: Mesh | AbstractMesh, array: str, size: int, logical_axis: str, setting: str
 ) -> None:
-    """Raises SettingError where an axis, whose size is a setting, cannot be split over the mesh."""
+    """Raises SettingError if an axis, whose size is a setting, cannot be split over the mesh."""
     for rule in [rule for name, rule in _rules() if name == logical_axis]:
         names = [name for name in axes_of(rule) if mesh.shape.get(name, 1) > 1]
         if size % (parts := math.prod(mesh.shape[name] for name in names)):
@@ -141,9 +141,9 @@ def check_divides(
 
 @contextlib.contextmanager
 def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
-    """Makes logical axes in the model mean axes of this mesh, by the table of parallel/axes.py.
+    """Maps logical axes in the model to axes of this mesh, by the table of parallel/axes.py.
 
-    `extra_rules` split what the table leaves whole; by default those around this context do.
+    `extra_rules` split what the table leaves whole. Defaults to those of the enclosing context.
     """
     rules = with_extra_rules(extra_rules) if extra_rules else _rules()
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
@@ -151,9 +151,9 @@ def axis_rules_context(mesh: Mesh, extra_rules: Rules = ()):
 
 
 def with_extra_rules(rules: Rules) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
-    """Returns the table with `rules` after those that split, before those that leave axes whole.
+    """Returns the table with `rules` placed between splitting and non-splitting rules.
 
-    Raises SettingError for a rule of an axis that is not known, or that the table splits.
+    Raises SettingError for a rule about an unknown axis, or one that the table splits.
     """
     table, setting = dict(LOGICAL_AXIS_RULES), "Training.extra_axis_rules"
     split, left = ([r for r in LOGICAL_AXIS_RULES if bool(r[1]) is over] for over in (True, False))
@@ -182,7 +182,7 @@ def _hashable(rule: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
 
 
 def _rules() -> Sequence[tuple[str, Any]]:
-    """Returns the active axis rules: those of the `axis_rules_context`, else the table."""
+    """Returns the active axis rules: those of `axis_rules_context`, otherwise the table."""
     return nn.get_logical_axis_rules() or LOGICAL_AXIS_RULES
 
 
@@ -192,7 +192,7 @@ def parameter_shardings(
     params: Mapping[str, Any],
     fsdp_axes: Sequence[str] = ("fsdp",),
 ) -> Any:
-    """Returns shardings of parameters (arrays or shapes) from the collection `params_axes`.
+    """Returns the shardings of parameters (arrays or shapes) by the collection `params_axes`.
 
     Args:
         fsdp_axes: Mesh axes over which a parameter is sharded further (`shard_further`).
@@ -237,11 +237,12 @@ def shard_further(
     over: Sequence[str],
     fixed: Sequence[int] = (),
 ) -> PartitionSpec:
-    """Splits one dimension of `spec` over those axes of `over` that it does not use yet.
+    """Splits one dimension of `spec` over the axes of `over` that it does not use yet.
 
-    It is the largest dimension that they divide, and none of `fixed`; without one `spec` stays. The
-    partitioner gathers such weights where a layer uses them: ZeRO's third stage (Rajbhandari et al.
-    2020, section 5; Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update").
+    It takes the largest dimension that they divide, outside `fixed`, if any. The partitioner
+    gathers
+    such weights when a layer uses them: ZeRO's third stage (Rajbhandari et al. 2020, section 5; Xu
+    et al. 2020, "Automatic Cross-Replica Sharding of Weight Update").
     """
     axes = [axes_of(entry) for entry in (*spec, *[None] * (len(shape) - len(spec)))]
     used = {name for entry in axes for name in entry}
@@ -275,7 +276,7 @@ Part = tuple[int, int]
 
 
 def host_shards(mesh: Mesh) -> list[Part]:
-    """Returns the shards of every batch that this process reads: one, where they are neighbours."""
+    """Returns the shards of every batch that this process reads; adjacent ones are merged."""
     _, own, parts = _own(mesh)
     if parts % len(own) == 0 and own[0] % len(own) == 0 and own[-1] - own[0] == len(own) - 1:
         return [(own[0] // len(own), parts // len(own))]
@@ -293,7 +294,7 @@ def host_batch(
 
 
 def host_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns this process's rows of a batch that every process has in full."""
+    """Returns this process's rows of a batch that all processes have in full."""
     _, own, parts = _own(mesh)
     return {
         name: np.concatenate([np.split(value, parts)[i] for i in own])
@@ -320,7 +321,7 @@ def to_global(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Arra
 
 
 def _own(mesh: Mesh) -> tuple[NamedSharding, list[int], int]:
-    """Returns the sharding of rows, the shards on this process's devices, and their number."""
+    """Returns the sharding of rows, this process's shards, and the number of shards."""
     sharding, parts = NamedSharding(mesh, logical_spec(("batch",))), rows_over(mesh)
     here = sharding.addressable_devices_indices_map((parts,)).values()
     return sharding, sorted({at[0].start or 0 for at in here if at is not None}), parts
@@ -328,36 +329,36 @@ def _own(mesh: Mesh) -> tuple[NamedSharding, list[int], int]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A mesh and how weights and rows are sharded over it; equal ones share compiled programs."""
+    """A mesh with the sharding of weights and rows; equal layouts share compiled programs."""
 
     mesh: Mesh
-    # The settings under which the model was trained.
+    # Settings of the model's training.
     fsdp_axes: Sequence[str] = ("fsdp",)
     extra_axis_rules: Rules = ()
 
     def __post_init__(self) -> None:
-        with_extra_rules(self.extra_axis_rules)  # checks them
-        # gin gives lists, and what a program depends on must be hashable.
+        with_extra_rules(self.extra_axis_rules)  # this checks the rules
+        # gin gives lists, but parts of a program's key must be hashable.
         rules = tuple((name, _hashable(rule)) for name, rule in self.extra_axis_rules)
         object.__setattr__(self, "extra_axis_rules", rules)
         object.__setattr__(self, "fsdp_axes", tuple(self.fsdp_axes))
 
     def axis_rules(self) -> AbstractContextManager[None]:
-        """Returns a context in which logical axes mean the mesh's; programs are called in it."""
+        """Returns a context that maps logical axes to this mesh, in which programs are called."""
         return axis_rules_context(self.mesh, self.extra_axis_rules)
 
     def shardings(self, params_axes: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
-        """Returns the shardings of parameters (arrays or shapes), from their logical axes."""
+        """Returns the shardings of parameters (arrays or shapes) by their logical axes."""
         with self.axis_rules():
             return parameter_shardings(self.mesh, params_axes, params, self.fsdp_axes)
 
     def rows(self, least: int) -> int:
-        """Returns the fewest rows, at least `least`, that divide over the devices of rows."""
+        """Rounds a number of rows up until it divides over the devices."""
         with self.axis_rules():
             parts = rows_over(self.mesh)
         return -(-least // parts) * parts
 
     def batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Shards arrays [B, ...], which every process has in full, by rows."""
+        """Shards arrays [B, ...], which all processes have in full, by rows."""
         with self.axis_rules():
             return to_global(self.mesh, host_rows(self.mesh, batch))

@@ -1,23 +1,23 @@
-"""GShard's annotations: which device has which part of an array (arXiv 2006.16668, section 3.2).
+"""GShard's annotations of which device has which part of an array (arXiv 2006.16668, section 3.2).
 
-Names and meanings are those of the paper and of Lingvo's `xla_sharding` and `gshard_utils`; a table
-with examples is in docs/parallelism.md. Each returns its array, with the same values; a few in a
-function are enough: XLA's partitioner infers the rest and inserts communication.
+Names and meanings are those of the paper and of Lingvo's `xla_sharding` and `gshard_utils`;
+docs/parallelism.md has a table with examples. Each returns its array with the same values. A few in
+a function are enough: XLA's partitioner infers the rest and inserts communication.
 
-Inside `jax.jit` they are `jax.lax.with_sharding_constraint`. On an array outside of it they move
-the parts at once (`jax.device_put`). Of a `jax.ShapeDtypeStruct` they return one with that
-sharding, to compile a program for arrays that need not exist. Nothing else of m4 is needed.
+Inside `jax.jit`, they are `jax.lax.with_sharding_constraint`. Outside, they move the parts of an
+array at once (`jax.device_put`). From a `jax.ShapeDtypeStruct` they make one with that sharding, to
+compile a program for arrays that need not exist. Nothing else of m4 is needed.
 
-**Devices.** Ids are positions in `devices`, by default `jax.devices()`; each must occur once. One
-compiled program has one order of devices (JAX's rule), here that of `devices`. Ids that are a grid
-with its axes exchanged, such as [[0, 2], [1, 3]], are written as axes of a mesh in that order. Any
-other pattern, such as [3, 1, 2, 0], is an order of its own, which JAX does not mix with another in
-one program ("incompatible devices"): give it as `devices` to all annotations instead.
+**Devices.** Ids are positions in `devices`, by default `jax.devices()`; each must occur once. By
+JAX's rule, a compiled program has one order of devices, here that of `devices`. Ids of a grid with
+permuted axes, such as [[0, 2], [1, 3]], become axes of a mesh in that order. Any other pattern,
+such as [3, 1, 2, 0], is a separate order, which JAX does not mix with another in one program
+("incompatible devices"): pass it as `devices` to all annotations instead.
 
-**Sizes.** A dimension must divide into its parts; the paper's padding of uneven ones is not done.
+**Sizes.** A dimension must divide into its parts; uneven parts are not padded as in the paper.
 
-**Meshes.** They are for JAX's Auto axes. Under `jax.set_mesh` with Explicit axes use
-`jax.sharding.reshard`; in the body of a `jax.shard_map` arrays are local (the paper's
+**Meshes.** Annotations are for JAX's Auto axes. Under `jax.set_mesh` with Explicit axes, use
+`jax.sharding.reshard`. In the body of a `jax.shard_map`, arrays are local (the paper's
 `auto_to_manual` is `jax.shard_map` with its `in_specs`, `manual_to_auto` its `out_specs`).
 """
 
@@ -37,7 +37,7 @@ Ids = np.ndarray | Sequence
 
 
 def replicate(x: A, *, devices: Devices = None) -> A:
-    """Gives every device all of the array.
+    """Gives every device the whole array.
 
     Raises:
         ValueError: Called under a mesh of Explicit or Manual axes.
@@ -47,10 +47,10 @@ def replicate(x: A, *, devices: Devices = None) -> A:
 
 
 def split(x: A, split_dimension: int, num_partitions: int, *, devices: Devices = None) -> A:
-    """Splits one dimension into equal parts over the devices in their order.
+    """Splits one dimension into equal parts over the devices, in order.
 
-    With fewer parts than devices, neighbours hold copies: 2 parts over 8 devices are the first half
-    on 0-3 and the second on 4-7.
+    With fewer parts than devices, neighbours hold copies: with 2 parts over 8 devices, 0-3 have the
+    first half and 4-7 the second.
 
     Raises:
         ValueError: The dimension, the parts or the devices do not fit each other.
@@ -85,7 +85,7 @@ tile = shard  # Lingvo's name
 
 
 def partial_tile(x: A, tile_assignment: Ids, *, devices: Devices = None) -> A:
-    """Splits into tiles; devices along the ids' last dimension, one more than x's, have copies."""
+    """Splits into tiles; devices along the additional last dimension of the ids hold copies."""
     return _tiled("partial_tile", x, tile_assignment, devices, copies=1)
 
 
@@ -98,9 +98,9 @@ def mesh_split(
     feed-forward [width, hidden] by [0, 1].
 
     Args:
-        device_mesh: Ids of devices, or a mesh of JAX with Auto axes (which includes devices).
-        dims_mapping: For each dimension of x the dimension of the mesh that it is split over, or -1
-            where it is not. Along dimensions of the mesh that are not named there are copies.
+        device_mesh: Ids of devices, or a JAX mesh with Auto axes (which includes devices).
+        dims_mapping: For each dimension of x, the mesh dimension over which it is split, or -1 if
+            it is not split. Devices along other mesh dimensions hold copies.
 
     Raises:
         ValueError: The mapping, the dimensions or the ids do not fit.
@@ -141,7 +141,7 @@ def _tiled(name: str, x: A, assignment: Ids, devices: Devices, copies: int) -> A
 
 
 def _annotate(name: str, x: A, ids: Ids, mapping: Sequence[int], devices: Sequence[Any]) -> A:
-    """Splits dimension i over dimension mapping[i] of the ids; -1 leaves it whole."""
+    """Splits dimension i over dimension mapping[i] of the ids; -1 leaves it unsplit."""
     ids = np.asarray(ids)
     if sorted(ids.reshape(-1).tolist()) != list(range(len(devices))):
         raise ValueError(
@@ -175,16 +175,16 @@ def _place(name: str, x: A, sharding: NamedSharding) -> A:
 
 class _Grid(NamedTuple):
     order: list[int]  # positions of the devices along the mesh, outermost axis first
-    sizes: list[int]  # of the mesh's axes
-    axes: list[list[int]]  # for each dimension of the ids its axes of the mesh, outermost first
+    sizes: list[int]  # sizes of the mesh's axes
+    axes: list[list[int]]  # for each dimension of the ids, its mesh axes, outermost first
 
 
 def _grid(ids: np.ndarray) -> _Grid:
-    """Returns a mesh with this assignment, in the order 0, 1, 2 ... where that is possible.
+    """Returns a mesh with this assignment, in the order 0, 1, 2 ... if possible.
 
-    It is where along each dimension the ids grow as the digits of a number do: 0, 1, 4, 5 is a
-    digit of step 1 inside of one of step 4. The steps of all digits are the steps of the mesh's
-    axes, which have prime sizes, so that a program's annotations share one mesh where they can.
+    It is possible if along each dimension the ids grow like the digits of a number: 0, 1, 4, 5 is a
+    digit of step 1 inside one of step 4. The steps of all digits become the mesh's axes, which have
+    prime sizes, so that the annotations of a program share one mesh if they can.
     """
     digits, rebuilt = [], np.zeros((), ids.dtype)
     for dimension, size in enumerate(ids.shape):
@@ -194,7 +194,7 @@ def _grid(ids: np.ndarray) -> _Grid:
     if len(digits) < ids.ndim or not np.array_equal(rebuilt, ids):
         in_order = _grid(np.arange(ids.size).reshape(ids.shape))
         return in_order._replace(order=ids.reshape(-1).tolist())
-    # All ids occur once, so the sorted steps are 1, the size of the first, their product ...
+    # All ids occur once, so the sorted steps are 1, the first size, the product of two sizes ...
     steps = sorted((digit for own in digits for digit in own), reverse=True)
     axis = {step: place for place, (step, _) in enumerate(steps)}
     axes = [[axis[step] for step, _ in reversed(own)] for own in digits]
@@ -216,7 +216,7 @@ def _digits(along: np.ndarray, done: int = 1) -> list[tuple[int, int]] | None:
 
 
 def _prime_factors(number: int) -> list[int]:
-    """Returns the prime factors, [2, 3] for 12."""
+    """Returns the distinct prime factors: [2, 3] for 12."""
     dividing = [n for n in range(2, number + 1) if number % n == 0]
     return [n for n in dividing if not any(n % m == 0 for m in dividing if m < n)]
 

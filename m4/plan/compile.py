@@ -215,8 +215,7 @@ def step_time(
 ) -> dict[str, Any]:
     """Returns the model's seconds of one step: "compute", "communication" by kind, and "total".
 
-    Compute and total are None if unknown. Collectives between slices have separate names
-    (`BETWEEN`).
+    Compute and total are None if unknown. Collectives between slices are named by `BETWEEN`.
 
     Args:
         flops: "traced" for all operations, if known, and "kernels" for those without cycles.

@@ -177,8 +177,8 @@ def _continuations(
 ) -> tuple[Array, Array, Array]:
     """Returns log-probabilities, tokens and parents of the best continuations, [B, 2K].
 
-    There are 2K, because K of them may end here and K must live on. If a row's next token is forced
-    (not 0), all have it.
+    There are 2K, because K of them may end here and K must live on. All have a forced token (not
+    0).
     """
     batch, beams, vocab = logp_BKV.shape
     logp_BKV = logp_BKV + search.live_logp_BK[:, :, None]

@@ -37,8 +37,7 @@ _ROW = record(
     }
 )
 
-# Direction ("en-gl") -> (source without a tag, reference); a separate test set may have more
-# fields.
+# Direction ("en-gl") -> (source without a tag, reference, further fields of a separate test set).
 Pairs = Mapping[str, Sequence[tuple[Any, ...]]]
 
 # Takes tagged sources and their directions; returns the fields of a line for each.

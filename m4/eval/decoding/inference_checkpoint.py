@@ -25,8 +25,7 @@ def restore_params(
     """Returns the parameters that a step translates with, the step, and its note.
 
     They are the best ones if training had early stopping, otherwise their average if the optimizer
-    made one, otherwise those of the step. Each device reads only its shards; all processes call
-    this.
+    made one, otherwise those of the step. All processes call this; a device reads only its shards.
 
     Args:
         vocabulary: Vocabulary that the model must have been trained with.

@@ -74,8 +74,7 @@ class Translator(TrainedModel):
     """A model ready to translate lines of text."""
 
     vocabulary: Vocabulary | SourceAndTarget
-    # Number of lines translated together, instead of decoding.batch_rows: when a user types, few
-    # are waiting.
+    # Number of lines translated together, few for a user who types (default: decoding.batch_rows).
     batch_rows: int = 8
     normalise: Callable[[str], str] = str  # normalisation of training text
     trained: Sequence[str] = ()  # training directions, in order

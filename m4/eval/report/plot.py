@@ -65,8 +65,7 @@ def _sheet(
 ) -> _Sheet:
     """Returns an empty sheet with a panel per height ratio and a label per language.
 
-    `inches` is the height of all panels on a page of this width. The width in inches defaults to
-    that of `page_size`.
+    `inches` is the height of all panels on a page of `width` inches (default: by `page_size`).
     """
     size = SIZE
     if width is None:

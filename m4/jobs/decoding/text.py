@@ -32,8 +32,7 @@ from m4.progress import ProgressBar
 from m4.settings import InputError, counted
 from m4.storage.files import write_json
 
-# Batches in a window of lines, which are sorted by length to fill batches well. A killed job loses
-# one window.
+# Batches in a window of lines, which are sorted by length. A killed job loses one window.
 _BATCHES_A_WINDOW = 32
 # Maximum characters in a window: with long lines, it has fewer of them.
 _WINDOW_CHARACTERS = 1 << 20

@@ -1,7 +1,7 @@
-"""Transports bring tokens to their experts and back: one a file, all with the same result.
+"""Transports bring tokens to their experts and back: one per file, all with the same result.
 
-Here are their protocol and the manual regions over the mesh that they share, in which a device has
-its own groups, and its own or all experts.
+This file has their protocol and the manual regions over the mesh that they share, in which a device
+has its own groups, and its own or all experts.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from m4.parallel.mesh import check_divides, split_axes
 
 
 class Transport(Protocol):
-    """Sends tokens to their slots, lets the experts work on them and brings the results back.
+    """Sends tokens to their slots, applies the experts, and brings the results back.
 
-    y_GSM = sum over a token's choices with a slot of weight * expert(x); 0 for a token without any.
+    y_GSM is the sum of weight * expert(x) over a token's choices with a slot, or 0 without any.
     """
 
     def __call__(self, x_GSM: Array, routing: Routing, experts: Experts) -> Array: ...
 
 
 def experts_over(name: str, x_GSM: Array, routing: Routing) -> tuple[str, ...]:
-    """Returns the mesh axes that the experts are sharded over; () where they are whole.
+    """Returns the mesh axes over which experts are sharded, or () if they are not.
 
     Raises:
         SettingError: Experts or groups do not divide over their axes.
@@ -36,7 +36,7 @@ def experts_over(name: str, x_GSM: Array, routing: Routing) -> tuple[str, ...]:
     mesh = jax.sharding.get_abstract_mesh()
     axes = split_axes(mesh, "expert")
     if axes:
-        # A transport does not know whether it trains or translates.
+        # A transport does not know whether a model trains or translates.
         groups = (
             "number of groups (tokens / MoeLayer.group_tokens; tokens of Training.batch_size in "
             "training, of Decoding.batch_rows in translation)"
@@ -47,10 +47,10 @@ def experts_over(name: str, x_GSM: Array, routing: Routing) -> tuple[str, ...]:
 
 
 def by_annotation(sent_EGCM: Array, experts: Experts) -> Array:
-    """Applies the experts to slots that are sharded by groups, which the partitioner exchanges.
+    """Applies the experts to slots sharded by groups, which the partitioner exchanges.
 
-    Each constraint that shards E stands next to one that shards G: without that pair Shardy gathers
-    everything on every device, instead of one all-to-all.
+    Each constraint that shards E is next to one that shards G: without that pair, Shardy gathers
+    everything on every device instead of making one all-to-all.
     """
     groups, shards = (None, "batch", None, "embed"), ("expert", "expert_replicas", None, "embed")
     done_EGCM = experts(constrain(constrain(sent_EGCM, groups), shards))
@@ -62,8 +62,8 @@ def by_groups(
 ) -> Array:
     """Applies (x_GSM, expert_GSK, position_GSK, weight_GSK, experts) -> y_GSM on each device.
 
-    It has its own groups and all experts, or with `own` its own experts. Without, groups that do
-    not divide over the devices are worked on by all of them.
+    A device has its own groups, and all experts or, with `own`, its own ones. Without `own`, groups
+    that do not divide over the devices are computed by all of them.
     """
     mesh = jax.sharding.get_abstract_mesh()
     over, shards, replicas = (
@@ -81,7 +81,7 @@ def by_groups(
         outward=kernels,
         keep_EG1F=None if experts.keep_EG1F is None else keep,
     )
-    # The partitioner has the other axes, above all "model"; of one device there is nothing to do.
+    # The partitioner keeps the other axes, above all "model". One device needs no region.
     alone = {name for name, size in mesh.shape.items() if size == 1}
     return jax.shard_map(
         run,

@@ -1,8 +1,8 @@
-"""Tokens go to the devices of their experts and back by explicit all-to-all exchanges.
+"""Transport of tokens to the devices of their experts by explicit all-to-all exchanges.
 
-What GShard (arXiv 2006.16668, section 3.2) leaves to its partitioner is written out here: each
-device fills the slots of its groups, sends every expert its slots, and gets the results back. Slots
-and combining are those of `gather`.
+It writes out what GShard (arXiv 2006.16668, section 3.2) leaves to its partitioner: each device
+fills the slots of its groups, sends every expert its slots, and gets the results back. Slots and
+combining are those of `gather`.
 """
 
 import functools
@@ -21,9 +21,9 @@ Exchange = Callable[[Array, tuple[str, ...]], Array]
 
 @configurable
 def all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
-    """Carries tokens by one exchange there and one back, each over node x expert.
+    """Carries tokens by one exchange in each direction, over node x expert.
 
-    Without a mesh, or where experts are not sharded, it is `gather`: there is nothing to exchange.
+    Without a mesh, or if experts are not sharded, it is `gather`, as there is nothing to exchange.
     """
     exchange = functools.partial(lax.all_to_all, tiled=True)
     ways = [functools.partial(exchange, split_axis=i, concat_axis=1 - i) for i in (0, 1)]
@@ -50,7 +50,7 @@ def by_exchange(
     def on_a_device(x_GSM, expert_GSK, position_GSK, weight_GSK, experts):
         slots = local.slots_of(expert_GSK, position_GSK, E, C)
         sent_EGCM = local.by_expert(local.send(x_GSM, slots), E)
-        # Rows travel in the experts' type: half the bytes in bfloat16.
+        # Rows travel in the experts' type, which in bfloat16 is half the bytes.
         sent_EGCM = there(sent_EGCM.astype(experts.outward.dtype), axes)
         done_EGCM = back(experts(sent_EGCM), axes).astype(x_GSM.dtype)
         return local.combine(local.by_group(done_EGCM), weight_GSK, slots)

@@ -1,15 +1,15 @@
-"""Choices sorted by expert in blocks of rows; only blocks with rows are multiplied.
+"""Transport that sorts choices by expert into blocks of rows, and multiplies only full blocks.
 
-This is the dropless MoE of MegaBlocks (arXiv 2211.15841), for plans whose capacity is that of the
-worst case: shapes are fixed, the work is that of the choices. A product has the same shape whatever
-the routing does: a row's result does not depend on its neighbours, to the last bit. Other plans'
-slots are respected: a choice without one contributes nothing. Rows are moved as in `gather`.
+This is the dropless MoE of MegaBlocks (arXiv 2211.15841), for plans with worst-case capacity:
+shapes are fixed, and the work is that of the choices. A product has the same shape for any routing,
+so a row's result does not depend on its neighbours, to the last bit. In other plans, a choice
+without a slot contributes nothing. Rows are moved as in `gather`.
 
-Where experts are sharded, rows go to the devices of their experts and back: counts first, then
-rows. In a round every device sends at most W rows to each owner of experts, which works on them and
-sends the results back. The number of rounds follows, while the program runs, from the largest
-number of rows between two devices: nothing is dropped, and the buffers hold twice the rows of a
-balanced routing, not all rows of all devices.
+If experts are sharded, rows go to the devices of their experts and back, after their counts. In a
+round, every device sends at most W rows to each owner of experts, which computes and returns them.
+The number of rounds follows at run time from the largest number of rows between two devices.
+Nothing is dropped, and the buffers hold twice the rows of a balanced routing, not all rows of all
+devices.
 """
 
 import functools
@@ -30,23 +30,23 @@ from m4.parallel.mesh import split_axes
 from m4.settings import configurable
 
 _FEWEST, _MOST = 4, 128  # rows of a block
-FEWEST_OVER_DEVICES = 8  # the fewest rows that a TPU reads at once
-# A device receives _SPARE times the rows of a balanced routing in a round, and at least so many.
+FEWEST_OVER_DEVICES = 8  # minimum rows that a TPU reads at once
+# A round's buffer has _SPARE times the rows of a balanced routing, and at least this many.
 _SPARE, _FEWEST_A_ROUND = 2, 512
-# Name of the rounds' loop in a compiled program, where a balanced routing needs one round.
+# Name of the loop over rounds in a compiled program; a balanced routing needs one round.
 ROUNDS = "rounds_of_rows"
 
 
 class Blocks(NamedTuple):
-    """The places of J choices in N blocks of b rows."""
+    """Places of J choices in N blocks of b rows."""
 
-    slots: Slots  # choices to rows and back, with all groups as one
+    slots: Slots  # choices to rows and back, with all groups joined
     expert_N: Array  # The expert of each block; E for blocks without rows.
     count: Array  # Number of blocks with rows; they come first.
 
 
 class ExchangePlan(NamedTuple):
-    """Plan of an exchange among X owners with E experts each, seen from one device."""
+    """Plan of an exchange among X owners with E experts each, from one device's view."""
 
     start_X: Array  # first row for each owner
     size_X: Array  # number of rows for each owner
@@ -56,19 +56,19 @@ class ExchangePlan(NamedTuple):
 
 
 class Received(NamedTuple):
-    """The R = X*W rows that a device receives in a round."""
+    """R = X*W rows that a device receives in a round."""
 
     expert_R: Array  # the row's expert among this device's E
-    row_R: Array  # The row's number in the order of experts; -1 where there is no row.
+    row_R: Array  # The row's number in the order of experts, or -1 without a row.
     group_R: Array  # the sending device and its group, in [0, X*G)
     size_E: Array  # number of rows of each expert
 
 
 def rows_of_block(choices: int, num_experts: int, fewest: int = _FEWEST) -> int:
-    """Returns b, a power of 2: about half of an expert's rows when balanced, up to 16 about all.
+    """Returns b, a power of 2: about half of an expert's balanced rows, or all of up to 16.
 
-    It is at least `fewest`, or 8 where an expert has 4 rows or more, and at most 128. Measured on
-    CPUs: smaller blocks read matrices too often, larger ones have too many empty rows.
+    It is at least `fewest`, or 8 if an expert has 4 rows or more, and at most 128. On CPUs, smaller
+    blocks were measured to read matrices too often, and larger ones to have too many empty rows.
     """
     rows = max(choices // num_experts, 1)
     half = 2 ** max(rows.bit_length() - 2, 0)
@@ -77,15 +77,15 @@ def rows_of_block(choices: int, num_experts: int, fewest: int = _FEWEST) -> int:
 
 
 def most_blocks(choices: int, num_experts: int, rows: int) -> int:
-    """Returns N, enough for any routing: each expert's last block may be nearly empty."""
+    """Returns N, enough for any routing, as each expert's last block may be nearly empty."""
     return -(-choices // rows) + min(num_experts, choices)
 
 
 def blocks_of(expert_J: Array, row_J: Array, size_E: Array, most: int, rows: int) -> Blocks:
-    """Cuts the rows of choices, at most `most`, in blocks of `rows`.
+    """Divides the rows of choices, at most `most`, into blocks of `rows`.
 
     Args:
-        row_J: The choice's number in the order of experts; -1 without a row.
+        row_J: The choice's number in the order of experts, or -1 without a row.
         size_E: Number of rows of each expert.
     """
     J, E = expert_J.shape[0], size_E.shape[0]
@@ -93,7 +93,7 @@ def blocks_of(expert_J: Array, row_J: Array, size_E: Array, most: int, rows: int
     blocks_E = -(-size_E // rows)
     end_E = jnp.cumsum(blocks_E)
     expert_N = jnp.sum(jnp.arange(N, dtype=jnp.int32)[:, None] >= end_E[None], axis=1)
-    # An expert's rows move so that the first one begins its first block.
+    # An expert's rows move so that they begin a block.
     moved_E = (end_E - blocks_E) * rows - (jnp.cumsum(size_E) - size_E)
     row_J = jnp.where(row_J >= 0, row_J + moved_E[expert_J], N * rows)
     choice_J = jnp.arange(J, dtype=jnp.int32)
@@ -103,10 +103,9 @@ def blocks_of(expert_J: Array, row_J: Array, size_E: Array, most: int, rows: int
 
 @configurable
 def dropless(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
-    """Carries tokens in blocks of rows of one expert.
+    """Carries tokens in blocks of rows, each for one expert.
 
-    Where experts are sharded, rows travel to their devices; otherwise each device
-    sorts its own groups.
+    Rows travel to sharded experts; otherwise each device sorts its own groups.
     """
     axes = experts_over("dropless", x_GSM, routing)
     E, C = routing.num_experts, routing.capacity
@@ -139,13 +138,13 @@ def _with_exchange(
     owners = E // experts.outward.shape[0]
     in_order, size_EG = order_by_expert(expert_GSK, position_GSK, E, C)
     P = in_order.owner_GP.shape[1]
-    # A token's choices differ, so that one owner gets at most as many as it has experts.
+    # A token's choices differ, so one owner gets at most as many as it has experts.
     most = min(P, G * S * min(K, E // owners))
     W = min(most, -(-max(_SPARE * P, _FEWEST_A_ROUND) // owners))
     plan = _plan_exchange(size_EG, owners, W, axes)
 
     def one_round(number: Any, x_PM: Array, experts: Experts, plan: ExchangePlan) -> Array:
-        """Returns the results of one round's rows; 0 for the others."""
+        """Returns the results of one round's rows, and 0 for the others."""
         there, back = _exchanges(number * W, W, plan, P, axes)
         received = _received(number * W, W, plan.received_XEG)
         return back(_on_received_rows(rows, experts, there(x_PM), received))
@@ -205,7 +204,7 @@ def _exchanges(first: Any, W: int, plan: ExchangePlan, P: int, axes: tuple[str, 
     def now(size_X: Array) -> Array:
         return jnp.clip(size_X - first, 0, W)
 
-    # CPUs have no ragged exchange: each pair of devices sends W rows.
+    # CPUs have no ragged exchange, so each pair of devices sends W rows.
     def ragged(x: Array, rows: int, start_X: Array, size_X: Array, to_X: Array, received_X: Array):
         zeros = zeros_as((rows, x.shape[-1]), x)
         sizes = start_X, now(size_X), to_X, now(received_X)
@@ -279,7 +278,7 @@ def _rounds(one: Callable[..., Array], x_PM: Array, experts: Any, plan: Exchange
 
 
 def _backward(one: Callable[..., Array], saved: Any, d_PM: Array):
-    """Repeats each round: as their number is not known, no buffer could keep what they did."""
+    """Repeats each round, as no buffer can keep the results of an unknown number of rounds."""
     x_PM, experts, plan = saved
 
     def turn(number: Array, sums: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The reference: one-hot masks and einsums, as in GShard (arXiv 2006.16668), Algorithm 2."""
+"""Reference transport: one-hot masks and einsums, as in GShard (arXiv 2006.16668), Algorithm 2."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from m4.settings import configurable
 
 
 def masks(routing: Routing) -> tuple[Array, Array]:
-    """Returns the paper's two masks of a plan: combine_GSEC, float32, and dispatch_GSEC, bool."""
+    """Returns the paper's two masks of a plan: combine_GSEC (float32) and dispatch_GSEC (bool)."""
     expert_GSKE = jax.nn.one_hot(routing.expert_GSK, routing.num_experts, dtype=jnp.float32)
     # Slot -1 has no one-hot entry: its row is all zeros.
     position_GSKC = jax.nn.one_hot(routing.position_GSK, routing.capacity, dtype=jnp.float32)

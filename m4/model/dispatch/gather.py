@@ -1,12 +1,12 @@
-"""Dispatch and combine by gathers in both directions: no one-hot masks and no sort.
+"""Transport by gathers in both directions, without one-hot masks and without a sort.
 
-A plan is a partial permutation. A scatter of integers makes its inverse once (which choice sits in
-slot (e, c)?); then moving tokens to slots, moving results back, and both gradients are gathers. XLA
-would differentiate a gather into a scatter-add of vectors, which is slow everywhere: hence the
-custom gradients.
+A plan is a partial permutation. A scatter of integers makes its inverse once (which choice has slot
+(e, c)?). Then moving tokens to slots, moving results back, and both gradients are gathers. Custom
+gradients are needed because XLA would differentiate a gather into a scatter-add of vectors, which
+is slow everywhere.
 
-Where there are more choices than slots (expert choice: K = E), rows of slots are moved instead of
-rows of choices: results are added up at their tokens, E*C rows instead of S*K.
+With more choices than slots (expert choice: K = E), rows of slots are moved instead of rows of
+choices: results are summed at their tokens, E*C rows instead of S*K.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from m4.settings import configurable
 
 @configurable
 def gather(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
-    """Carries tokens by gathers; the default, because it was fastest where it was measured."""
+    """Carries tokens by gathers; the default, because it was the fastest in measurements."""
     slots = slots_of(
         routing.expert_GSK, routing.position_GSK, routing.num_experts, routing.capacity
     )
@@ -37,7 +37,7 @@ class Slots(NamedTuple):
     The J = S*K choices of a group are numbered s*K + k, its P = E*C slots e*C + c.
     """
 
-    owner_GP: Array  # The choice that sits in each slot; J in an empty slot.
+    owner_GP: Array  # The choice in each slot; J in an empty slot.
     slot_GJ: Array  # The slot of each choice; P for a choice without a slot.
 
 
@@ -50,7 +50,7 @@ def slots_of(expert_GSK: Array, position_GSK: Array, num_experts: int, capacity:
     choice_J = jnp.arange(J, dtype=jnp.int32)
     owner_GP = jnp.full((G, P + 1), J, jnp.int32)
     owner_GP = jax.vmap(lambda owner, slot: owner.at[slot].set(choice_J))(owner_GP, slot_GJ)
-    return Slots(owner_GP[:, :P], slot_GJ)  # slot P collected the choices without a slot
+    return Slots(owner_GP[:, :P], slot_GJ)  # choices without a slot are at index P
 
 
 def by_expert(x_GPM: Array, num_experts: int) -> Array:
@@ -69,7 +69,7 @@ def by_group(x_EGCM: Array) -> Array:
 def send(x_GSM: Array, slots: Slots) -> Array:
     """Returns the token of each slot, [G, P, M]; 0 in empty slots."""
     choices = slots.slot_GJ.shape[1] // x_GSM.shape[1]
-    # Number S*K, no choice, becomes token number S: one past the end.
+    # Index S*K, no choice, becomes token S: one past the end.
     return _rows(x_GSM, slots.owner_GP // choices)
 
 
@@ -98,7 +98,7 @@ fetch.defvjp(
 
 
 def combine(done_GPM: Array, weight_GSK: Array, slots: Slots) -> Array:
-    """Returns y_GSM, the sum over a token's choices with a slot of weight * the slot's row."""
+    """Returns y_GSM, the sum of weight * the slot's row over a token's choices with a slot."""
     G, S, K = weight_GSK.shape
     if _more_choices(slots):
         return _add(done_GPM, weight_GSK, slots)
@@ -136,14 +136,14 @@ def _weighted(x_GPM: Array, weight_GSK: Array, slots: Slots) -> Array:
 
 
 def _rows(x_GNM: Array, index_GP: Array) -> Array:
-    """Returns x[g, index[g, p], ...], and 0 where the index is N, one past the end."""
+    """Returns x[g, index[g, p], ...], or 0 where the index is N, one past the end."""
     return jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=0))(x_GNM, index_GP)
 
 
 def _sums(x_GPM: Array, index_GP: Array, size: int) -> Array:
-    """Adds up rows with equal indices in float32, [G, size, M], without those of index `size`.
+    """Sums rows with equal indices in float32, [G, size, M], without those of index `size`.
 
-    On a GPU the order of the additions is not fixed.
+    On a GPU, the order of additions is not fixed.
     """
 
     def one(x_PM: Array, index_P: Array) -> Array:

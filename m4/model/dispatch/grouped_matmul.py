@@ -1,7 +1,7 @@
 """Products of blocks of rows with the matrices of their experts, and their gradients.
 
-A block has rows of one expert. The number of blocks with rows is known while a program runs; the
-other blocks are not multiplied.
+A block has rows of one expert. The number of blocks with rows is known only at run time; the other
+blocks are not multiplied.
 """
 
 import functools
@@ -14,8 +14,8 @@ from m4.model.product import input_gradient, weight_gradient
 
 Array = jax.Array
 
-_AT_ONCE = (4, 2, 1)  # blocks of a backward product; the most that are left
-# `lax.ragged_dot` has no other batching rule; a batch is for example the rows of a Jacobian.
+_AT_ONCE = (4, 2, 1)  # blocks in a backward product; maximum of left-over blocks
+# `lax.ragged_dot` has no other batching rule; a batch may be the rows of a Jacobian.
 _in_a_loop = jax.custom_batching.sequential_vmap
 
 
@@ -23,16 +23,16 @@ _in_a_loop = jax.custom_batching.sequential_vmap
 def grouped_matmul(x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array) -> Array:
     """Multiplies each block by its expert's matrix.
 
-    On CPUs it is a loop over `count` blocks; on TPUs the kernel of megablox or the compiler's for
-    `lax.ragged_dot`; on GPUs one product of all blocks with a copy of each one's matrix, as long as
-    the copies are small, and else `lax.ragged_dot`, which is a dense expansion there.
+    On CPUs, it is a loop over `count` blocks. On TPUs, it is megablox' kernel or the compiler's for
+    `lax.ragged_dot`. On GPUs, it is one product of all blocks with copies of their matrices if the
+    copies are small, and otherwise `lax.ragged_dot`, which is a dense expansion there.
 
     Args:
-        expert_N: The expert of each block, rising; E for blocks without rows.
+        expert_N: The expert of each block, ascending; E for blocks without rows.
         count: Number of blocks with rows; they come first.
 
     Returns:
-        [N, b, F], 0 in the blocks without rows.
+        [N, b, F], with 0 in blocks without rows.
     """
     return lax.platform_dependent(
         x_NbM, w_EMF, expert_N, count, cpu=_loop, cuda=_on_gpu, default=_grouped
@@ -68,7 +68,7 @@ def _loop_backward(
     x_NbM: Array, w_EMF: Array, expert_N: Array, count: Array, d_NbF: Array
 ) -> tuple[Array, Array]:
     """Computes the gradients of `_loop`, several blocks of an expert in one product."""
-    # `_loop` must not do it: a row's result would depend on how many rows its expert has.
+    # `_loop` must not do this: a row's result would depend on the number of its expert's rows.
 
     def expert(e: Array, begin: Array, end: Array, sums: tuple[Array, Array]):
         d_x_NbM, d_w_EMF = sums
@@ -109,7 +109,7 @@ def _by_expert(expert, state, expert_N: Array, count: Array, E: int):
     return lax.fori_loop(0, jnp.sum(first_N), turn, state)
 
 
-_COPIES_BYTES = 2**28  # of the matrices that `_with_copies` makes: 0.1 ms of an H100's memory
+_COPIES_BYTES = 2**28  # at most in `_with_copies`: 0.1 ms of an H100's memory
 
 
 def _copies_fit(x_NbM: Array, w_EMF: Array) -> bool:
@@ -163,7 +163,7 @@ def _ragged(x_NbM: Array, w_EMF: Array, expert_N: Array) -> Array:
     N, b, M = x_NbM.shape
     E, F = w_EMF.shape[0], w_EMF.shape[-1]
     y_PF = lax.ragged_dot(x_NbM.reshape(N * b, M), w_EMF, _sizes(expert_N, E, b))
-    # A ragged product leaves open what it returns for rows outside all experts'.
+    # A ragged product leaves the results of rows outside all experts undefined.
     return jnp.where((expert_N < E)[:, None, None], y_PF.reshape(N, b, F), 0)
 
 
@@ -173,9 +173,9 @@ def _sizes(expert_N: Array, E: int, b: int) -> Array:
 
 
 def _megablox_fits(x_NbM: Array, w_EMF: Array) -> bool:
-    """Says if megablox' kernel has tiles for these shapes on the devices of the mesh.
+    """Returns whether megablox' kernel has tiles for these shapes on the mesh's devices.
 
-    Elsewhere, and where the partitioner splits the kernel's operands, `lax.ragged_dot` is used.
+    Otherwise, and if the partitioner splits the kernel's operands, `lax.ragged_dot` is used.
     TPUs before v4 refuse the kernel in bfloat16.
     """
     mesh = jax.sharding.get_abstract_mesh()
@@ -189,12 +189,12 @@ def _megablox_fits(x_NbM: Array, w_EMF: Array) -> bool:
 
 
 _OLD = ("TPU v2", "TPU v3")
-_LANES, _TILE_BYTES = 128, 2**21  # of the matrices' tiles in a TPU's vector memory
+_LANES, _TILE_BYTES = 128, 2**21  # maximum bytes of the matrices' tiles in a TPU's vector memory
 
 
 def _megablox(x_NbM: Array, w_EMF: Array, expert_N: Array, *, interpret: bool = False) -> Array:
-    """Multiplies by JAX's kernel of MegaBlocks' grouped product; a block is a tile of rows."""
-    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # a second to import
+    """Multiplies by JAX's megablox kernel for grouped products; a block is a tile of rows."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # takes a second to import
 
     N, b, M = x_NbM.shape
     E, _, F = w_EMF.shape
@@ -234,7 +234,7 @@ def _megablox_backward(
 
 
 def _tiles(rows: int, inner: int, outer: int, itemsize: int) -> tuple[int, int, int]:
-    """Returns tile sizes of the rows, of the axis that is summed over, and of the result's axis.
+    """Returns tile sizes of the rows, of the summed axis, and of the result's axis.
 
     A matrix that is whole along the second is not read again for the expert's next block.
     """

@@ -1,9 +1,9 @@
-"""All-to-all in two stages: inside a node over `expert`, then between nodes over `node`, and back.
+"""Transport by all-to-all in two stages: inside a node over `expert`, between nodes over `node`.
 
-HetuMoE (arXiv 2203.14685, section 3.2) first brings together the rows that a node's devices have
-for each other node; each device sends those that its peers gave it, as in Tutel's two-dimensional
-all-to-all (arXiv 2206.03382). With N nodes of X devices a device sends N - 1 messages between nodes
-instead of (N - 1) X, each X times as large, for a second pass of the same bytes inside the node.
+HetuMoE (arXiv 2203.14685, section 3.2) first collects the rows of a node's devices for each other
+node; each device then sends those that its peers gave it, as in Tutel's two-dimensional all-to-all
+(arXiv 2206.03382). With N nodes of X devices, a device sends N - 1 messages between nodes instead
+of (N - 1) X, each X times as large, at the price of sending the same bytes again inside the node.
 """
 
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ from m4.settings import configurable
 
 @configurable
 def hierarchical_all_to_all(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
-    """Carries tokens as `all_to_all` does, by two exchanges there and two back.
+    """Carries tokens like `all_to_all`, by two exchanges in each direction.
 
-    A mesh without `node`, or with one device a node, has one stage only.
+    A mesh without `node`, or with one device per node, has only one stage.
     """
     return by_exchange("hierarchical_all_to_all", x_GSM, routing, experts, _there, _back)
 

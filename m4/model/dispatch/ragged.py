@@ -1,8 +1,8 @@
-"""Choices sorted by expert and ragged products: no empty slot is computed.
+"""Transport by choices sorted by expert and ragged products, without computing empty slots.
 
-Like MegaBlocks (arXiv 2211.15841) it is meant for plans that drop nothing, whose capacity is that
-of the worst case: the work is that of the choices, not of E*C slots. Other plans' slots are
-respected: a choice without one contributes nothing. Rows are moved as in `gather`.
+Like MegaBlocks (arXiv 2211.15841), it is meant for plans that drop nothing and have worst-case
+capacity: the work is that of the choices, not of E*C slots. In other plans, a choice without a slot
+contributes nothing. Rows are moved as in `gather`.
 """
 
 import functools
@@ -23,8 +23,8 @@ from m4.settings import configurable
 def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
     """Carries tokens by `lax.ragged_dot` over sorted choices.
 
-    On a mesh each device sorts its own groups and brings all experts to it: kernels travel, not
-    tokens. Groups that do not divide over the devices are worked on by all of them.
+    On a mesh, each device sorts its own groups and gathers all experts: kernels travel, not tokens.
+    Groups that do not divide over the devices are computed by all of them.
 
     Warns:
         UserWarning: The devices are not TPUs.
@@ -37,7 +37,7 @@ def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
             "ragged: on CPUs and GPUs lax.ragged_dot is a dense expansion, E times the work and "
             "the memory; use gather (MoeLayer.dispatch)"
         )
-        warnings.warn(said, UserWarning, stacklevel=2)  # Python shows it once a place
+        warnings.warn(said, UserWarning, stacklevel=2)  # Python shows it once per caller
     on_a_device = functools.partial(_by_rows, routing.num_experts, routing.capacity)
     return by_groups(on_a_device, x_GSM, routing, experts, own=False)
 
@@ -45,7 +45,7 @@ def ragged(x_GSM: Array, routing: Routing, experts: Experts) -> Array:
 def order_by_expert(
     expert_GSK: Array, position_GSK: Array, num_experts: int, capacity: int
 ) -> tuple[Slots, Array]:
-    """Numbers the choices that have slots in the order (expert, group, slot), by counting.
+    """Numbers the choices with slots in the order (expert, group, slot), by counting.
 
     Returns:
         Slots with all groups as one: J = G*S*K choices in P = min(J, E*G*C) rows, unused rows at

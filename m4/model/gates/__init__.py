@@ -1,1 +1,1 @@
-"""Gates, one file each, a function of its name: (tokens, num_experts, capacity) -> Routing."""
+"""Gates: one function per file, of the same name, (tokens, num_experts, capacity) -> Routing."""

@@ -1,4 +1,4 @@
-"""DeepSeek's gates: a bias balances the choices, and a token stays within few groups of experts.
+"""DeepSeek's gates: a bias balances the load, and a token uses experts of only a few groups.
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), the bias of Wang et al. 2024 (arXiv
 2408.15664), DeepSeek-V2 (arXiv 2405.04434, section 2.1.2).
@@ -29,12 +29,12 @@ def deepseek(
     expert_groups: Size = 1,
     best_groups: Size = 1,
 ) -> Routing:
-    """Routes each token to the k largest s + b; the weights are s over the sum of the k, without b.
+    """Routes each token to the k largest s + b, with weights s divided by the sum of the k.
 
-    s are scores of the logits. The bias b starts at 0 and has no gradient: after a training step
+    s are scores of the logits. The bias b starts at 0 and has no gradient: after a training step,
     b_e += bias_rate * sign(mean load - load_e), where the load is the number of choices of an
-    expert in the whole batch, before capacity (`m4.model.moe.move_biases`). It is a parameter,
-    `bias/table`, and stays as it is in evaluation. Ties go to the lowest index.
+    expert in the whole batch, before capacity (`m4.model.moe.move_biases`). b is the parameter
+    `bias/table`, and is fixed in evaluation. Ties go to the lowest index.
 
     The auxiliary loss is `balance_loss`, where P is s over its sum. (V3 computes it for each
     sequence, with a factor of 1e-4: `Training.aux_loss_factor`.) The z-loss is 0 for sigmoid
@@ -44,12 +44,14 @@ def deepseek(
     scores="softmax", normalize=False, bias_rate=0, expert_groups=8, best_groups=3, route_scale=16.
 
     Args:
-        choices, route_scale: k, and a factor of the weights.
+        choices: Number of experts per token, k.
+        bias_rate: Step size of the bias.
+        route_scale: Factor of the weights.
         scores: "sigmoid" (V3) or "softmax" over all experts (V2).
-        normalize: False takes s itself as weights.
+        normalize: Whether to divide the weights by their sum; otherwise they are s.
         expert_groups: Number of groups of consecutive experts.
         best_groups: Number of groups that a token may choose from: those with the largest sum of
-            two s + b, or for softmax scores with the largest one.
+            two s + b, or, for softmax scores, with the largest one.
 
     Raises:
         SettingError: The groups do not divide the experts, or have fewer than the choices.
@@ -65,7 +67,7 @@ def deepseek(
     assert tokens.bias is not None
     sigmoid = scores == "sigmoid"
     logits_GSE = tokens.score("router")
-    # Sums and quotients of tiny scores are taken as logarithms.
+    # Sums and quotients of tiny scores are computed as logarithms.
     log_GSE = jax.nn.log_sigmoid(logits_GSE) if sigmoid else jax.nn.log_softmax(logits_GSE)
     score_GSE = jnp.exp(log_GSE)
     biased_GSE = jax.lax.stop_gradient(score_GSE) + tokens.bias()[None, None]

@@ -1,4 +1,4 @@
-"""Dense-to-sparse: all experts at first, fewer and fewer, in the end Switch's single one.
+"""Dense-to-sparse gate: all experts at first, then fewer and fewer, and finally Switch's one.
 
 Source: EvoMoE (arXiv 2112.14397), section 4.2, and its code in fairseq (topkgate.py and
 cosine_heat_scheduler.py).
@@ -32,21 +32,21 @@ def dense_to_sparse(
     """Trains densely with Gumbel noise and falling temperature, then by Switch's top-1.
 
     In the dense phase, the first warmup_steps + anneal_steps, g = softmax((log p + Gumbel noise) /
-    tau), without the noise where there are no random numbers. A token goes to every expert with g >
-    threshold, with weight g, not renormalised. Slots suffice for all, and there is no auxiliary
-    loss. It is computed densely: E times the work of top-1. After that, and always outside
-    training, the plan is that of `switch` without jitter, with the layer's capacity and the
-    auxiliary loss.
+    tau); there is no noise without random numbers. A token goes to each expert with g >
+    threshold, with weight g, not renormalised. All tokens get slots, and there is no auxiliary
+    loss. It is computed densely, with E times the work of top-1. After that, and always outside
+    training, the plan is that of `switch` without jitter, with the layer's capacity and auxiliary
+    loss.
 
-    Training is one program for both phases: its plan has choice k for expert k and S slots, and
-    after the dense phase Switch's plan as its shortcut. There the metric `temperature` is tau.
+    Training has one program for both phases: its plan has choice k for expert k and S slots, and
+    after the dense phase Switch's plan as the shortcut. The metric `temperature` is tau.
 
     Args:
         tau_max: Temperature after the warm-up.
         tau_min: Temperature at the start of the warm-up, and after the annealing.
         anneal_steps: Steps in which tau falls as a cosine.
         warmup_steps: Steps in which tau rises linearly before that.
-        threshold: Must be well below 1/E, or the dense phase may leave a token without an expert.
+        threshold: Least g. It must be well below 1/E, or a token may get no expert.
 
     Raises:
         SettingError: `tau_min` is above `tau_max`.
@@ -71,7 +71,7 @@ def dense_to_sparse(
     if tokens.rng is not None:
         noisy_GSE = noisy_GSE + jax.random.gumbel(tokens.rng, noisy_GSE.shape)
     gates_GSE, S = jax.nn.softmax(noisy_GSE / tau), logits_GSE.shape[1]
-    # With S slots token s has slot s at every expert; Switch's plan has one choice a token.
+    # With S slots, token s has slot s at every expert; Switch's plan has one choice per token.
     opened_GSE = tokens.mask_GS[..., None] & (gates_GSE > threshold)
     dense_GSE = jnp.where(opened_GSE, jnp.arange(S)[None, :, None], -1)
     chosen_GSE = jax.nn.one_hot(sparse.expert_GSK[..., 0], num_experts, dtype=bool)

@@ -1,4 +1,4 @@
-"""Expert choice: every expert takes its best tokens, instead of tokens their best experts.
+"""Expert choice: each expert takes its best tokens, instead of tokens taking their best experts.
 
 Source: Zhou et al. 2022 (arXiv 2202.09368), section 3.2; Lingvo, gshard_layers.py,
 TokenShufflingOnlogitsV2, agrees (slots in token order, padding left out).
@@ -27,20 +27,19 @@ def expert_choice(
     experts, 0 to E; choice k of the plan is expert k. The load is even by construction, so that
     there is no auxiliary loss.
 
-    Outside training an expert takes only ceil(real tokens * capacity_factor / E) of a group.
-    There a row is a group, so that its result does not depend on its padding. (With a
-    `MoeLayer.eval_capacity_factor` groups mix rows, and it depends on the other rows.)
+    Outside training, an expert takes only ceil(real tokens * capacity_factor / E) of a group. There
+    a row is a group, so that its result does not depend on its padding. (With a
+    `MoeLayer.eval_capacity_factor`, groups mix rows, and results depend on other rows.)
 
     Args:
-        capacity_factor: Mean number of experts of a token. In training, as in Lingvo, padding
-            counts among the tokens, so that real ones have more.
+        capacity_factor: Mean number of experts per token. In training, as in Lingvo, padding counts
+            among the tokens, so that real ones get more.
     """
     routing.refuse_causal(tokens, "MoeLayer.gate", "expert_choice")
     logits_GSE, mask_GS = tokens.score("router"), tokens.mask_GS
     S = logits_GSE.shape[1]
-    # Counted here for every number of real tokens: the same number of real tokens must have the
-    # same number of slots in every program. Minus a small number, because a factor such as 8/3 is
-    # itself rounded, perhaps up.
+    # A table for each number of real tokens, which must have the same number of slots in every
+    # program. A small number is subtracted because a factor such as 8/3 may be rounded up.
     count = np.arange(S + 1)
     shares = np.ceil(count * capacity_factor / num_experts - 1e-6)
     slots_of = np.minimum(shares, count).astype(np.int32)
@@ -50,7 +49,7 @@ def expert_choice(
         limit_G = jnp.asarray(slots_of)[jnp.sum(mask_GS, axis=1)]
     probs_GSE = jax.nn.softmax(logits_GSE)
     likes_GES = jnp.where(mask_GS[:, None], jnp.swapaxes(probs_GSE, 1, 2), -1.0)
-    # `top_k` has the largest first; ties go to the earlier token.
+    # `top_k` returns the largest first; ties go to the earlier token.
     _, token_GEC = jax.lax.top_k(jax.lax.stop_gradient(likes_GES), C)
     within_GEC = jnp.arange(C)[None, None] < limit_G[:, None, None]
     within_GEC = jnp.broadcast_to(within_GEC, token_GEC.shape)

@@ -29,19 +29,18 @@ def hash(
 ) -> Routing:
     """Sends every token to expert table[id], with weight 1; no router and no auxiliary loss.
 
-    The id is that of the layer's input; in a decoder, of the token before the one to be predicted.
-    The table is a parameter that no optimizer changes, `hash/table`: a trained model takes it from
-    its checkpoint, whatever the options and files are then; only `m4 train` reads the files. Tokens
-    beyond the capacity get nothing.
+    The id is that of the layer's input; in a decoder, that of the token before the predicted one.
+    The table is the parameter `hash/table`, which no optimizer changes: a trained model takes it
+    from its checkpoint, whatever the options and files are by then; only `m4 train` reads files.
+    Tokens beyond the capacity get no expert.
 
     Args:
-        table: "random": drawn with `seed`. "balanced": ids by falling frequency, each to the expert
-            with the least so far. "clustered": k-means of the embeddings, with `seed`.
+        table: "random" is drawn with `seed`. "balanced" gives ids, by falling frequency, to the
+            expert with the least load so far. "clustered" is k-means of the embeddings with `seed`.
         seed: Seed of the table.
-        counts: For "balanced", an .npy file with the number of each id, such as the
-            token_counts.npy that is made with the data. Ids beyond it, by which the model's
-            vocabulary is rounded up, never occur.
-        embeddings: For "clustered", an .npy file [V, width], such as a trained model's.
+        counts: For "balanced", an .npy file with the count of each id, such as the corpus's
+            token_counts.npy. It may lack the ids by which the vocabulary is rounded up.
+        embeddings: For "clustered", an .npy file [V, width], such as a trained model's embedding.
     """
     assert tokens.table is not None
     assert tokens.ids_GS is not None
@@ -74,7 +73,7 @@ def make_table(
     counts_V = _load("counts", counts, vocab_size, axes=1)
     counts_V = np.pad(counts_V, (0, vocab_size - len(counts_V)))
     table_V = np.zeros(vocab_size, np.int32)
-    # At equal load the expert with fewer ids is next, so that ids that never occur are spread too.
+    # At equal load, the expert with fewer ids comes first, so that unused ids are spread too.
     loads = [(0, 0, e) for e in range(num_experts)]
     for i in np.argsort(-counts_V, kind="stable"):
         load, ids, e = loads[0]
@@ -107,12 +106,12 @@ def _clustered(
 
 
 def _load(option: str, path: str | None, vocab_size: int, *, axes: int) -> np.ndarray:
-    """Reads a file's array, a row for each id of the vocabulary, which may be rounded up."""
+    """Reads a file's array with a row per id of the vocabulary, which may be rounded up."""
     option = f"hash.{option}"
     if path is None:
         raise SettingError(option, path, "the name of an .npy file, for this hash.table")
     try:
-        with open(path, "rb") as file:  # np.load of a name leaves a damaged file open
+        with open(path, "rb") as file:  # np.load by name would leave a damaged file open
             rows = np.load(file, allow_pickle=False)
     except FileNotFoundError as error:
         raise InputError(f"{option}: no file {path}") from error

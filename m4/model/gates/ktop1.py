@@ -1,4 +1,4 @@
-"""k top-1: the experts are split into prototypes, and a token takes the best one of each.
+"""k top-1: experts are divided into prototypes, and a token takes the best expert of each.
 
 Source: M6-T (arXiv 2105.15082), section 3.2, and HetuMoE's KTop1Gate.py.
 """
@@ -20,7 +20,7 @@ def ktop1(tokens: Tokens, num_experts: int, capacity: Capacity, *, prototypes: S
     of `switch` (the paper's is the sum); the z-loss is that of all E logits.
 
     Args:
-        prototypes: Z, the number of experts that a token uses.
+        prototypes: Number of prototypes, Z, and so of experts per token.
 
     Raises:
         SettingError: Z does not divide E.
@@ -29,7 +29,7 @@ def ktop1(tokens: Tokens, num_experts: int, capacity: Capacity, *, prototypes: S
         raise SettingError("ktop1.prototypes", prototypes, f"a divisor of {num_experts} experts")
     members = num_experts // prototypes
     logits_GSE = tokens.score("router")
-    # Axis K counts prototypes, as a token makes one choice in each; the last axis is the members.
+    # Axis K counts prototypes, as a token makes one choice in each; the last axis is their experts.
     logits = logits_GSE.reshape(*logits_GSE.shape[:2], prototypes, members)
     probs_GSE = jax.nn.softmax(logits).reshape(logits_GSE.shape)
     first_K = members * jnp.arange(prototypes, dtype=jnp.int32)

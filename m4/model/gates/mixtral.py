@@ -1,4 +1,4 @@
-"""Mixtral's gate: the k best experts, weighted with the softmax of their logits alone.
+"""Mixtral's gate: the k best experts, weighted by the softmax of only their logits.
 
 Source: Mixtral of Experts (arXiv 2401.04088), section 2.1; the auxiliary loss is that of Hugging
 Face's load_balancing_loss_func (modeling_mixtral.py).
@@ -16,8 +16,11 @@ def mixtral(tokens: Tokens, num_experts: int, capacity: Capacity, *, choices: Si
     The auxiliary loss is `balance_loss` with means over all real tokens of the layer, not group by
     group. (Hugging Face's is k times as large, and averages over the tokens of all layers.)
 
-    Two parts of Mixtral are set elsewhere. Its experts are SwiGLU, `MoeLayer.activations = ("silu",
-    "linear")`. And it drops no token: `train_capacity_factor = None`.
+    Mixtral also has SwiGLU experts, `MoeLayer.activations = ("silu", "linear")`, and drops no
+    token, `train_capacity_factor = None`.
+
+    Args:
+        choices: Number of experts per token, k.
     """
     check_choices("mixtral.choices", choices, num_experts)
     logits_GSE, how = tokens.score("router"), {"normalize": True, "by_group": False}

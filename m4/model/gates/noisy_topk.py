@@ -28,26 +28,26 @@ def noisy_topk(
 ) -> Routing:
     """Routes each token to the k best of H = x Wg + N(0, 1) sd, sd = softplus(x Wn) + epsilon.
 
-    The weights are the softmax over the k kept entries of H; ties go to the lowest index. Without
-    training or without random numbers H = x Wg. Both matrices start as zeros: at first noise alone
-    decides, and an untrained gate without noise sends every token to experts 0 to k - 1.
+    The weights are the softmax over the k kept entries of H; ties go to the lowest index. Outside
+    training or without random numbers, H = x Wg. Both matrices start as zeros: at first only noise
+    decides, and an untrained gate without noise sends each token to experts 0 to k - 1.
 
     The auxiliary loss is importance * CV^2(sum of weights) + load * CV^2(load) by expert, before
-    capacity, over all real tokens of the layer (groups play no part); 0 when balanced, unlike that
-    of other gates. The load is smooth: each token counts with the probability that the expert is
-    among its k best when its noise is drawn again. It is a plain count without noise or for k = E.
-    (tensor2tensor multiplies the two by 1e-2, as `Training.aux_loss_factor` does here; the paper
-    by 0.1.) The z-loss is that of x Wg, without noise.
+    capacity, over all real tokens of the layer (ignoring groups). It is 0 when balanced, unlike
+    that of other gates. The load is smooth: each token counts with the probability that the expert
+    is among its k best when its noise is drawn again. Without noise or for k = E, it is a plain
+    count. (tensor2tensor multiplies the two by 1e-2, as `Training.aux_loss_factor` does here; the
+    paper by 0.1.) The z-loss is that of x Wg, without noise.
 
     Args:
-        choices: k.
+        choices: Number of experts per token, k.
         importance: Factor of the loss on the sums of weights.
-        load: Factor of the loss on the load; 0 is the plain importance loss.
+        load: Factor of the loss on the load; 0 leaves the plain importance loss.
         noise_epsilon: Smallest standard deviation of the noise.
     """
     check_choices("noisy_topk.choices", choices, num_experts)
     clean_GSE = tokens.score("router", init="zeros")
-    # Asked for without noise too, so that the matrix exists whenever the model is initialised.
+    # Also made without noise, so that the matrix exists whenever the model is initialised.
     raw_GSE = tokens.score("noise", init="zeros")
     noisy_GSE, sd_GSE = clean_GSE, jax.nn.softplus(raw_GSE) + noise_epsilon
     if tokens.train and tokens.rng is not None:

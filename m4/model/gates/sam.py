@@ -1,7 +1,7 @@
-"""SAM (Switch and Mixture), hierarchical top-k: the best group of experts, then its k best experts.
+"""SAM (Switch and Mixture), hierarchical top-k: the best group of experts, and its k best ones.
 
 Source: "Towards More Effective and Economic Sparsely-Activated Model" (arXiv 2110.07431), section
-3, and HetuMoE's SAMGate.py. With a group a device, all of a token's experts are in one place.
+3, and HetuMoE's SAMGate.py. With one group per device, all experts of a token are in one place.
 """
 
 import jax
@@ -33,8 +33,8 @@ def sam(
     how much the group keeps a token from better experts.
 
     Args:
-        choices: k.
-        expert_groups: D.
+        choices: Number of experts per token, k.
+        expert_groups: Number of groups of experts, D.
         alignment: Factor of the misfit. (HetuMoE's balance is k times as large, and its misfit is
             summed over tokens.)
 

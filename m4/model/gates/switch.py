@@ -1,4 +1,4 @@
-"""Switch Transformer's gate: the one best expert, weighted with its probability.
+"""Switch Transformer's gate: the best expert, weighted by its probability.
 
 Source: Switch Transformer (arXiv 2101.03961), section 2.2, and Mesh TensorFlow's _switch_gating
 (moe.py 1180-1300); the z-loss is ST-MoE's (arXiv 2202.08906, equation 5).
@@ -17,7 +17,7 @@ def switch(tokens: Tokens, num_experts: int, capacity: Capacity, *, jitter: Rate
     that of `topk`: f is the share of tokens whose best expert is e, before capacity.
 
     Args:
-        jitter: In training the float32 copy of the tokens that the router sees is multiplied by
+        jitter: In training, the router's float32 copy of the tokens is multiplied by
             U(1 - jitter, 1 + jitter).
     """
     noisy = tokens.train and tokens.rng is not None

@@ -1,7 +1,7 @@
 """GShard's gate: top-2 with capacity, local groups, auxiliary loss and a random second expert.
 
 Source: GShard (arXiv 2006.16668), Algorithm 1; its lines are cited below. Where the paper and
-Lingvo (gshard_layers.py, Top2GatingOnLogits, what the M4 team ran) differ, an argument decides.
+Lingvo (gshard_layers.py, Top2GatingOnLogits, used by the M4 team) differ, an argument decides.
 """
 
 from dataclasses import replace
@@ -32,16 +32,16 @@ def top2_gshard(
     Args:
         second_policy: The second expert in training: "random" (accepted iff 2 g2 > U(0,1)), "all",
             "sampling" (drawn from the softmax of the others, NLLB's default) or "none". Outside
-            training all are accepted.
-        paper_slot: A second expert that the coin refuses still uses up a slot, as in the paper's
-            line 22. In Lingvo it does not.
+            training, all are accepted.
+        paper_slot: Whether a second expert that the coin refuses still uses up a slot, as in the
+            paper's line 22, but not in Lingvo.
         normalize: "before": the gates are divided by g1 + g2 and the survivor of a dropped pair
             keeps its share (paper line 6, Lingvo legacy). "after": the coin sees the raw g2 and
             the survivors are renormalised (Lingvo non-legacy).
-        real_token_means: The auxiliary loss averages over real tokens and the groups that have any;
-            False divides by S and by all groups, padding included (paper and Lingvo legacy).
-        paper_scale: The auxiliary loss is that of the paper's line 13; False is E^2 times that, 1
-            when balanced.
+        real_token_means: Whether the auxiliary loss averages over real tokens and the groups that
+            have any; False divides by S and all groups, with padding (paper and Lingvo legacy).
+        paper_scale: Whether the auxiliary loss is that of the paper's line 13; False is E^2 times
+            that, 1 when balanced.
 
     Raises:
         SettingError: There is one expert, or no random numbers for a policy that draws.
@@ -59,7 +59,7 @@ def top2_gshard(
         return jax.random.uniform(tokens.rng, shape, minval=jnp.finfo(jnp.float32).tiny)
 
     probs_GSE = jax.nn.softmax(logits_GSE)  # line 4
-    # By logits: where probabilities underflow to 0, the first expert could be chosen twice.
+    # By logits: if probabilities underflow to 0, the first expert could be chosen twice.
     drawn_GSE = logits_GSE
     if policy == "sampling":
         # The second is drawn from the softmax of the others, by the Gumbel trick (Lingvo).
@@ -68,7 +68,7 @@ def top2_gshard(
         drawn_GSE = logits_GSE - jnp.log(-jnp.log(draw(logits_GSE.shape)))
         drawn_GSE = jnp.where(is_first_GSE, jnp.inf, drawn_GSE)
     _, expert_GSK = routing.top_k(drawn_GSE, 2)
-    # One after the other, as in the paper: the gradient of a sum over K rounds differently.
+    # Added one by one, as in the paper: the gradient of a sum over K is rounded differently.
     p1_GS, p2_GS = (at_experts(probs_GSE, expert_GSK[..., k, None])[..., 0] for k in (0, 1))
     both_GS = p1_GS + p2_GS + 1e-9
     g_GSK = jnp.stack([p1_GS / both_GS, p2_GS / both_GS], axis=-1)  # line 6
@@ -89,7 +89,7 @@ def top2_gshard(
     )
     if normalize == "before":
         return plan
-    # The choices with a slot share a weight of 1 by p.
+    # The choices with a slot share the weight 1 in proportion to p.
     p_GSK = p_GSK * (plan.position_GSK >= 0)
     total_GS1 = jnp.sum(p_GSK, axis=-1, keepdims=True)
     return replace(plan, weight_GSK=p_GSK / jnp.where(total_GS1 > 0, total_GS1, 1.0))

@@ -1,4 +1,4 @@
-"""The k best experts: the gate of V-MoE, flaxformer and Tutel, by its options.
+"""Top-k gate: the gate of V-MoE, flaxformer or Tutel, depending on its options.
 
 Sources: V-MoE (arXiv 2106.05974, section 2 and, for batch priority, section 4; vmoe moe.py),
 flaxformer routing.py (TokensChooseMaskedRouter), Tutel (arXiv 2206.03382; fast_dispatch.py,
@@ -28,11 +28,11 @@ def topk(
     token: 1 when balanced. (flaxformer counts each as 1, which gives k times this loss.)
 
     Args:
-        choices: k.
-        normalize: The weights are p divided by the sum of the k best, before anything is dropped
-            (Tutel), instead of p (V-MoE, flaxformer).
-        batch_priority: Slots go to tokens by falling p of their first choice, not in their order
-            (V-MoE), which looks at later tokens.
+        choices: Number of experts per token, k.
+        normalize: Whether weights are p divided by the sum of the k best, before anything is
+            dropped (Tutel), instead of p (V-MoE, flaxformer).
+        batch_priority: Whether tokens get slots by falling p of their first choice instead of in
+            their order (V-MoE), which looks at later tokens.
     """
     routing.check_choices("topk.choices", choices, num_experts)
     if batch_priority:
@@ -52,9 +52,9 @@ def route(
     by_priority: bool = False,
     by_group: bool = True,
 ) -> Routing:
-    """Plans for given logits; `by_group` is that of `balance_loss`."""
+    """Makes the plan for given logits; for `by_group`, see `balance_loss`."""
     probs_GSE = jax.nn.softmax(logits_GSE)
-    # Chosen by the logits: probabilities that underflow to 0 no longer tell who is better.
+    # Chosen by logits, as probabilities that underflow to 0 no longer tell which is better.
     best_GSK, expert_GSK = routing.top_k(logits_GSE, choices)
     prob_GSK = at_experts(probs_GSE, expert_GSK)
     # The softmax of the k best logits is p over their sum, without a division of tiny numbers.

@@ -1,1 +1,1 @@
-"""The machine that a process runs on: its CPUs, accelerators, memory pages, and JAX on it."""
+"""The machine of a process: its CPUs, accelerators, memory pages, and JAX's set-up."""

@@ -1,4 +1,4 @@
-"""The machine: its cache, CPUs, GPUs, huge pages, versions of packages; without JAX."""
+"""The machine: cache folder, CPUs, GPUs, huge pages, package versions. Does not import JAX."""
 
 import hashlib
 import importlib.metadata
@@ -13,14 +13,14 @@ from m4.parallel.platform import signals
 
 
 def cache_folder() -> Path:
-    """Returns where m4 keeps copies, hashes and compiled programs on this machine."""
+    """Returns the folder of copies, hashes and compiled programs on this machine."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "m4"
 
 
 def available_cpus() -> list[int]:
     """Returns the numbers of the CPUs that this process may use, ascending.
 
-    Only Linux reports them; elsewhere they are all CPUs.
+    Only Linux reports them; elsewhere all CPUs count.
     """
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
@@ -28,7 +28,7 @@ def available_cpus() -> list[int]:
 
 
 def package_version(name: str, missing: str = "not installed") -> str:
-    """Returns the version of an installed package; `missing` where it is not installed."""
+    """Returns the version of a package, or `missing` if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -38,10 +38,10 @@ def package_version(name: str, missing: str = "not installed") -> str:
 def code_digest(package: Path | None = None) -> str:
     """Returns the SHA-256 over the names and contents of the package's files.
 
-    It is not git's commit: hosts get the code without its history, and uncommitted changes count.
+    git's commit would not do: hosts get the code without history, and uncommitted changes count.
 
     Args:
-        package: Folder of the package. Defaults to m4 as it is imported.
+        package: Folder of the package. Defaults to the imported m4.
     """
     package = Path(__file__).parents[2] if package is None else package
     digest = hashlib.sha256()
@@ -63,21 +63,21 @@ def gpu_plugin() -> str | None:
 
 
 # Huge pages for the process's memory, kept from step to step. XLA's CPU runtime allocates a step's
-# temporaries at every step: 97,000 page faults a step of a small model, in pages of 2 MB nearly
-# none (docs/performance.md, "On CPUs"). The kernel finds huge pages slowly, so freed memory is
-# kept. glibc reads the request for both only when a process starts.
+# temporaries anew: 97,000 page faults per step of a small model, but almost none in pages of 2 MB
+# (docs/performance.md, "On CPUs"). The kernel finds huge pages slowly, so freed memory is kept.
+# glibc reads the request for both only when a process starts.
 TUNABLES = "GLIBC_TUNABLES"
 KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def huge_pages_wanted(kernel: Path = KERNEL) -> bool:
-    """Tells if to request huge pages: on Linux with glibc, where programs may get them.
+    """Returns whether to request huge pages: on Linux with glibc, if programs may get them.
 
-    A GLIBC_TUNABLES that is set already stays as it is.
+    An existing GLIBC_TUNABLES is kept.
     """
     asked = os.environ.get("JAX_PLATFORMS", "")
     if gpu_plugin() and (not asked or asked.startswith(("cuda", "gpu", "rocm"))):
-        return False  # the GPU has a step's temporaries, and one heap would slow what feeds it
+        return False  # the GPU has a step's temporaries; one heap would slow its input
     if sys.platform != "linux" or TUNABLES in os.environ or platform.libc_ver()[0] != "glibc":
         return False
     return kernel.is_file() and "[never]" not in kernel.read_text()
@@ -86,7 +86,7 @@ def huge_pages_wanted(kernel: Path = KERNEL) -> bool:
 def huge_pages_request() -> str:
     """Returns the value of GLIBC_TUNABLES."""
     asked = ["glibc.malloc.hugetlb=1"]  # madvise(MADV_HUGEPAGE); glibc 2.35, older ones ignore it
-    # More threads might wait for the one heap: not measured.
+    # With more threads, waiting for the single heap was not measured.
     if len(available_cpus()) <= 8:
         asked += [
             "glibc.malloc.mmap_max=0",  # large memory, too, comes from the heap,
@@ -97,7 +97,7 @@ def huge_pages_request() -> str:
 
 
 def restart_with_huge_pages() -> None:
-    """Replaces the process by itself with the request in its environment, once; else returns."""
+    """Replaces the process by itself, once, with the request in its environment."""
     if huge_pages_wanted():
         os.environ[TUNABLES] = huge_pages_request()
         with signals.blocked():

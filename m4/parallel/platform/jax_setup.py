@@ -1,9 +1,9 @@
-"""JAX's process-wide settings: its accelerator, its compiled programs, fake devices.
+"""Process-wide settings of JAX: accelerator, compiled programs, fake devices.
 
-An accelerator that was asked for is used, or one line says why it cannot be: JAX itself continues
-on the CPU where a GPU's driver is missing, after a traceback, and fails with a bare AssertionError
-where JAX_PLATFORMS=cuda. A job that is 50 times slower than it should be is a mistake to report,
-not to work around.
+An accelerator that was asked for is used, or one line says why it cannot be. If a GPU's driver is
+missing, JAX itself continues on the CPU after a traceback, or fails with a bare AssertionError for
+JAX_PLATFORMS=cuda. A job that would run 50 times too slowly is a mistake to report, not to work
+around.
 """
 
 import contextlib
@@ -28,16 +28,16 @@ _GPUS = ("cuda", "rocm", "gpu")
 def set_up(compilation_cache: Path | str | None = None) -> None:
     """Keeps compiled programs in a folder, so that a second run of a job does not compile again.
 
-    JAX_COMPILATION_CACHE_DIR, where it is set, stays as it is. Programs of a cache are run, so it
-    is ~/.cache/m4/compilation_cache, or the folder that is given: never one of a run's folder, nor
-    one that another user made or could write to.
+    JAX_COMPILATION_CACHE_DIR has precedence. As cached programs are executed, the folder is
+    ~/.cache/m4/compilation_cache or the given one: never one in a run's folder, nor one that
+    another user made or could write to.
     """
     programs.compress_executable = _with_checksum
     if jax.config.values["jax_compilation_cache_dir"] is None:
         folder = cache_folder() / "compilation_cache"
         if compilation_cache is not None and _is_private(Path(compilation_cache)):
             folder = Path(compilation_cache)
-        with contextlib.suppress(OSError):  # of a folder that cannot be written JAX warns
+        with contextlib.suppress(OSError):  # JAX warns if a folder cannot be written
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _trim(folder, most_bytes=2 << 30)
         jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -49,7 +49,7 @@ def set_up(compilation_cache: Path | str | None = None) -> None:
 
 
 def _trim(folder: Path, most_bytes: int) -> None:
-    """Removes the oldest programs beyond a size: those of other versions are never asked for."""
+    """Removes the oldest programs beyond a size, as those of other versions are never used."""
     found = [(path.stat(), path) for path in folder.glob("*-cache")]
     for stat_, path in sorted(found, key=lambda one: -one[0].st_mtime_ns):
         most_bytes -= stat_.st_size
@@ -58,12 +58,12 @@ def _trim(folder: Path, most_bytes: int) -> None:
 
 
 def _with_checksum(executable: bytes) -> bytes:
-    """Compresses a program with a checksum: else a flipped bit makes another one, which is run."""
+    """Compresses a program with a checksum, so that no program with a flipped bit is run."""
     return zstandard.ZstdCompressor(write_checksum=True).compress(executable)
 
 
 def _is_private(folder: Path) -> bool:
-    """Tells if the folder is this user's, and no other user can write there, or is missing."""
+    """Returns whether only this user can write to the folder, or it does not exist."""
     if not folder.exists():
         return True
     found = folder.stat()
@@ -71,11 +71,11 @@ def _is_private(folder: Path) -> bool:
 
 
 def use_fake_devices(count: int) -> None:
-    """Makes JAX show `count` CPU devices, all of them this machine's CPUs.
+    """Makes JAX show `count` CPU devices, which share this machine's CPUs.
 
-    It is called before JAX is used; where JAX runs already, its devices must be enough.
+    It is called before JAX is used; if JAX runs already, it must have enough devices.
     """
-    with contextlib.suppress(RuntimeError):  # it runs already
+    with contextlib.suppress(RuntimeError):  # JAX runs already
         jax.config.update("jax_platforms", "cpu")
         known = jax.config.values["jax_num_cpu_devices"]
         jax.config.update("jax_num_cpu_devices", max(count, known))
@@ -85,9 +85,9 @@ def use_fake_devices(count: int) -> None:
 
 
 def skip_libtpu() -> None:
-    """Keeps JAX from looking for TPUs where libtpu is installed for `m4 plan` alone.
+    """Keeps JAX from looking for TPUs if libtpu is installed only for `m4 plan`.
 
-    On a TPU's host JAX has set "tpu,cpu" by now. `m4.parallel.mesh` calls this, for all models.
+    On a TPU host, JAX has set "tpu,cpu" by now. `m4.parallel.mesh` calls this, for all models.
     """
     if jax.config.values["jax_platforms"] is None and importlib.util.find_spec("libtpu"):
         plugin = gpu_plugin()
@@ -96,9 +96,9 @@ def skip_libtpu() -> None:
 
 @functools.cache
 def check_accelerator() -> None:
-    """Starts JAX on the devices that JAX_PLATFORMS names first, or the GPU that has a plug-in.
+    """Starts JAX on the devices that JAX_PLATFORMS names first, or on a GPU with a plug-in.
 
-    It prints a line on stderr where JAX_PLATFORMS=cpu leaves that plug-in unused.
+    It prints a line on stderr if JAX_PLATFORMS=cpu leaves that plug-in unused.
     """
     plugin = gpu_plugin()
     skip_libtpu()
@@ -128,9 +128,9 @@ def check_accelerator() -> None:
 
 
 def _start() -> tuple[str | None, str]:
-    """Returns JAX's platform, or None, and the first line of a plug-in's error.
+    """Returns JAX's platform or None, and the first line of a plug-in's error.
 
-    JAX would log that error with its traceback.
+    JAX alone would log that error with a traceback.
     """
     errors: list[str] = []
 
@@ -144,7 +144,7 @@ def _start() -> tuple[str | None, str]:
     platform, logger = None, logging.getLogger("jax._src.xla_bridge")
     logger.addFilter(keep)
     try:
-        # JAX has an AssertionError where the only platform asked for has no device.
+        # JAX raises AssertionError if the only platform asked for has no device.
         with contextlib.suppress(AssertionError):
             platform = jax.default_backend()
     except RuntimeError as error:

@@ -25,43 +25,43 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """One kind of TPU."""
+    """A kind of TPU chip."""
 
     name: str
-    cores: int  # JAX devices a chip
-    gib: float  # memory a chip
-    peak_flops: float  # peak in bfloat16, a chip, a second
-    # Clock of a core, for which the compiler estimates cycles; None where it is not published.
+    cores: int  # JAX devices per chip
+    gib: float  # memory per chip
+    peak_flops: float  # peak operations in bfloat16 per chip and second
+    # Clock of a core, for the compiler's estimate of cycles; None if it is not published.
     clock_hz: float | None
-    links: int  # links to neighbours, a chip: two a dimension of the torus
-    link_bytes: float  # Bytes a second of one link in one direction
-    full: int  # chips along a dimension that make it a ring (a torus, not a grid)
+    links: int  # links to neighbours per chip: two per dimension of the torus
+    link_bytes: float  # bytes per second of one link in one direction
+    full: int  # number of chips along a dimension from which on it is a ring (a torus, not a grid)
     most: int  # chips of the largest slice
     host_chips: int  # chips of a host, which share its network adapters
-    # Bytes a second to other slices, a host; 0 where slices cannot be joined.
+    # Bytes per second and host to other slices; 0 if slices cannot be joined.
     host_network_bytes: float
-    # libtpu's name for a chip whose cores are one device; "" where each core is one.
+    # libtpu's name for a chip whose cores form one device; "" if each core is a device.
     core_setting: str = ""
 
     platform = "tpu"
 
     @property
     def network_bytes(self) -> float:
-        """Bytes a second to other slices, of one device; a host's adapters serve all of them."""
+        """Bytes per second to other slices, per device; a host's devices share its adapters."""
         return self.host_network_bytes / self.host_chips / self.cores
 
     @property
     def device_bytes(self) -> int:
-        """Memory of a JAX device; programs can use a little less."""
+        """Memory of a JAX device, of which programs can use slightly less."""
         return int(self.gib * GIB / self.cores)
 
     @property
     def device_name(self) -> str:
-        """A JAX device is a core, or where two cores are one device a "device"."""
+        """Name of a JAX device: "core", or "device" if two cores form one."""
         return "device" if self.core_setting else "core"
 
     def device_flops(self, dtype: str = "bfloat16") -> float:
-        """Peak of matrix products a second, of any type: TPUs round to bfloat16."""
+        """Peak FLOP/s of matrix products of any type, as TPUs round to bfloat16."""
         del dtype
         return self.peak_flops / self.cores
 
@@ -94,18 +94,18 @@ _SHAPES = {
 
 
 class Gpu(NamedTuple):
-    """One kind of GPU."""
+    """A kind of GPU."""
 
     name: str
     description: str  # CUDA's name for it
-    node: int  # GPUs a node at most, linked with each other
+    node: int  # maximum of linked GPUs per node
     device_bytes: int  # memory available to programs under CUDA
-    # Peak of dense products, a second. XLA multiplies float32 in TF32 by default.
+    # Peak FLOP/s of dense products. XLA multiplies float32 in TF32 by default.
     bfloat16_flops: float
     tf32_flops: float
     memory_speed: float  # Bytes a second
     highest_hz: float  # the highest clock
-    # Bytes a second in one direction, a GPU, to the GPUs of its node and to other nodes.
+    # Bytes per second in one direction and per GPU, to GPUs of its node and to other nodes.
     nvlink_bytes: float
     network_bytes: float
     # Sizes of the GPU.
@@ -116,14 +116,14 @@ class Gpu(NamedTuple):
     clock_hz = None  # XLA estimates no cycles for GPUs
 
     def device_flops(self, dtype: str = "bfloat16") -> float:
-        """Peak of products of numbers of this type, a second."""
+        """Peak FLOP/s of products of this type."""
         return self.bfloat16_flops if dtype == "bfloat16" else self.tf32_flops
 
     @property
     def target_config(self) -> str:
         """XLA's `GpuTargetConfigProto` as text, which stands for the device.
 
-        Constants of compute capability 9.0, and the numbers that differ from GPU to GPU.
+        It has constants of compute capability 9.0, and the numbers in which GPUs differ.
         """
         return f"""
             platform_name: "CUDA" device_description_str: "{self.description}"
@@ -161,7 +161,7 @@ class Machine:
     """
 
     chip: Chip | Gpu
-    sizes: tuple[int, ...]  # chips along each dimension of a slice, or nodes and GPUs a node
+    sizes: tuple[int, ...]  # chips along each dimension of a slice, or nodes and GPUs per node
     slices: int = 1
 
     @property
@@ -170,7 +170,7 @@ class Machine:
 
     @property
     def slice_name(self) -> str:
-        """Name of one slice, as libtpu calls it."""
+        """Name of one slice in libtpu."""
         return f"{self.chip.name}:{'x'.join(map(str, self.sizes))}"
 
     @property
@@ -183,7 +183,7 @@ class Machine:
 
 
 def topology(name: str) -> Machine:
-    """Returns the machine of that name. InputError: there is none."""
+    """Returns the machine of that name. Raises InputError if there is none."""
     found = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)+)", name)
     if found is None or found[2] not in {**CHIPS, **GPUS}:
         raise InputError(

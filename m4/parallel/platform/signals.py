@@ -1,10 +1,10 @@
-"""Ctrl-C, SIGTERM and SIGHUP end the program at every moment, within seconds.
+"""Ctrl-C, SIGTERM and SIGHUP end the program within seconds, at any moment.
 
-A handler raises in the main thread, before its next bytecode. Python swallows what is raised in its
-callbacks (garbage collection, a destructor): it is raised again. A module in C++ that is half
-imported crashes: it is raised after the import. C++ (a compilation, a wait for another process)
-returns to Python late: a thread ends a process that does not end by itself. What must not be cut
-off stands within `held`, as the training loop's last save; only a second Ctrl-C ends that.
+A handler raises in the main thread, before its next bytecode. Python swallows what is raised in
+callbacks (garbage collection, a destructor), so it is raised again. A half-imported module in C++
+would crash, so it is raised after the import. C++ code (a compilation, a wait for another process)
+returns to Python late, so a thread ends a process that does not end by itself. Work that must not
+be cut off, such as the training loop's last save, runs within `held`; only a second Ctrl-C ends it.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from types import FrameType
 from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Until the thread ends the process: where Python has not run since the signal, or after a second
-# Ctrl-C; and where an exception is on its way through the program, which removes and closes.
+# Seconds until the thread ends the process: if Python has not run since the signal or after a
+# second Ctrl-C, and if an exception is on its way through the program, which cleans up.
 _STUCK_SECONDS = 3.0
 _CLOSING_SECONDS = 15.0
 _PERIOD_SECONDS = 0.1
@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Stopped(KeyboardInterrupt):
-    """One of NUMBERS came; `status` is the program's exit status, as shells have it."""
+    """A signal of NUMBERS came; `status` is the exit status by a shell's convention."""
 
     status = 128 + signal.SIGINT
 
@@ -40,9 +40,9 @@ class Stopped(KeyboardInterrupt):
 class _State:
     first: int | None = None
     raised: bool = False
-    thrown: bool = False  # the program knows by an exception of this module
+    thrown: bool = False  # the program was told by an exception of this module
     swallowed: bool = False
-    # Conditions of the `held` blocks that the main thread is in.
+    # Conditions of the main thread's active `held` blocks.
     holds: list[Callable[[], bool]] = dataclasses.field(default_factory=list)
 
 
@@ -52,7 +52,7 @@ _state = _State()
 def install() -> dict[int, Any]:
     """Makes NUMBERS raise Stopped in the main thread, and returns the replaced handlers.
 
-    Signals that came while they were `blocked` count too; those that were ignored (nohup) stay so.
+    Signals that came while `blocked` also count; ignored signals (nohup) stay ignored.
     """
     sys.unraisablehook = _unraisable
     before = {number: signal.signal(number, _stop) for number in not_ignored()}
@@ -61,19 +61,19 @@ def install() -> dict[int, Any]:
 
 
 def not_ignored() -> list[int]:
-    """Returns those of NUMBERS that the program was not started to ignore."""
+    """Returns the signals of NUMBERS that were not ignored when the program started."""
     return [number for number in NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def notice(number: int) -> None:
-    """Notes that another handler has taken the signal and will end the program by itself."""
+    """Records that another handler took the signal and will end the program."""
     if _state.first is None:
         _state.first = number
     _state.raised = True
 
 
 def watch() -> None:
-    """Starts the thread that ends a process which does not end by itself."""
+    """Starts the thread that ends the process if it does not end by itself."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -82,9 +82,9 @@ def watch() -> None:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Blocks NUMBERS, so that none is lost between two handlers.
+    """Blocks NUMBERS, so that no signal is lost between two handlers.
 
-    They stay blocked in the program that replaces this process (exec), until it calls `install`.
+    They stay blocked in a program that replaces this process (exec), until it calls `install`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     try:
@@ -95,7 +95,7 @@ def blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(condition: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Keeps one signal, which the block notices, from ending it while the condition is true."""
+    """Keeps a signal, which the block notices itself, from ending it while the condition holds."""
     _state.holds.append(condition)
     try:
         yield
@@ -104,9 +104,9 @@ def held(condition: Callable[[], bool] = lambda: True) -> Iterator[None]:
 
 
 def end_with(parent: int) -> None:
-    """Has this process killed when its parent ends, however that ends, or has ended already.
+    """Makes this process end with its parent, however that ends, or if it has ended already.
 
-    On Linux the kernel does it, elsewhere a thread that looks every second.
+    On Linux the kernel does it, elsewhere a thread that checks every second.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -123,7 +123,7 @@ def _end_after(parent: int) -> None:
 
 
 def check() -> None:
-    """Raises Stopped if a signal has come, before a worker's next task."""
+    """Raises Stopped if a signal has come; called before a worker's next task."""
     if _state.first is not None:
         raise _stopped()
 
@@ -135,10 +135,10 @@ def _stopped() -> Stopped:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Returns the exit status where a signal caused the error, else None.
+    """Returns the exit status if a signal caused the error, otherwise None.
 
-    An exception in an import or in C++ may come out as another error: after a signal all errors but
-    a training loop's, which ends by itself, count as its consequences.
+    An exception in an import or in C++ may turn into another error, so after a signal all errors
+    count as its consequences, except those of a training loop, which ends by itself.
     """
     if _state.thrown and not isinstance(error, SystemExit):
         return 128 + (_state.first or signal.SIGINT)
@@ -146,7 +146,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def message(error: BaseException) -> str:
-    """Returns the message for such an error, in one line."""
+    """Returns a one-line message for such an error."""
     said = str(error) if isinstance(error, KeyboardInterrupt) else ""
     more = "" if isinstance(error, KeyboardInterrupt) else f" ({type(error).__name__}: {error})"
     return said or " ".join(f"interrupted; run the same command to resume{more}".split())
@@ -154,19 +154,19 @@ def message(error: BaseException) -> str:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     if _state.raised and number != signal.SIGINT:
-        return  # only a second Ctrl-C interrupts what the first signal has begun
+        return  # only a second Ctrl-C interrupts the clean-up after the first signal
     if _within_extension(frame):
         _state.first, _state.swallowed = _state.first or number, True
         return
     notice(number)
     _state.thrown = True
-    # C++ that called Python may not be left by an exception: it aborts.
+    # An exception must not leave C++ code that called Python: it would abort.
     ctypes.CDLL(None).signal(signal.SIGABRT, _end)
     raise _stopped()
 
 
 def _within_extension(frame: FrameType | None) -> bool:
-    """Tells if a module in C++ is being imported: half of jaxlib would crash the interpreter."""
+    """Returns whether a C++ module is being imported, as half of jaxlib would crash Python."""
     while frame is not None:
         if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
             return True
@@ -198,8 +198,8 @@ def _watch(reader: int) -> None:
                     interrupts += number == signal.SIGINT
         if _state.swallowed:
             _state.swallowed = False
-            time.sleep(_PERIOD_SECONDS)  # what has swallowed it ends
-            # Not SIGINT, which would be a second Ctrl-C.
+            time.sleep(_PERIOD_SECONDS)  # after the code that swallowed it
+            # Not SIGINT, which would count as a second Ctrl-C.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
         if first is None:
             continue

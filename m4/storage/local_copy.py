@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -39,8 +40,6 @@ _RECORD = ".bucket.json"
 # For so many periods an upload that the job waits for is repeated.
 _RETRY_PERIODS = 10
 _THREADS = 8
-# Jobs on one machine that may have parts of the same folder at the same time.
-_MOST_JOBS = 64
 # Calls of `BoundedCopy.need` for which files stay: those of the steps at hand, and those ahead.
 _KEPT_NEEDS = 16
 
@@ -376,24 +375,14 @@ class BoundedCopy:
         self._make_room(0)
 
     def _claim(self) -> Path:
-        """Locks and returns the first folder that is free; removes those that other jobs left."""
-        found: list[Path] = []
-        for number in range(_MOST_JOBS):
-            # What the first one has may have been made on this machine.
-            name = f"shards.{number}"
-            place = self.folder / name if number else self.folder
-            if found and not place.exists():
-                continue
-            with contextlib.suppress(locks.Busy), contextlib.ExitStack() as stack:
-                lock = locks.local_lock(self.folder / f"{name}.lock", self.address, seconds=0)
-                stack.enter_context(lock)
-                if found:
-                    remove(place)
-                else:
-                    found, self.held = [place], stack.pop_all()
-        if not found:
-            raise locks.Busy(f"{self.address}: {_MOST_JOBS} other jobs read it on this machine")
-        return found[0]
+        """Locks and returns the first folder that is free: the corpus's own, or one within it."""
+        for number in itertools.count():
+            place = self.folder / f"shards.{number}" if number else self.folder
+            with contextlib.suppress(locks.Busy):
+                lock = locks.local_lock(place / ".lock", self.address, seconds=0)
+                self.held.enter_context(lock)
+                return place
+        raise AssertionError("endless")
 
     def path(self, name: str, on_remove: Callable[[], object]) -> Path:
         """Returns the path of a file, fetched now if it is not here.

@@ -27,12 +27,11 @@ class LearnedSampling:
 
     def __post_init__(self) -> None:
         self._state: Any = self.sampler.begin()
-        self._phases: list[tuple[int, dict[str, float]]] = []
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
         """Continues from a note, if any. SettingError: its rates come from other measurements."""
         self.stream.restart()
-        self._state, self._phases = self.sampler.begin(), []
+        self._state = self.sampler.begin()
         if saved is None:
             return
         for name, here in self.measured.items():
@@ -48,7 +47,6 @@ class LearnedSampling:
             # `Stream.begin` starts a phase after the given step, at the next window of steps.
             begun = self.stream.begin(first_step - 1, rates)
             assert begun == first_step, (begun, first_step)
-            self._phases.append((first_step, dict(rates)))
 
     def begin(self, step: int, saved: Mapping[str, Any] | None) -> None:
         """Begins a run after `step` steps of another one, with the weights it learned, if any."""
@@ -57,7 +55,7 @@ class LearnedSampling:
             return
         self._state = saved["state"]
         rates = self.pair_rates(self.sampler.rates(self._state, self.start))
-        self._phases = [(self.stream.begin(step - 1, rates), rates)]
+        self.stream.begin(step - 1, rates)
 
     def evaluated(self, step: int, measured: Mapping[str, float]) -> dict[str, float]:
         """Learns from numbers measured after `step` steps; rates change as soon as they can.
@@ -69,11 +67,7 @@ class LearnedSampling:
             return {}
         self._state = self.sampler.update(self._state, measured)
         rates = self.sampler.rates(self._state, self.start)
-        pairs = self.pair_rates(rates)
-        begun = self.stream.begin(step, pairs)
-        if self._phases and self._phases[-1][0] == begun:
-            self._phases.pop()  # that phase was never used
-        self._phases.append((begun, pairs))
+        self.stream.begin(step, self.pair_rates(rates))
         weights = self.sampler.weights(self._state, list(self.start))
         return {
             **{f"weight/{name}": float(f"{weight:.6g}") for name, weight in weights.items()},
@@ -81,6 +75,6 @@ class LearnedSampling:
         }
 
     def note(self) -> dict[str, Any]:
-        phases = [[first_step, rates] for first_step, rates in self._phases]
+        phases = [[one.first_step, one.rates] for one in self.stream.later_phases()]
         about = {"state": self._state, "phases": phases, "measured": dict(self.measured)}
         return {"sampling": about}

@@ -153,7 +153,7 @@ class Phases:
     is first needed: pairs_of(draws).
 
     Attributes:
-        entries: All phases, first those of the beginning.
+        entries: All phases, first the `initial_count` ones of the beginning.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Phases:
         self._stretches: list[Stretch] = []
         for phase in phases:
             self._append(phase)
-        self._initial = len(self.entries)
+        self.initial_count = len(self.entries)
         steps = [phase.first_step for phase in phases]
         if steps[:1] != [0]:
             raise InputError(f"phases begin at steps {steps}: the first one must begin at 0")
@@ -195,7 +195,7 @@ class Phases:
         """Appends a phase; returns the step at which it starts, `step` or the next possible one."""
         start = -(-step // self._group_steps) * self._group_steps
         entry = Phase(start, dict(rates))
-        later = len(self.entries) > self._initial
+        later = len(self.entries) > self.initial_count
         if later and self.entries[-1].first_step == start:  # it would never have been in force
             self._draws(entry)
             self.entries.pop()
@@ -205,12 +205,12 @@ class Phases:
 
     def restart(self) -> None:
         """Forgets the phases that began later."""
-        del self.entries[self._initial :]
-        del self._stretches[self._initial :]
+        del self.entries[self.initial_count :]
+        del self._stretches[self.initial_count :]
 
     def initial(self) -> list[list[Any]]:
         """Returns first step and cumulative shares of each phase that `__init__` got."""
-        initial = self.entries[: self._initial]
+        initial = self.entries[: self.initial_count]
         return [[entry.first_step, self._draws(entry).bounds] for entry in initial]
 
     def _append(self, entry: Phase) -> None:

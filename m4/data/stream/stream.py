@@ -169,6 +169,10 @@ class Stream:
         rows, alone = np.arange(len(chosen)), self.shape._replace(rows=len(chosen))
         return found, lay_out(self._split, group.examples.take(chosen), rows, rows, alone)
 
+    def later_phases(self) -> list[Phase]:
+        """Returns the phases that began later."""
+        return self._phases.entries[self._phases.initial_count :]
+
     def restart(self) -> None:
         """Forgets the phases that began later, as if no batch had been given."""
         with self._lock:

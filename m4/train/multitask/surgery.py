@@ -35,8 +35,8 @@ class Surgery(Protocol):
     groups: Any  # Grouping
     granularity: Any  # str
 
-    def initial_state(self, groups: int) -> Array: ...
-    def weights(self, gram_GG: Array, state: Array, key: Array) -> tuple[Array, Array]: ...
+    def initial_state(self, groups: int) -> Array | None: ...
+    def weights(self, gram_GG: Array, state: Any, key: Array) -> tuple[Array, Any]: ...
 
 
 def order_of(key: Array, i: Array, groups: int) -> Array:
@@ -61,13 +61,11 @@ class PCGrad:
     groups: Grouping = by_level
     granularity: Granularity = "model"
 
-    def initial_state(self, groups: int) -> Array:
-        """Returns an empty array: PCGrad has no state."""
-        del groups
-        return jnp.zeros(0)
+    def initial_state(self, groups: int) -> None:
+        """Returns None: PCGrad has no state."""
 
-    def weights(self, gram_GG: Array, state: Array, key: Array) -> tuple[Array, Array]:
-        """Returns the weight of each g_j in the step's gradient, and the state."""
+    def weights(self, gram_GG: Array, state: None, key: Array) -> tuple[Array, None]:
+        """Returns the weight of each g_j in the step's gradient, and no state."""
         groups = len(gram_GG)
 
         def altered(i: Array) -> Array:
@@ -186,7 +184,7 @@ class DirectionGroups:
             if self.surgery is not None:
                 own = self.surgery.initial_state(len(self.names))
                 count = parts(params, self.surgery.granularity)[0]
-                surgery = jnp.tile(own[None], (count, *[1] * own.ndim)) if own.size else None
+                surgery = None if own is None else jnp.tile(own[None], (count, *[1] * own.ndim))
             if self.rates_G is not None:
                 rates = jax.tree.map(lambda p: jnp.ones(p.shape[:-1]), params)
             return Grouped(optimizer.init(params), surgery, rates)
@@ -223,14 +221,13 @@ class DirectionGroups:
         gram_nHH = jnp.einsum(
             "hg,ngk,ik->nhi", self.coarse_HG, gram_nGG, self.coarse_HG, precision="highest"
         )
-        before = jnp.zeros((len(gram_nHH), 0)) if surgery is None else surgery
         alter: Callable[..., Any] = jax.vmap(self.surgery.weights, in_axes=(0, 0, None))
-        weights_nH, after = alter(gram_nHH, before, key)
+        weights_nH, after = alter(gram_nHH, surgery, key)
         weights_nG = jnp.einsum("hg,nh->ng", self.coarse_HG, weights_nH, precision="highest")
         present_nH = jnp.diagonal(gram_nHH, axis1=1, axis2=2) > 0
         pairs = jnp.triu(present_nH[:, :, None] & present_nH[:, None, :], 1)
         conflicts = jnp.sum(pairs & (gram_nHH < 0)) / jnp.maximum(jnp.sum(pairs), 1)
-        return weights_nG, None if surgery is None else after, {"conflicts": conflicts}
+        return weights_nG, after, {"conflicts": conflicts}
 
     def _rates(self, stacked: Any, weights_nG: Any, granularity: str, rates: Any) -> Any:
         """Returns each row's factor: rates weighed by the norms of gradients, or the last one."""

@@ -54,9 +54,14 @@ def main() -> int:
 def run_all(
     out: Path, commands: Iterable[tuple[str, list[str]]], only: Sequence[str] | None
 ) -> int:
-    """Runs each command whose name is not in OUT/cost.jsonl; returns the first status not 0."""
+    """Runs each command that has not ended; returns the first status not 0.
+
+    OUT/cost.jsonl gets the CPU seconds of each call. Those of a call that was killed together with
+    this process are not known.
+    """
     path = out / "cost.jsonl"
-    ended = {row["name"] for row in read_jsonl(path)} if path.exists() else set()
+    rows = read_jsonl(path) if path.exists() else []
+    ended = {row["name"] for row in rows if not row.get("status")}
     for name, command in commands:
         if name in ended or (only and not {name, name.split(":")[0]} & {*only}):
             continue
@@ -67,10 +72,11 @@ def run_all(
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         print(f"{name}: status {status}, {seconds:.0f} CPU s", flush=True)
+        row = {"name": name, "cpu_seconds": round(seconds, 1), "status": status}
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
         if status:
             return status
-        with path.open("a") as file:
-            file.write(json.dumps({"name": name, "cpu_seconds": round(seconds, 1)}) + "\n")
     return 0
 
 

@@ -29,13 +29,14 @@ from m4.eval.report.figures import LIGHT, SIZE, blank, legend, save, style
 from m4.eval.scoring.score import COPY, read_scores
 from m4.storage.files import read_json, read_jsonl, write_jsonl
 from scripts.results.curves import steps_to
-from scripts.results.kept import Asked, languages, write_languages
+from scripts.results.kept import Asked, cpu_seconds, languages, write_languages
 from scripts.results.tables import signed, table
 
 # Column of the tables -> key in metrics.jsonl, and what it is multiplied by.
 ROUTING = {
     "first choice full, %": ("first_overflow", 100),
     "second choice not sent, %": ("second_dropped", 100),
+    "second choice full, %": ("second_overflow", 100),
     "tokens left behind, %": ("fraction_tokens_left_behind", 100),
     "dead experts": ("dead_experts", 1),  # a mean over layers
 }
@@ -46,6 +47,7 @@ class Run:
     """Seeds of one setting. Losses are in nats a token.
 
     Attributes:
+        seeds: Numbers of the seeds.
         nll: Dev losses at the end, [seed, language], languages from many pairs to few.
         steps: Steps of the evaluations.
         curve: Mean over languages of the first seed, [evaluation].
@@ -56,6 +58,7 @@ class Run:
 
     name: str
     label: str
+    seeds: list[int]
     nll: np.ndarray
     steps: np.ndarray
     curve: np.ndarray
@@ -66,10 +69,15 @@ class Run:
 
 
 def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
-    """Keeps the runs that came to the last step; returns a line on what is missing."""
+    """Keeps the runs that came to the last step, beside kept ones that are not here.
+
+    Returns:
+        A line on what is missing.
+    """
     rows, missing, out = [], [], base / asked.ablation["folder"]
-    spent = {row["name"]: row["cpu_seconds"]
-             for path in out.glob("*/cost.jsonl") for row in read_jsonl(path)}  # fmt: skip
+    spent, target = cpu_seconds(out.glob("*/cost.jsonl")), folder / "ablation.jsonl"
+    kept = read_jsonl(target) if target.is_file() else []
+    before = {(row["run"], row["seed"]): row for row in kept}
     for run in asked.ablation["run"]:
         for seed in range(run["seeds"]):
             at = out / f"{run['name']}_{seed}"
@@ -79,11 +87,14 @@ def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
             if dev and dev[-1]["step"] == asked.ablation["steps"]:
                 row = _row(found, dev, at) | {"cpu_seconds": spent[f"{at.name}:train"]}
                 rows.append({"run": run["name"], "seed": seed, **row})
+            elif (run["name"], seed) in before:  # trained on another machine
+                rows.append(before[run["name"], seed])
             else:
                 missing.append(at.name)
-    if rows:
-        write_languages(folder, sizes_of(out / f"{rows[0]['run']}_{rows[0]['seed']}"))
-    write_jsonl(folder / "ablation.jsonl", rows)
+    here = (out / f"{row['run']}_{row['seed']}" for row in rows)
+    if run := next((run for run in here if run.is_dir()), None):
+        write_languages(folder, sizes_of(run))
+    write_jsonl(target, rows)
     return [f"{len(rows)} runs; not trained: {', '.join(missing) or 'none'}"]
 
 
@@ -131,6 +142,7 @@ def read(folder: Path, asked: Asked) -> list[Run]:
         made.append(Run(
             run["name"],
             run["label"],
+            [row["seed"] for row in mine],
             np.array([[row["by_language"][code] for code in codes] for row in mine]),
             np.array(mine[0]["steps"]),
             np.array(mine[0]["nll"]),
@@ -150,16 +162,19 @@ def differences(runs: Sequence[Run], languages: slice = slice(None)) -> list[tup
     such differences scatter between seeds is pooled over all runs, as one run has few (Student's t
     with the degrees of freedom of all).
     """
-    first = runs[0].nll[:, languages].mean(1)
-    found = []
-    for run in runs:
-        mine = run.nll[:, languages].mean(1)
-        both = min(len(mine), len(first))
-        found.append(mine[:both] - first[:both])
+    found = [_paired(run, runs[0], languages) for run in runs]
     freedom = sum(len(each) - 1 for each in found[1:])
     squares = sum(float(((each - each.mean()) ** 2).sum()) for each in found[1:])
     error = float(stats.t.ppf(0.975, freedom)) * (squares / freedom) ** 0.5 if freedom else np.nan
     return [(float(each.mean()), error / len(each) ** 0.5) for each in found]
+
+
+def _paired(run: Run, first: Run, languages: slice = slice(None)) -> np.ndarray:
+    """Returns [seed] the run's dev nll less the first run's, of the seeds that both have."""
+    both = [seed for seed in run.seeds if seed in first.seeds]
+    mine, others = (one.nll[[one.seeds.index(seed) for seed in both], languages].mean(1)
+                    for one in (run, first))  # fmt: skip
+    return mine - others
 
 
 def here(runs: Sequence[Run], asked: Asked) -> str:
@@ -238,9 +253,8 @@ def _dots(panel: Axes, runs: Sequence[Run], numbered: bool) -> None:
     style(panel)
     panel.grid(axis="x", color=LIGHT.faint, linewidth=0.7)
     panel.axvline(0, color=LIGHT.ink, linewidth=0.8)
-    first = runs[0].nll.mean(1)
     for at, (run, (mean, half)) in enumerate(zip(runs, differences(runs), strict=True)):
-        each = run.nll.mean(1)[: len(first)] - first[: len(run.nll)]
+        each = _paired(run, runs[0])
         if at:
             panel.plot([mean - half, mean + half], [at, at], color=LIGHT.series[0], linewidth=1.6)
         panel.plot(mean, at, "o", color=LIGHT.series[0], markersize=6)

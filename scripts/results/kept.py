@@ -22,7 +22,9 @@ import dataclasses
 import gzip
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,14 @@ def languages(folder: Path) -> dict[str, int]:
 
 def write_languages(folder: Path, found: Mapping[str, int]) -> None:
     write_json(folder / "languages.json", {code: found[code] for code in sorted(found)}, indent=0)
+
+
+def cpu_seconds(paths: Iterable[Path]) -> dict[str, float]:
+    """Returns command -> CPU seconds of all its calls (`scripts.starts.run_all`)."""
+    spent = Counter[str]()
+    for row in chain.from_iterable(map(read_jsonl, paths)):
+        spent[row["name"]] += row["cpu_seconds"]
+    return spent
 
 
 def measured(systems: Iterable[Kept]) -> Measured:

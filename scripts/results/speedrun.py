@@ -59,7 +59,9 @@ class Speedrun:
         steps, nll = self.steps, self.nll
         if record is not None:
             rows = self.of(record)
-            steps, nll = rows[0]["steps"], np.mean([row["nll"] for row in rows], 0)
+            steps = np.array(sorted(set.intersection(*(set(row["steps"]) for row in rows))))
+            curves = [dict(zip(row["steps"], row["nll"], strict=True)) for row in rows]
+            nll = np.array([np.mean([curve[step] for curve in curves]) for step in steps])
         if (found := steps_to(steps, nll, loss)) is None:
             raise InputError(f"{record or 'the reference'} does not come to {loss}")
         return found, found * self.seconds[record or "reference"]

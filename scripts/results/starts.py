@@ -21,7 +21,7 @@ from m4.eval.metrics import bootstrap
 from m4.eval.report.figures import LIGHT, SIZE, blank, legend, save, style
 from m4.eval.scoring.delta import BILINGUAL, METRIC_NAMES, Delta
 from m4.storage.files import read_jsonl
-from scripts.results.kept import Asked, of
+from scripts.results.kept import Asked, cpu_seconds, of
 from scripts.results.tables import signed, table
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def _seeds(row: Row, digits: int = 1) -> str:
 
 
 def _cost(folder: Path, asked: Asked) -> str:
-    spent = {row["name"]: row["cpu_seconds"] / 60 for row in read_jsonl(folder / "cost.jsonl")}
+    seconds = cpu_seconds([folder / "cost.jsonl"])
+    spent = {name: each / 60 for name, each in seconds.items()}
     lines = []
     old = {"the model of the old languages": [asked.starts["old"]]}
     for start, runs in (old | dict(asked.starts["seeds"])).items():

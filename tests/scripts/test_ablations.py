@@ -24,14 +24,14 @@ def run(name: str, *nll: list[float], **more: Any) -> Run:
         "cpu_seconds": 75.0,
         "seconds": None,
     }
-    return Run(name, name, np.array(nll), **(given | more))
+    return Run(name, name, more.pop("seeds", [*range(len(nll))]), np.array(nll), **(given | more))
 
 
 def test_differences_are_between_paired_seeds_and_their_width_is_pooled() -> None:
     first = run("first", [3.0, 4.0], [3.2, 4.2])
     # Less the first of the same seed: a 0.1 and 0.3, about 0.2; b -0.1 and -0.5, about -0.3.
     a, b = run("a", [3.1, 4.1], [3.5, 4.5]), run("b", [2.9, 3.9], [2.7, 3.7])
-    one = run("one", [3.0, 4.4])  # 0.2 in its only seed
+    one = run("one", [3.2, 4.6], seeds=[1])  # 0.2 in its only seed, the second
     found = ablations.differences([first, a, b, one])
     assert [mean for mean, _ in found] == pytest.approx([0, 0.2, -0.3, 0.2])
     # Squares about the means: 2 * 0.1^2 + 2 * 0.2^2 = 0.1 over two degrees of freedom; Student's t
@@ -74,6 +74,7 @@ def folder(tmp_path: Path) -> Path:
                          "dev/nll/es-en": nll + 500 / step + 1})  # fmt: skip
         write_jsonl(tmp_path / "out" / name / "metrics.jsonl", rows)
     cost = [{"name": f"{name}:train", "cpu_seconds": 81.0} for name in ("first_0", "other_0")]
+    cost.append({"name": "other_0:train", "cpu_seconds": 9.0, "status": 1})  # an earlier call
     write_jsonl(tmp_path / "out" / "part0" / "cost.jsonl", cost)
     write_json(tmp_path / "x" / "languages.json", {"gl": 60, "es": 900})
     return tmp_path / "x"
@@ -90,7 +91,11 @@ def test_what_ended_is_kept_and_what_did_not_is_named(
     # Means over the two languages: 3.4 + 500 / step + 0.5.
     assert first["nll"] == pytest.approx([4.9, 4.4])
     assert other["by_language"] == pytest.approx({"gl": 3.5, "es": 4.5})
+    assert (first["cpu_seconds"], other["cpu_seconds"]) == (81, 90)
     assert first["routing"] == {"dead_experts": 0.25}  # of step 1000 alone, the second half
+    (folder.parent / "out" / "other_0").rename(folder.parent / "elsewhere")
+    ablations.keep(folder, kept.asked(folder), folder.parent)
+    assert read_jsonl(folder / "ablation.jsonl") == [first, other]  # it stays
     read = ablations.read(folder, kept.asked(folder))
     assert read[1].nll == pytest.approx(np.array([[4.5, 3.5]]))  # es has more pairs
 

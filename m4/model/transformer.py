@@ -43,7 +43,7 @@ class Transformer(nn.Module):
         vocab_size: Size V of the shared vocabulary, or of the targets' own.
         width, heads, head_width, mlp_width: Sizes M, N, D and F (`m4.parallel.axes`).
         encoder_layers, decoder_layers: Number of layers of the encoder and of the decoder.
-        moe: Makes the mixtures of experts: `MoeLayer`, or a function like it. None makes a dense one.
+        moe: Makes the mixtures of experts: `MoeLayer`, or a function like it. Defaults to none.
         decoder_moe: Makes those of the decoder, with as many experts. Defaults to `moe`.
         moe_every: Every n-th feed-forward layer is a MoE (2: the second, the fourth, ...).
         activations: ("relu",), or ("gelu", "linear") for gated GELU.

@@ -1,4 +1,4 @@
-"""Averages of parameters over the steps, for training whose learning rate does not fall to 0."""
+"""Averages of parameters over steps, for training whose learning rate does not fall to 0."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -30,21 +30,21 @@ def averaged(
     optimizer: Callable[[int], optax.GradientTransformation] | None = None,
     eta: Factor = 8.0,
 ) -> optax.GradientTransformation:
-    """Averages the parameters over the steps of an optimizer, the late ones with most weight.
+    """Averages the parameters over an optimizer's steps, with most weight on late ones.
 
     Source: polynomial-decay averaging, Shamir and Zhang 2013 (arXiv 1212.1824), section 4:
     average_t = (1 - c) average_{t-1} + c params_t, c = (eta + 1) / (t + eta), t = 1, 2, ...
 
-    Evaluations, early stopping and all readers of checkpoints take the average (`used`). Like a
-    falling rate at the end of training it damps the oscillation around a minimum, but at every
-    step, so that training need not know its end. It costs the memory of the parameters. It must be
-    the outermost transformation.
+    Evaluations, early stopping and all readers of checkpoints use the average (`used`). Like a
+    falling rate at the end of training, it damps the oscillation around a minimum, but at every
+    step, so that training need not know its end. It takes the memory of the parameters, and must
+    be the outermost transformation.
 
     Args:
-        total_steps: Steps of training, for `optimizer`.
-        optimizer: total_steps -> the optimizer that makes the steps; it must be given.
-        eta: The average goes back over about 1 / (eta + 1) of the steps so far; with 0 all steps
-            have the same weight.
+        total_steps: Number of training steps, for `optimizer`.
+        optimizer: Function total_steps -> optimizer that makes the steps. It must be given.
+        eta: The average goes back over about 1 / (eta + 1) of the steps so far; 0 weights all
+            alike.
 
     Raises:
         SettingError: No optimizer is given.
@@ -78,7 +78,7 @@ def updated(
     optimizer: optax.GradientTransformation, gradients: Any, state: Any, params: Any,
     scale: Callable[[Any], Any],
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Returns an optimizer's updates after `scale`, and its state; averages see them scaled."""
+    """Returns an optimizer's updates after `scale`, and its state; averages use scaled ones."""
     if isinstance(state, Averaged):
         return cast(Any, optimizer).update(gradients, state, params, scale=scale)
     updates, state = optimizer.update(gradients, state, params)
@@ -86,26 +86,26 @@ def updated(
 
 
 class Grouped(NamedTuple):
-    """An optimizer's state with that of groups of directions (`m4.train.multitask.surgery`)."""
+    """An optimizer's state, and the state for sets of directions (`m4.train.multitask.surgery`)."""
 
     inner: Any
-    surgery: Any  # State of the method that alters gradients, [parts, ...]; None without one.
-    # Factor of each row's last update, by parameter, without its last axis; None where all are 1.
+    surgery: Any  # State of the method that alters gradients, [parts, ...], or None.
+    # Factor of each row's last update, by parameter, without its last axis; None if all are 1.
     rates: Any
 
 
 def used(state: "TrainState") -> Any:
-    """Returns the parameters to evaluate and translate with: their average where there is one."""
+    """Returns the parameters to evaluate and translate with: their average if there is one."""
     optimizer = _inner(state.optimizer)
     return optimizer.average if isinstance(optimizer, Averaged) else state.params
 
 
 def items(state: "TrainState") -> dict[str, Any]:
-    """Returns a checkpoint's trees: params, optimizer, and separately average and groups."""
+    """Returns a checkpoint's trees: params, optimizer and, if any, average and groups."""
     optimizer, found = _inner(state.optimizer), {"params": state.params}
     if isinstance(optimizer, Averaged):
         inner, count, average = optimizer
-        # A list, because without its last field it is no `Averaged`.
+        # A list, because it is not an `Averaged` without the last field.
         found |= {"optimizer": [inner, count], "average": average}
     else:
         found["optimizer"] = optimizer
@@ -118,7 +118,7 @@ def items(state: "TrainState") -> dict[str, Any]:
 
 
 def from_items(like: "TrainState", step: Array, found: Mapping[str, Any]) -> "TrainState":
-    """Returns the state whose `items` are `found`, in the structure of `like`."""
+    """Returns the state with the `items` in `found`, in the structure of `like`."""
     names, groups = ("params", "optimizer", "average"), found.get("groups", {})
     # In the order of the state's leaves.
     parts = step, *map(found.get, names), groups.get("surgery"), groups.get("rates")

@@ -1,4 +1,4 @@
-"""Bad steps: the loss or a gradient is not finite or a spike. They are skipped or end the run."""
+"""Bad steps, whose loss or gradient is not finite or a spike: they are skipped or end the run."""
 
 import dataclasses
 import math
@@ -15,32 +15,32 @@ from m4.settings import Between, InputError, Size, checked
 from m4.train.step import TrainState
 
 Array = jax.Array
-# What a step is judged by, in the order of the axis W of arrays here.
+# Numbers by which a step is judged, in the order of the axis W.
 WATCHED = ("loss", "gradient_norm")
 ACTIONS = ("stop", "skip")
 # Their names in a guarded step's batch and metrics.
 RECENT, BAD = "recent", "bad"
-# Of a normal distribution the median absolute deviation is sigma / 1.4826. Where values hardly
-# differ, a thousandth of the median is no spike.
+# The median absolute deviation of a normal distribution is sigma / 1.4826. If values hardly
+# differ, a thousandth of the median is not a spike.
 _SIGMA, _LEAST = 1.4826, 1e-3
 
 
 class BadStep(InputError):
-    """A step that ends training: no checkpoint is of it or of a later one."""
+    """A bad step that ends training; no checkpoint is of it or of a later one."""
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class BadSteps:
-    """Rules for steps that are bad, next to those whose loss or gradient norm is not finite.
+    """Rules for bad steps, besides those whose loss or gradient norm is not finite.
 
     Attributes:
-        spike_threshold: A value is a spike where its robust z-score, (value - median) / (1.4826
-            MAD), is above this (MAD: the median absolute deviation; Iglewicz and Hoaglin 1993).
-            By default spikes are not looked for.
-        window: Number of good steps before it that median and MAD are of. Until there have been as
+        spike_threshold: A value is a spike if its robust z-score, (value - median) / (1.4826 MAD),
+            exceeds this (MAD: median absolute deviation; Iglewicz and Hoaglin 1993). Defaults to
+            no spikes.
+        window: Number of good steps before it over which median and MAD are taken. Before that
             many, no value is a spike.
-        most_in_a_row: Bad steps without a good one between them that end training.
+        most_in_a_row: Number of consecutive bad steps that end training.
     """
 
     spike_threshold: Annotated[float, Between(0, 1e6, above=True)] | None = None
@@ -52,17 +52,17 @@ DEFAULT = BadSteps()
 
 
 def z_scores(values_W: Array, recent_NW: Array) -> Array:
-    """Robust z-scores [W] of values against those of N steps; NaN where a step has not been yet."""
+    """Returns robust z-scores [W] of values against N steps, with NaN for missing steps."""
     median_W = jnp.median(recent_NW, axis=0)
     mad_W = jnp.median(jnp.abs(recent_NW - median_W[None]), axis=0)
     return (values_W - median_W) / jnp.maximum(_SIGMA * mad_W, _LEAST * jnp.abs(median_W))
 
 
 def guarded(step: Callable[..., Any], rule: BadSteps) -> Callable[..., Any]:
-    """The step, which leaves parameters and optimizer as they are where its numbers are bad.
+    """Returns the step so that it keeps parameters and optimizer if its numbers are bad.
 
-    All devices decide the same. Its batch has under RECENT the values [N, W] of the last good
-    steps; its metrics have them with its own, and under BAD whether it is bad and its z-scores.
+    All devices decide alike. The batch has the values [N, W] of the last good steps under RECENT;
+    the metrics have them with the step's own, and under BAD whether it is bad and its z-scores.
     """
 
     def run(state: TrainState, batch: Mapping[str, Array]) -> tuple[TrainState, dict[str, Any]]:
@@ -86,12 +86,11 @@ def guarded(step: Callable[..., Any], rule: BadSteps) -> Callable[..., Any]:
 
 @dataclasses.dataclass
 class StepGuard:
-    """Judges the steps of a run after they have ended: all processes see the same numbers.
+    """Judges the steps of a run after they have ended, on the same numbers in all processes.
 
-    With the `action` "stop" and no threshold of spikes the compiled step is the one without a
-    guard, and only its metrics are looked at. `saved` is the note of the checkpoint that it
-    continues from, or {}; `sharding` is replicated over all devices, for the window of recent
-    values.
+    With the `action` "stop" and no threshold of spikes, the compiled step has no guard, and only
+    its metrics are checked. `saved` is the note of the checkpoint that the run continues from, or
+    {}. `sharding`, for the window of recent values, is replicated over all devices.
     """
 
     action: str
@@ -109,7 +108,7 @@ class StepGuard:
             recent_NW = np.full((size, len(WATCHED)), np.nan, np.float32)
             if known := saved.get(RECENT, [])[-size:] if size else []:
                 recent_NW[-len(known) :] = known
-            # Not device_put, which compares processes' values, and NaN is not itself.
+            # Not device_put, which compares the processes' values, as NaN does not equal itself.
             self._recent = jax.make_array_from_callback(
                 recent_NW.shape, sharding, lambda part: recent_NW[part]
             )
@@ -118,11 +117,11 @@ class StepGuard:
         return guarded(step, self.rule) if self.on else step
 
     def inputs(self) -> dict[str, jax.Array]:
-        """Returns the arrays that the batch of a guarded step has in addition."""
+        """Returns the additional arrays in a guarded step's batch."""
         return {RECENT: self._recent} if self.on else {}
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
-        """Takes the metrics of a step without reading them, and removes the guard's own."""
+        """Stores the metrics of a step without reading them, and removes the guard's own."""
         judged: dict[str, Any] = {name: metrics[name] for name in WATCHED}
         if self.on:
             self._recent = metrics.pop(RECENT)
@@ -130,7 +129,7 @@ class StepGuard:
         self._unchecked.append((step, judged))
 
     def check(self) -> list[int]:
-        """Returns the steps since the last call that were skipped. BadStep: one ends training."""
+        """Returns the steps skipped since the last call. Raises BadStep if one ends training."""
         unchecked, self._unchecked = jax.device_get(self._unchecked), []
         skipped = []
         for step, judged in unchecked:
@@ -152,7 +151,7 @@ class StepGuard:
         return about
 
     def _problem(self, judged: Mapping[str, Any]) -> str | None:
-        """Says what is bad of a step. None if it is a good one."""
+        """Describes why a step is bad, or returns None for a good one."""
         for name in WATCHED:
             if not math.isfinite(value := float(judged[name])):
                 return f"{name} is {value}"

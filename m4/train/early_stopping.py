@@ -17,12 +17,12 @@ class EarlyStopping:
     """Stops when `metric` has not improved for `patience` evaluations (`Training.dev_period`).
 
     Attributes:
-        metric: "dev/nll", nats a token, or "dev/chrf", the mean over directions of greedy
-            translations of the first `Training.dev_pairs` dev sentences. Either may be of one
-            direction: "dev/nll/en-gl". Bilingual baselines stop by dev/chrf, on all dev sentences.
-        patience: Number of evaluations without an improvement after which training stops.
+        metric: "dev/nll", in nats per token, or "dev/chrf", the mean over directions for greedy
+            translations of the first `Training.dev_pairs` dev sentences; or either of one
+            direction, "dev/nll/en-gl". Bilingual baselines use dev/chrf of all dev sentences.
+        patience: Number of evaluations without improvement after which training stops.
         min_delta: Smallest improvement that counts for `patience`; the best parameters are kept
-            anyway.
+            in any case.
     """
 
     metric: str = "dev/chrf"
@@ -40,11 +40,11 @@ class EarlyStopping:
 
     @property
     def direction(self) -> str | None:
-        """The direction that counts, or None where all of them do."""
+        """The direction that counts, or None if all do."""
         return next(iter(self.metric.split("/")[2:]), None)
 
     def stopped(self, note: Mapping[str, Any]) -> str | None:
-        """Says why a training with this note of a checkpoint has stopped, or None if it has not."""
+        """Describes why a training with this checkpoint note stopped, or returns None."""
         if note.get("since_best", 0) < self.patience:
             return None
         return (
@@ -56,7 +56,7 @@ class EarlyStopping:
 
 @dataclasses.dataclass
 class EarlyStopper:
-    """Keeps the parameters of the best evaluation, and knows when to stop."""
+    """Keeps the parameters of the best evaluation, and decides when to stop."""
 
     rule: EarlyStopping | None
     best: Any | None = None
@@ -70,16 +70,16 @@ class EarlyStopper:
         return self.rule is not None and self.since >= self.rule.patience
 
     def evaluated(self, step: int, values: Mapping[str, float], params: Any) -> None:
-        """Takes the values measured with the parameters after `step`."""
+        """Records the values measured with the parameters after `step`."""
         if self.rule is None or self.rule.metric not in values:
             return
-        # The higher the better: a loss counts as its negative.
+        # Higher is better: a loss counts as its negative.
         value = values[self.rule.metric] * (1 if self.rule.by_chrf else -1)
         if value > self.best_value:
             self.best_step, self.best_value = step, value
-            # A copy, because the next step reuses the memory of its argument.
+            # A copy, because the next step reuses its argument's memory.
             self.best = jax.tree.map(lambda x: x.copy(), params)
-        # Above the last rise, not above the best, so that many small rises add up to one.
+        # Compared with the last rise, not the best, so that many small rises add up to one.
         if value > self.risen_to + self.rule.min_delta:
             self.risen_to, self.since = value, 0
         else:

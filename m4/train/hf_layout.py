@@ -35,7 +35,7 @@ FAMILIES = {
     "umt5": Family("UMT5ForConditionalGeneration", True, "gated-gelu", "every_layer"),
     "switch_transformers": Family(_SWITCH, True, "relu", experts=True),
 }
-# Other architectures that a reader may try, and what m4's model has not.
+# Other architectures that a user may try, and what m4's model lacks for them.
 _OTHERS = {
     "m2m_100": "biases, sinusoidal positions and no relative ones (M2M100, NLLB-200)",
     "nllb-moe": "biases and sinusoidal positions (NLLB's mixture of experts)",
@@ -43,7 +43,7 @@ _OTHERS = {
     "bart": "biases, norms after the layers and learned positions (BART)",
     "mbart": "biases and learned positions (mBART)",
 }
-# feed_forward_proj -> m4's activations. "gelu" alone is another function, not T5's approximation.
+# feed_forward_proj -> m4's activations. Plain "gelu" is another function than T5's approximation.
 ACTIVATIONS = {
     "relu": ("relu",),
     "gated-gelu": ("gelu", "linear"),
@@ -58,7 +58,7 @@ SIZES = {
     "relative_distance": "relative_attention_max_distance",
 }  # fmt: skip
 _DEFAULTS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
-_LARGEST = 2**31 - 1  # of 32-bit indices
+_LARGEST = 2**31 - 1  # largest 32-bit index
 IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 
 # m4's name of an attention layer or its norm -> Hugging Face's, and the number of the feed-forward
@@ -84,13 +84,13 @@ _OUTSIDE = {
     "decoder_norm/scale": "decoder.final_layer_norm.weight",
 }
 EMBEDDING, LOGITS = "token_embedder/embedding", "logits_dense/kernel"
-# Other names of the shared table, and arrays that T5's code never reads.
+# Other names of the shared table, and arrays that T5's code ignores.
 TABLES = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 UNREAD = re.compile(r".*\.EncDecAttention\.relative_attention_bias\.weight")
 
 
 def family_of(config: Config) -> Family:
-    """Returns the architecture of a config.json. InputError: none of T5's family."""
+    """Returns the architecture of a config.json. Raises InputError if it is not T5's family."""
     kind = config.get("model_type")
     if str(kind) in FAMILIES:
         return FAMILIES[str(kind)]
@@ -102,7 +102,7 @@ def family_of(config: Config) -> Family:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """Returns the settings of m4's `Transformer` that compute the same. InputError: none do."""
+    """Returns the equivalent settings of m4's `Transformer`. Raises InputError if none exist."""
     family = family_of(config)
     given = {**_DEFAULTS, "num_decoder_layers": config.get("num_layers"), **config}
     found: dict[str, Any] = {name: _number(given, key) for name, key in SIZES.items()}
@@ -123,7 +123,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def experts_of(config: Config) -> dict[str, int] | None:
-    """Returns num_experts and moe_every of a Switch Transformer; None for a dense model."""
+    """Returns num_experts and moe_every of a Switch Transformer, or None for a dense model."""
     if not family_of(config).experts:
         return None
     every = {key: _number(config, key) for key in ("encoder_sparse_step", "decoder_sparse_step")}
@@ -148,7 +148,7 @@ def _number(config: Config, key: str, least: int = 1) -> int:
 
 
 class HfParameter(NamedTuple):
-    """The place of one of m4's parameters: one array, or those of the experts, in their order."""
+    """Location of an m4 parameter: one array, or the experts' arrays in order."""
 
     names: tuple[str, ...]
     transposed: bool
@@ -156,12 +156,12 @@ class HfParameter(NamedTuple):
     experts: bool
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of each array, for m4's parameter of `shape`."""
+        """Returns the shape of each array, for an m4 parameter of `shape`."""
         shape = shape[self.experts :]
         return shape[::-1] if self.transposed else shape
 
     def read(self, array: Callable[[str], np.ndarray]) -> np.ndarray:
-        """Returns m4's parameter, float32."""
+        """Returns m4's parameter in float32."""
         found = [array(name).astype(np.float32, copy=False) for name in self.names]
         if self.transposed:
             found = [np.ascontiguousarray(one.T) for one in found]
@@ -171,7 +171,7 @@ class HfParameter(NamedTuple):
         return made
 
     def written(self, array: np.ndarray) -> Iterable[tuple[str, np.ndarray]]:
-        """Yields the arrays of m4's parameter by their names."""
+        """Yields the arrays of m4's parameter with their names."""
         if self.factor != 1.0:
             array = array / array.dtype.type(self.factor)
         for name, one in zip(self.names, array if self.experts else [array], strict=True):
@@ -179,7 +179,7 @@ class HfParameter(NamedTuple):
 
 
 def place(path: str, shape: tuple[int, ...], model: Transformer) -> HfParameter | None:
-    """Returns the place of a parameter by m4's path among unscanned layers, or None."""
+    """Returns the location of a parameter, by m4's path with unscanned layers, or None."""
     factor = t5_factor(path, model.width, model.head_width)
     turned = path.endswith(("/kernel", "/rel_embedding"))
     if path in _OUTSIDE:
@@ -205,7 +205,7 @@ def place(path: str, shape: tuple[int, ...], model: Transformer) -> HfParameter 
 
 
 def config_of(model: Transformer) -> dict[str, Any]:
-    """Returns the config.json of a model of m4. InputError: Hugging Face's code has none such."""
+    """Returns the config.json of an m4 model. InputError: Hugging Face has no such model."""
     experts = model.encoder_experts
     projections = {found: name for name, found in reversed(ACTIVATIONS.items())}
     gate = None
@@ -246,7 +246,7 @@ def config_of(model: Transformer) -> dict[str, Any]:
             "router_bias": False,
             "router_jitter_noise": 0.0,
             "router_dtype": "float32",
-            # As in m4's evaluation, no token is dropped.
+            # No token is dropped, as in m4's evaluation.
             "expert_capacity": 2**20,
         }
     return found

@@ -1,4 +1,4 @@
-"""Parameters of a new model taken from a trained one: the same, grown, or cut by a named rule.
+"""Initial parameters from a trained model: the same, grown, or cut by a named rule.
 
 Every parameter of the new model has a source in the old one and a rule, or starts new. Rules:
 
@@ -35,9 +35,9 @@ from m4.train.optimizer import FactoredState, Moments
 
 Array = jax.Array
 Shapes = Mapping[str, tuple[int, ...]]
-# Layer -> how often each expert was chosen.
+# Layer -> number of choices of each expert.
 Use = Mapping[str, npt.NDArray[np.int64]]
-# Path of a parameter among unscanned layers -> its array, of NumPy or of JAX.
+# Path of a parameter with unscanned layers -> its NumPy or JAX array.
 Old = Callable[[str], Any]
 
 
@@ -47,21 +47,20 @@ class InitialModel:
     """The trained model that a new one begins from, and the rules by which it grows.
 
     Attributes:
-        run: Folder or address of the run; RUN@STEP takes a step that is kept, else the latest. Or
-            T5X's MODEL_DIR, or a checkpoint_<step> in it. Or a pretrained model of T5's family in
-            Hugging Face's layout.
-        optimizer: Takes the optimizer's state and the step too, so that the schedule and the stream
-            continue there. Arrays that grew keep what they have; an optimizer with other arrays
-            begins from zero at that step.
-        new_pieces: What an embedding of a new piece starts as: the mean of its bytes' (or, of the
-            pieces that spelled it, "pieces"), or "random".
-        layers: By default as many layers. With "stack" layer i is the old layer i mod n; with
-            "zeros" layers beyond the old ones start without effect; with "spaced" layer i is the
-            old layer i * n / m of m, for fewer layers too.
-        allow_modules: What that run's config may import in addition to m4 (and run), each as NAME
-            or NAME=FOLDER.
-        vocabulary: The SentencePiece model, or the folder with it, that a checkpoint of T5X was
-            trained with. Defaults to what `m4 export` left next to the checkpoint.
+        run: Folder or address of a run, at its latest step or as RUN@STEP; or a MODEL_DIR or
+            checkpoint_<step> of T5X; or a pretrained model of T5's family in Hugging Face's layout.
+        optimizer: Whether to take the optimizer's state and the step too, so that the schedule and
+            the stream continue there. Arrays that grew keep their old part; an optimizer with other
+            arrays begins from zero at that step.
+        new_pieces: Initial embedding of a new piece: the mean of its bytes' embeddings ("bytes") or
+            of the pieces that spelled it ("pieces"), or "random".
+        layers: Rule for another number of layers. By default it must be the same. "stack": layer i
+            is the old layer i mod n. "zeros": layers beyond the old ones start without effect.
+            "spaced": layer i is the old layer i * n / m of m, also for fewer layers.
+        allow_modules: Modules outside m4 that the run's config may import (and run), as NAME or
+            NAME=FOLDER.
+        vocabulary: SentencePiece model, or its folder, of a T5X checkpoint's training. Defaults to
+            the one that `m4 export` left next to the checkpoint.
     """
 
     run: str
@@ -72,8 +71,8 @@ class InitialModel:
     vocabulary: str | None = None
 
 
-# Rules of tables whose rows are paired by name, of arrays that may be larger than the old ones, and
-# of those for which the experts' use must have been counted.
+# Rules for tables whose rows are paired by name, for arrays that may be larger than the old ones,
+# and for those that need counts of the experts' use.
 _BY_ROW = ("pieces", "directions")
 _GROWING = ("pieces", "copied experts", "copied columns")
 _BY_USE = ("most used experts", "most used columns", "merged experts")
@@ -81,23 +80,23 @@ _SCANNED = re.compile(r"(\w+)_blocks/layer_(\d+)/(.*)")
 
 
 class Rows(NamedTuple):
-    """The sources of the rows of a new vocabulary [V] in an old one."""
+    """Sources of the rows of a new vocabulary [V] in an old one."""
 
-    old_V: npt.NDArray[np.int32]  # the old row of each; -1 for a new piece
+    old_V: npt.NDArray[np.int32]  # old row of each, or -1 for a new piece
     spelled: Mapping[int, Sequence[int]]  # new id -> the old ids that spell it
 
 
 class Leaf(NamedTuple):
-    """A parameter of the new model by its path among unscanned layers, its rule and its source."""
+    """A parameter of the new model: its path with unscanned layers, its rule and its source."""
 
     path: str
     rule: str
-    source: str = ""  # path in the old model; "" where nothing is taken from there
-    layer: str = ""  # of the old model, for its experts' use
+    source: str = ""  # path in the old model, or "" if nothing is taken from it
+    layer: str = ""  # layer in the old model, for the use of its experts
 
 
 def rows_of(old: Vocabulary, new: Vocabulary, new_pieces: str) -> Rows:
-    """Pairs two vocabularies by their pieces. InputError: the new one lacks an old piece."""
+    """Pairs two vocabularies by pieces. Raises InputError if the new one lacks an old piece."""
     ids, there = {piece: i for i, piece in enumerate(old.pieces)}, set(new.pieces)
     missing = [piece for piece in old.pieces if piece not in there]
     if missing:
@@ -120,7 +119,7 @@ def rows_of(old: Vocabulary, new: Vocabulary, new_pieces: str) -> Rows:
     return Rows(old_V, spelled)
 
 
-# What a model computes with the same parameters; gates, capacities and dropout may differ.
+# Settings that decide what a model computes; gates, capacities and dropout may differ.
 _COMPUTATION = (
     "activations", "tied_logits", "absolute_positions", "relative_bias", "relative_distance",
     "head_width",
@@ -128,7 +127,7 @@ _COMPUTATION = (
 
 
 def check_computation(model: Transformer, wanted: Mapping[str, Any], folder: object) -> None:
-    """Raises SettingError if a model computes otherwise than the `wanted` settings of another."""
+    """Raises SettingError if a model computes otherwise than another's `wanted` settings."""
     here = computation(model)
     for name, value in wanted.items():
         if (given := here[name] if name in here else getattr(model, name)) != value:
@@ -137,7 +136,7 @@ def check_computation(model: Transformer, wanted: Mapping[str, Any], folder: obj
 
 
 def computation(model: Transformer) -> dict[str, Any]:
-    """Returns the settings of a model that decide what it computes, by name."""
+    """Returns the settings that decide what a model computes, by name."""
     found = {name: getattr(model, name) for name in _COMPUTATION}
     experts = model.encoder_experts, model.decoder_experts
     inside = [one.activations or model.activations for one in experts if one is not None]
@@ -145,30 +144,29 @@ def computation(model: Transformer) -> dict[str, Any]:
 
 
 def task_rows(old: Sequence[Set[str]], new: Sequence[Set[str]]) -> Rows:
-    """Pairs a gate's tasks: a new one has the row of the old one that has all its directions."""
+    """Pairs a gate's tasks: a new task gets the row of the old one that has all its directions."""
     of = {name: number for number, names in enumerate(old) for name in names}
     known = [{of[name] for name in names if name in of} for names in new]
     return Rows(np.array([one.pop() if len(one) == 1 else -1 for one in known], np.int32), {})
 
 
 class Plan(NamedTuple):
-    """The parameters that a new model takes over from an old one: the source and rule of each.
+    """The source and rule of each parameter that a new model takes over from an old one.
 
-    Paths ("encoder_1/moe/...") are those of unscanned layers. `rows` has the rows of each table
-    that are paired by name.
+    Paths ("encoder_1/moe/...") are those of unscanned layers. `rows` pairs rows of tables by name.
     """
 
-    old: Shapes  # of the old model, and of the new one
+    old: Shapes  # shapes of the old and of the new model
     new: Shapes
     leaves: Sequence[Leaf]
     rows: Mapping[str, Rows]
 
     def unused(self) -> list[str]:
-        """Returns the old parameters that nothing is taken from."""
+        """Returns the old parameters that are not used."""
         return sorted(self.old.keys() - {leaf.source for leaf in self.leaves})
 
     def grown_sizes(self) -> set[tuple[int, int]] | None:
-        """Returns (before, now) of axes that have grown, or None if more than that has changed."""
+        """Returns (before, now) of grown axes, or None if anything else has changed."""
         if not all(leaf.rule in ("taken", *_GROWING) for leaf in self.leaves):
             return None
         return {
@@ -180,7 +178,7 @@ class Plan(NamedTuple):
         }
 
     def fresh_paths(self, like: Any) -> list[str]:
-        """Returns the arrays of a tree that need a new model's values."""
+        """Returns the paths of a tree whose arrays need a new model's values."""
 
         def is_fresh(leaf: Leaf) -> bool:
             if leaf.rule not in _BY_ROW:
@@ -192,10 +190,10 @@ class Plan(NamedTuple):
         return [path for path, parts in _parts(like).items() if needed.intersection(parts)]
 
     def take_over(self, old: Old, fresh: dict[str, Any], use: Use, like: Any) -> Any:
-        """Makes the new model's parameters one by one, the largest first, which takes least memory.
+        """Makes the new model's parameters one by one, the largest first, to save memory.
 
-        `fresh` has the arrays of a new model that `fresh_paths` names, and is emptied; `like` is
-        the tree, of shapes with shardings. InputError: experts are to go whose use was not counted.
+        `fresh` has the new model's arrays that `fresh_paths` names, and is emptied; `like` is the
+        tree of shapes and shardings. Raises InputError if experts without counts are to be cut.
         """
         known = {leaf.path: leaf for leaf in self.leaves}
         wanted, parts = by_path(like), _parts(like)
@@ -203,12 +201,12 @@ class Plan(NamedTuple):
         for path in sorted(wanted, key=lambda path: -math.prod(wanted[path].shape)):
             leaves, scanned = [known[part] for part in parts[path]], parts[path] != [path]
             array = self._array(leaves, scanned, wanted[path], old, fresh.pop(path, None), use)
-            # Else the next ones would be read while this one waits to be computed.
+            # Otherwise the next ones would be read while this one waits to be computed.
             made[path] = jax.block_until_ready(array)
         return _shaped(like, made)
 
     def _places(self, leaf: Leaf) -> npt.NDArray[np.int32]:
-        """Returns the old row, or -1, of each row of a new table; rows of no piece stay."""
+        """Returns the old row, or -1, of each row of a new table; rows without a piece stay."""
         axis, old_V = int(leaf.path.startswith("logits_dense")), self.rows[leaf.path].old_V
         found = np.arange(self.new[leaf.path][axis], dtype=np.int32)
         found[: len(old_V)] = old_V
@@ -224,7 +222,7 @@ class Plan(NamedTuple):
     def _array(
         self, leaves: Sequence[Leaf], scanned: bool, like: Any, old: Old, fresh: Any, use: Use
     ) -> Array:
-        """Makes one array of the tree: a parameter, or those of a scanned stack's layers."""
+        """Makes one array of the tree: one parameter, or those of a scanned stack's layers."""
         found = old(leaves[0].source) if leaves[0].source else None
         if all(map(self._is_taken, leaves)):
             if isinstance(found, np.ndarray):
@@ -284,11 +282,10 @@ class Plan(NamedTuple):
 def plan(
     old: Shapes, model: Transformer, layers: str | None, rows: Callable[[str], Rows] | None = None
 ) -> Plan:
-    """Chooses source and rule of each parameter of a model.
+    """Chooses the source and rule of each parameter of a model.
 
-    `layers` is that of `InitialModel`; `rows` gives the rows of a table by its path, if they are
-    known yet. InputError: the number of layers differs without a rule, or no rule takes a
-    parameter.
+    `layers` is that of `InitialModel`; `rows` has the rows of tables by path, if known yet. Raises
+    InputError if the number of layers differs without a rule, or no rule fits a parameter.
     """
     new = shapes_of(model)
     depth = {stack: (_depth(old, stack), _depth(new, stack)) for stack in ("encoder", "decoder")}
@@ -331,8 +328,8 @@ def _leaf(path: str, old: Shapes, new: Shapes, depth: Mapping[str, Any], layers:
 
 
 def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[str, str] | None:
-    """Returns the source's path and a rule, or None where no rule takes these shapes over."""
-    there = old.get(source, (0,))  # the shape of nothing, from which no rule takes
+    """Returns the source's path and a rule, or None if no rule fits these shapes."""
+    there = old.get(source, (0,))  # a missing source, for which no rule fits
     if re.search(r"embedder/embedding$|^logits_dense/kernel$", path) and source in old:
         width = int(not path.startswith("logits_dense"))
         return (source, "pieces") if len(there) == 2 and there[width] == shape[width] else None
@@ -346,8 +343,8 @@ def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[
         single = source.replace("/moe/experts/", "/mlp/")
         return (single, "upcycled") if old.get(single) == shape[1:] else None
     if "/moe/" in path:
-        # A gate's columns go with its experts. Where there are more experts, the router's alone are
-        # copied, and what else a gate has starts new.
+        # A gate's columns go with its experts. With more experts, only the router's are copied, and
+        # other parameters of a gate start new.
         if source in old and there[:-1] == shape[:-1]:
             if shape[-1] < there[-1] and re.search(r"/moe/(\w+/kernel|bias/table)$", path):
                 return source, "most used columns"
@@ -361,7 +358,7 @@ def _rule(path: str, source: str, shape: tuple[int, ...], old: Shapes) -> tuple[
 
 
 def unscanned(params: Mapping[str, Any]) -> Old:
-    """Returns what reads a model's parameter by its path among unscanned layers."""
+    """Returns a function that reads a parameter by its path with unscanned layers."""
     arrays = by_path(params)
     places = {part: (path, at) for path, parts in _parts(params).items()
               for at, part in enumerate(parts)}  # fmt: skip
@@ -376,7 +373,7 @@ def unscanned(params: Mapping[str, Any]) -> Old:
 def _grown(
     old_VM: Array, fresh_VM: Array | None, places_V: npt.NDArray[np.int32], rows: Rows
 ) -> Array:
-    """Returns the new table: old rows, bit-equal, in their places, others spelled or fresh."""
+    """Returns the new table: old rows, bit-equal, in their places; others spelled or fresh."""
     table = old_VM[np.maximum(places_V, 0)]
     if fresh_VM is not None:
         table = jnp.where((places_V >= 0)[:, None], table, fresh_VM)
@@ -393,7 +390,7 @@ def _grown(
 
 
 def most_used(used_E: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Returns the `count` experts chosen most often, in their order."""
+    """Returns the `count` most often chosen experts, in ascending order."""
     return np.sort(np.argsort(-used_E, kind="stable")[:count])
 
 
@@ -403,7 +400,7 @@ def _depth(paths: Shapes, stack: str) -> int:
 
 
 def fits(old: Shapes, new: Shapes, grown: set[tuple[int, int]]) -> bool:
-    """Returns whether arrays are the old ones, but for axes that grew as the parameters did."""
+    """Returns whether arrays match the old ones, except for axes that grew like the parameters'."""
     return old.keys() == new.keys() and all(
         len(old[path]) == len(shape)
         and all(pair[0] == pair[1] or pair in grown for pair in zip(old[path], shape, strict=True))
@@ -412,18 +409,18 @@ def fits(old: Shapes, new: Shapes, grown: set[tuple[int, int]]) -> bool:
 
 
 def padded(old: Array, fresh: Array) -> Array:
-    """Returns `fresh` with the values of `old` in its first places."""
+    """Returns `fresh` with the values of `old` at the start of each axis."""
     return jax.lax.dynamic_update_slice(fresh, old, (0,) * fresh.ndim)
 
 
 def shapes_of(model: Transformer) -> dict[str, tuple[int, ...]]:
-    """Returns path among unscanned layers -> shape, of a model's parameters."""
+    """Returns path with unscanned layers -> shape, for a model's parameters."""
     params = jax.eval_shape(unstack, abstract_variables(model)["params"])
     return {path: leaf.shape for path, leaf in by_path(params).items()}
 
 
 def parts_of(shapes: Shapes) -> dict[str, list[str]]:
-    """Returns path in a tree -> its paths among unscanned layers, of a scanned stack several."""
+    """Returns path in a tree -> its paths with unscanned layers, several for a scanned stack."""
     found, layers = {path: [path] for path in shapes}, dict[str, int]()
     scanned = [match for path in shapes if (match := _SCANNED.fullmatch(path))]
     for stack, layer, _ in map(re.Match.groups, scanned):
@@ -459,11 +456,11 @@ def check_adafactor(optimizer: optax.GradientTransformation) -> None:
 
 
 def at_step(state: Any, step: int, given: Given | None = None) -> Any:
-    """Returns an optimizer's first state with its learning rate at `step`; to be traced.
+    """Returns an optimizer's initial state with its learning rate at `step`; for tracing.
 
-    With moments `given`, by path among unscanned layers, Adafactor's are those after `step` steps.
-    A matrix that only one of the two optimizers factors gets the product of the factors, or the
-    means of the full moments.
+    With moments `given`, by path with unscanned layers, Adafactor's are those after `step` steps. A
+    matrix that only one of the two optimizers factors gets the product of factors or means of
+    moments.
     """
 
     def one(leaf: Any) -> Any:
@@ -489,7 +486,7 @@ def _tree(like: Any, given: Given) -> Any:
             made[path] = of[part] if part in of else jnp.mean(of[""], -1 if part == "rows" else -2)
         elif "" in (of := given[path]):
             made[path] = of[""]
-        else:  # as `scale_by_matrix` multiplies its factors
+        else:  # like the factors in `scale_by_matrix`
             factors = of["rows"] / jnp.mean(of["rows"], -1, keepdims=True)
             made[path] = factors[..., :, None] * of["columns"][..., None, :]
     stacked = {path: made[path] if path in made else jnp.stack([made[part] for part in parts])

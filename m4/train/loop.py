@@ -1,8 +1,7 @@
 """The training loop: for each step a batch, the step, then hooks in a fixed order.
 
-The hooks guard, log, evaluate, save and stop. `train` wires them up and is to be read from top to
-bottom; what each of them keeps over an interruption is what its part's `note()` returns, which goes
-into the note of every checkpoint.
+The hooks guard, log, evaluate, save and stop. `train` connects them and reads from top to bottom.
+Each part's `note()` returns what it keeps over an interruption; it is in every checkpoint's note.
 """
 
 import contextlib
@@ -39,27 +38,27 @@ from m4.train.training import Training
 
 
 class BatchStream(Protocol):
-    """batch(step) is a pure function of the step: nothing but the step is needed to resume."""
+    """A stream whose batch(step) is a pure function: resuming needs only the step."""
 
     directions: list[str]
 
     @property
     def shape(self) -> BatchShape:
-        """The shape of its batches."""
+        """Shape of the batches."""
         ...
 
     def batch(self, step: int, part: tuple[int, int] = (0, 1)) -> Mapping[str, np.ndarray]: ...
     def fingerprint(self) -> str: ...
 
 
-# Makes the state before the first step over the program's mesh, and what of another run's note the
-# run continues with.
+# Makes the initial state over the program's mesh, and the entries of another run's note to
+# continue.
 Begin = Callable[[TrainProgram], tuple[TrainState, dict[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """A measurement every `period` steps and at the end: run(params) -> {name: number}."""
+    """A measurement, run(params) -> {name: number}, every `period` steps and at the end."""
 
     period: int
     run: Callable[[Any], dict[str, float]]
@@ -69,25 +68,24 @@ class Evaluator:
 class Trained:
     """The result of a training."""
 
-    # Parameters to use: the best ones with early stopping, their average where the optimizer makes
-    # one.
+    # Parameters to use: the best with early stopping, or their average if the optimizer makes one.
     params: Any
     note: dict[str, Any]  # note of the last checkpoint
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, SIGTERM or SIGHUP during training; `step` is saved."""
+    """Training ended by Ctrl-C, SIGTERM or SIGHUP; `step` is saved."""
 
     def __init__(self, step: int):
         super().__init__(f"interrupted at step {step} (saved); run the same command to resume")
         self.step = step
 
-    def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:  # from a worker to its parent
+    def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:  # a worker sends it
         return Interrupted, (self.step,)
 
 
 class Hook(Protocol):
-    """Something that is done after every step."""
+    """Work after every step."""
 
     def after(self, run: Run) -> None: ...
 
@@ -100,29 +98,29 @@ def train(
     progress: Callable[[int, str], None] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Trained:  # fmt: skip
-    """Trains to `total_steps`, from the latest checkpoint of `folder` or from the beginning.
+    """Trains up to `total_steps`, from the latest checkpoint in `folder` or from the beginning.
 
-    Writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end, with
-    atlas.train.json where the model counts directions; rows of folder/metrics.jsonl (and
+    It writes folder/checkpoints/<step> every `checkpoint_period` steps and at the end, with
+    atlas.train.json if the model counts directions; rows of folder/metrics.jsonl (and
     folder/tensorboard) every `log_period` steps and at each evaluation; and the files of
-    `m4.train.measuring.watchdog`. A run that was killed and started again takes the same steps as
-    one that was not: batches, dropout and routing are functions of (seed, step). Of several
-    processes each gives its host batch and saves its local shards; the primary one writes the rest.
+    `m4.train.measuring.watchdog`. A run that was killed and restarted takes the same steps as an
+    uninterrupted one: batches, dropout and routing are functions of (seed, step). Each of several
+    processes gives its host batch and saves its local shards; the primary one writes the rest.
 
     Args:
-        evaluators: Run in this order at their periods and at the end.
-        sampling: A sampler that learns from the evaluations. Defaults to fixed rates.
-        groups: Resource level -> directions, for the loss that is shown.
-        note: JSON that goes into every checkpoint (fingerprints of data, vocabulary, config).
-        flops: FLOPs of a step and of the devices, for the share that is used (MFU).
-        begin: Makes the state before the first step. Defaults to random numbers.
-        progress: Called with each step and a text about the last row of metrics.
-        log: Called with each row of metrics, in the primary process.
+        evaluators: Evaluators, run in this order at their periods and at the end.
+        sampling: Sampler that learns from the evaluations. Defaults to fixed rates.
+        groups: Resource level -> directions, for the displayed loss.
+        note: JSON for every checkpoint (fingerprints of data, vocabulary and config).
+        flops: FLOPs of a step and FLOP/s of the devices, for utilisation (MFU).
+        begin: Function that makes the initial state. Defaults to random parameters.
+        progress: Function called with each step and a text about the last row of metrics.
+        log: Function called with each row of metrics, in the primary process.
 
     Raises:
-        InputError: The latest checkpoint is of another stream or vocabulary, or a mean of several.
-        BadStep: A step whose numbers are bad, where that ends training (`m4.train.bad_steps`).
-        Interrupted: Ctrl-C, SIGTERM or SIGHUP, in any process; the step is saved first.
+        InputError: The latest checkpoint has another stream or vocabulary, or is a mean of several.
+        BadStep: A bad step ended training (`m4.train.bad_steps`).
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP came in any process; the step is saved.
     """
     about = {**(note or {}), "stream": stream.fingerprint(), "directions": stream.directions}
     about |= program.about
@@ -159,7 +157,7 @@ def train(
             counters = Counters(stream.directions, groups or {}, saved, start, rows * max(lengths))
         in_flight = StepsInFlight(MOST_IN_FLIGHT.get(platform, 3), clock)
         run = Run(program, state, end, in_flight, clock, guard, counters)
-        rows_to = -1 if begun else start  # a run that begins has its first row again
+        rows_to = -1 if begun else start  # a new run starts its metrics anew
         written_to = folder if distributed.is_primary() else None
         with (
             watchdog.watched(clock, folder, first_start),
@@ -191,7 +189,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """Guards the steps and writes a row of metrics every `period` steps and at the end."""
+    """Hook that guards steps and writes a row of metrics every `period` steps and at the end."""
 
     period: int
     metrics: Metrics
@@ -210,9 +208,9 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Runs the evaluators whose period divides the step, at the last step all.
+    """Hook that runs the evaluators whose period divides the step, and all at the last step.
 
-    A learned sampler learns at its period alone: a run that is made longer learns from the same.
+    A learned sampler learns only at its period, so that a longer run learns from the same steps.
     """
 
     evaluators: Sequence[Evaluator]
@@ -232,11 +230,11 @@ class Evaluate:
         learns = self.sampling if learned_from else None
         if learns is not None and (learned := learns.evaluated(run.step, learned_from)):
             self.metrics.write(run.step, learned)
-        # The last step of early stopping says that training has finished, too.
+        # The last step of early stopping also says that training has finished.
         run.last = run.last or self.stopper.stopped
 
     def before(self, run: Run) -> None:
-        """Measures, logs and prints what the parameters are worth with which a run begins."""
+        """Measures, logs and prints the quality of the initial parameters."""
         for evaluator in self.evaluators:
             _, values = self._measure(run, evaluator)
             if distributed.is_primary():
@@ -252,14 +250,14 @@ class Evaluate:
 
 @dataclasses.dataclass
 class Save:
-    """The checkpoints of a run: it continues from the latest, and saves at its periods.
+    """Hook that saves checkpoints at their periods; the run continues from the latest one.
 
-    It stops training where a signal asks for it; `train` saves the end. A checkpoint's note says
-    `about`, and what each of the `parts` continues from (`note()`).
+    It stops training after a signal; `train` saves the end. A checkpoint's note has `about`, and
+    the `note()` of each of the `parts`.
 
     Attributes:
-        latest: The step that the run continues from. None: it begins.
-        place: The checkpoint of that step, for messages.
+        latest: Step that the run continues from, or None for a new run.
+        place: Checkpoint of that step, for messages.
     """
 
     period: int
@@ -279,7 +277,7 @@ class Save:
         return {} if self.latest is None else self.checkpoints.note(self.latest)
 
     def restored(self, program: TrainProgram) -> TrainState:
-        """Returns the latest state over the program's mesh; the stopper continues from it."""
+        """Returns the latest state over the program's mesh, and restores the stopper."""
         assert self.latest is not None
         whats = {"vocabulary": "vocabulary", "stream": "stream", "gradients": "gradient method"}
         for name, what in whats.items():
@@ -290,7 +288,7 @@ class Save:
                     f"({str(there)[:12]} there, {str(here)[:12]} here); "
                     "choose another MODEL_DIR, or start over with --fresh"
                 )
-        if "averaged" in self.saved:  # by `m4 average`
+        if "averaged" in self.saved:  # made by `m4 average`
             raise InputError(
                 f"{self.place} is a mean of checkpoints, without an optimizer's state: begin "
                 "another run from its parameters with --init_from"
@@ -316,7 +314,7 @@ class Save:
             run.pause("save", lambda: self._start(run))
 
     def whole(self, run: Run, **more: Any) -> dict[str, Any]:
-        """Saves the state, and waits for it; returns the checkpoint's note, with `more`."""
+        """Saves the state and waits for it; returns the checkpoint's note, with `more`."""
         note = run.pause("save", lambda: self._start(run, **more))
         run.pause("save", self.checkpoints.wait)
         return note
@@ -338,7 +336,7 @@ class Save:
 def device_batches(
     mesh: Mesh, stream: BatchStream, start: int
 ) -> Generator[dict[str, jax.Array], None, None]:
-    """Yields the batches from step `start` on, over the mesh; the next one is made meanwhile."""
+    """Yields the batches from step `start` on, over the mesh, making the next one meanwhile."""
     parts = host_shards(mesh)
     with ThreadPoolExecutor(1) as ahead:
         coming = ahead.submit(host_batch, stream.batch, start, parts)

@@ -1,4 +1,4 @@
-"""Optimizers: Adafactor for each matrix by itself, AdamW and Muon; rates by group of parameters.
+"""Optimizers: Adafactor for each matrix by itself, AdamW and Muon; rates by part of the model.
 
 Each is a function of the total number of steps that returns an optax.GradientTransformation.
 """
@@ -23,7 +23,7 @@ _Positive = Annotated[float, Between(0, 1e6, above=True)]
 
 
 def is_stacked(path) -> bool:
-    """Says if a parameter's first axis counts the layers of a scanned stack."""
+    """Returns whether a parameter's first axis counts the layers of a scanned stack."""
     return any(name.endswith("_blocks") for name in names_of(path))
 
 
@@ -43,18 +43,18 @@ class FactoredState(NamedTuple):
 
 
 def scale_by_matrix(smallest_factored: int) -> optax.GradientTransformation:
-    """Adafactor's update of each matrix by itself, without the learning rate.
+    """Returns Adafactor's update of each matrix by itself, without the learning rate.
 
     Source: Shazeer and Stern 2018 (arXiv 1804.04235), algorithms 4 to 6. A matrix is the last two
-    axes of a parameter. Its update is g / sqrt(moment), divided by its root mean square where that
-    is above 1, times the matrix's own root mean square (at least 1e-3). The moment decays by 1 -
-    t^-0.8; factored it is rows * columns / mean(rows). A parameter of one axis
-    (in each layer of a scanned stack) is one block, which is not factored.
+    axes of a parameter. Its update is g / sqrt(moment), divided by its root mean square if that is
+    above 1, times the matrix's own root mean square (at least 1e-3). The moment decays by 1 -
+    t^-0.8; factored, it is rows * columns / mean(rows). A parameter of one axis (in each layer of a
+    scanned stack) is one block, which is not factored.
 
-    On one matrix it equals optax.adafactor. That factors the two LARGEST axes, so that more experts
-    than hidden units would share statistics between experts; and it takes longer over large
-    matrices on CPUs, because XLA computes the factors of rows and columns again for every element,
-    writes out squares that several sums share, and copies the weights. Hence the barriers and
+    On one matrix, it equals optax.adafactor. That factors the two LARGEST axes, so that with more
+    experts than hidden units, experts would share statistics. It is also slower for large matrices
+    on CPUs, because XLA recomputes the factors of rows and columns for every element, writes out
+    squares that several sums share, and copies the weights. This is why there are barriers and
     `_one_after_gradients` (docs/performance.md).
     """
 
@@ -93,7 +93,7 @@ def scale_by_matrix(smallest_factored: int) -> optax.GradientTransformation:
 
 
 def _scale_factored(g: Array, moment: Moments, kept: Array) -> tuple[Array, Moments]:
-    """Returns g [..., R, C] / sqrt(new moment), and that; it keeps the share `kept` of the old."""
+    """Returns g [..., R, C] / sqrt(new moment) and that moment, with a share `kept` of the old."""
     means = []
     for axis in (-1, -2):
         g = _separate(g)
@@ -107,16 +107,16 @@ def _scale_factored(g: Array, moment: Moments, kept: Array) -> tuple[Array, Mome
     return scaled, Moments(rows, columns)
 
 
-_SMALLEST = 1e-30  # smallest moment, as in optax and T5X, so that nothing is divided by 0
+_SMALLEST = 1e-30  # smallest moment, as in optax and T5X, against division by 0
 
 
 def _separate(x: Array) -> Array:
-    """Returns x as another array to XLA's CPU compiler: sums of squares share and write none."""
+    """Hides x from XLA's CPU compiler, so that sums of squares do not share written squares."""
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 
 
 def _one_after_gradients(gradients) -> Array:
-    """Returns 1.0, on CPUs after all gradients are there: else XLA copies weights they need."""
+    """Returns 1.0, on CPUs once all gradients are computed; otherwise XLA copies weights."""
     return jax.lax.platform_dependent(
         optax.tree.norm(gradients),
         cpu=lambda norm: jnp.where(jnp.isfinite(norm), 1.0, jnp.nan),
@@ -129,12 +129,12 @@ def _rms(x: Array, axes: tuple[int, ...]) -> Array:
 
 
 def _block_axes(path, leaf) -> int:
-    """Counts a block's axes: 2 for a matrix, 1 for a parameter that is a vector in each layer."""
+    """Returns a block's number of axes: 2 for a matrix, 1 for a vector in each layer."""
     return min(leaf.ndim - is_stacked(path), 2)
 
 
 def keep_tables(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Wraps an optimizer so that tables (`m4.model.layers.Table`) stay, which it would decay."""
+    """Wraps an optimizer so that it does not decay tables (`m4.model.layers.Table`)."""
 
     @_by_path
     def without_tables(path, leaf):
@@ -156,10 +156,10 @@ class Accumulated(NamedTuple):
 
 
 def every(steps: int, inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Runs `inner` at every `steps`-th step, on the mean of the gradients since its last run.
+    """Runs `inner` at every `steps`-th step, on the mean gradient since its last run.
 
-    Updates are 0 between, and `inner` costs nothing there: optax.MultiSteps computes its updates at
-    every step and drops them. Learning rates go behind it, so that schedules count all steps.
+    Between, updates are 0 and `inner` costs nothing, while optax.MultiSteps computes updates at
+    every step and drops them. Learning rates come after it, so that schedules count all steps.
     """
     if steps == 1:
         return inner
@@ -169,7 +169,7 @@ def every(steps: int, inner: optax.GradientTransformation) -> optax.GradientTran
         return Accumulated(jnp.zeros((), jnp.int32), total, inner.init(params))
 
     def update(updates, state, params=None):
-        # Through the conditional, sums that are set to 0 would be copied at every step.
+        # Resetting sums to 0 through the conditional would copy them at every step.
         is_first, is_last = state.count == 0, state.count == steps - 1
         total = jax.tree.map(lambda x, g: jnp.where(is_first, g, x + g), state.total, updates)
 
@@ -194,9 +194,9 @@ def adafactor(
     smallest_factored: Size = 128,
     weight_decay: Factor = 0.0,
 ) -> optax.GradientTransformation:
-    """Adafactor with GShard's settings (A.2): no first moment, decay 1 - t^-0.8, clipping at 1.0.
+    """Returns Adafactor with GShard's settings (A.2): no momentum, decay 1 - t^-0.8, clipping at 1.
 
-    Rates are relative to a matrix's root mean square.
+    Rates are relative to each matrix's root mean square.
 
     Args:
         schedule: total_steps -> (step -> rate).
@@ -225,14 +225,14 @@ def adamw(
     experts_every: Period = 1,
     experts_rate: _Positive | None = None,
 ) -> optax.GradientTransformation:
-    """AdamW with the Transformer's betas, after clipping the gradient's global norm.
+    """Returns AdamW with the Transformer's betas, after clipping the gradient's global norm.
 
     Weights of one axis (norm scales) are not decayed.
 
     Args:
         schedule: total_steps -> (step -> rate).
-        b1, b2: Decay of the first and of the second moment.
-        eps: Added to the root of the second moment.
+        b1, b2: Decay of the first and the second moment.
+        eps: Number added to the root of the second moment.
         weight_decay: Decay of a step, times the rate.
         clip_norm: Largest global norm of the gradient.
         experts_every, experts_rate: See `muon`.
@@ -240,8 +240,8 @@ def adamw(
     rate = schedule(total_steps)
 
     def clip(gradients, params):
-        # optax.clip_by_global_norm divides every number by the norm, and XLA writes the result out
-        # before it uses it: 4 of the 15 passes of a step over an array of the weights' size.
+        # optax.clip_by_global_norm divides every number by the norm, and XLA writes out the result,
+        # which is 4 of the 15 passes of a step over an array of the weights' size.
         return optax.projections.projection_l2_ball(gradients, clip_norm)
 
     decay = _by_path(lambda path, p: p.ndim > 1 + is_stacked(path))
@@ -270,28 +270,28 @@ def muon(
     experts_every: Period = 1,
     experts_rate: _Positive | None = None,
 ) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024) for matrices within layers, Adam for all other parameters.
+    """Returns Muon (Jordan et al. 2024) for matrices in layers, Adam for other parameters.
 
     A matrix's update is its momentum with all singular values near 1 (five Newton-Schulz steps),
-    times sqrt(max(1, columns / rows)): every direction moves alike, so that fewer steps are needed
-    (docs/lab/2026-11-23-evaluation.md), and each costs more. The matrices of experts and of layers
-    are separate. Adam, with Nesterov's momentum, takes embeddings (also of tasks), logits, relative
-    positions, routers (but not the matrix of `noisy_topk`'s noise) and norm scales.
+    times sqrt(max(1, columns / rows)). All singular directions move alike, so fewer steps are
+    needed (docs/lab/2026-11-23-evaluation.md), but each costs more. Each expert and layer has its
+    own matrix. Adam, with Nesterov's momentum, updates embeddings (also of tasks), logits, relative
+    positions, routers (except the matrix of `noisy_topk`'s noise) and norm scales.
 
     Args:
         schedule: total_steps -> (step -> Adam's rate).
         matrix_rate: The matrices' rate divided by Adam's.
-        experts: The experts' matrices are orthogonalized; False leaves them to Adam. They are most
-            of a model's parameters, so that most Newton-Schulz products would be theirs, and each
-            sees only a part of the tokens.
+        experts: Whether experts' matrices are orthogonalized instead of left to Adam. They are most
+            of a model's parameters and so of the Newton-Schulz products, and each sees only a part
+            of the tokens.
         beta: Decay of the matrices' momentum.
         b1, b2, eps: See `adamw`.
-        experts_every: The experts' parameters change at every k-th step, by the mean gradient of k
-            steps; the optimizer of 64 experts is a third of a step on CPUs. Their moments decay by
-            beta^k an update, so that they remember as many steps.
-        experts_rate: Factor of the experts' rate. Defaults to `experts_every`: an update is as long
-            for any k, and within the moments' memory k updates go the same way, so that one which
-            is k times as long goes as far. With 1 the experts learn k times more slowly.
+        experts_every: Experts' parameters change at every k-th step, by the mean gradient of k
+            steps; the optimizer of 64 experts takes a third of a step on CPUs. Their moments decay
+            by beta^k per update, so that they remember as many steps.
+        experts_rate: Factor of the experts' rate. Defaults to `experts_every`: updates have equal
+            length for any k, and k updates within the moments' memory go the same way, so one that
+            is k times as long goes as far. With 1, experts learn k times more slowly.
     """
     rate = schedule(total_steps)
 
@@ -321,7 +321,7 @@ def _experts_apart(
     for_experts: Callable[[int], optax.GradientTransformation], rate: Schedule, steps: int,
     factor: float | None,
 ) -> optax.GradientTransformation:  # fmt: skip
-    """Returns an optimizer that changes the experts' parameters at every `steps`-th step."""
+    """Returns an optimizer that changes experts' parameters at every `steps`-th step."""
     factor = float(steps) if factor is None else factor
     if (steps, factor) == (1, 1.0):
         return optimizer
@@ -338,12 +338,12 @@ def orthogonalize() -> optax.GradientTransformation:
     """Makes all singular values of each matrix (the last two axes) near 1.
 
     The result, times sqrt(max(1, columns / rows)), is the update of optax's Muon without momentum.
-    Small matrices of one shape are one batched product: one by one, the 32 of a bilingual model
-    take twice as long on a CPU core (480 products of some microseconds each). The matrices of
-    experts, or of scanned layers, are a stack already, for which CPUs use `newton_schulz`.
+    Small matrices of one shape make one batched product: separately, the 32 of a bilingual model
+    take twice as long on a CPU core (480 products of a few microseconds). Matrices of experts and
+    of scanned layers are stacked already, and CPUs use `newton_schulz` for them.
     """
-    # Without momentum, so that the updates are orthogonalized as they come. The last two axes are
-    # the matrix, and those before them count matrices.
+    # Without momentum, so that updates are orthogonalized directly. The last two axes are the
+    # matrix, and those before them count matrices.
     numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
     inner = contrib.scale_by_muon(
         beta=0.0, nesterov=False,
@@ -382,11 +382,11 @@ _LARGEST_TOGETHER = 2**16
 def newton_schulz(x: Array) -> Array:
     """Makes float32 matrices [..., R, C] nearly orthogonal by five Newton-Schulz steps.
 
-    They are optax's steps with the products in another order. A step is x <- q x, where q = a + b g
-    + c g^2 and g = x x^T is the Gram matrix, so that the next g is q g q: only the first and the
-    last product have the long side C, and five steps of 128 x 512 take half the time
-    (docs/lab/2026-11-25-tatoeba.md). TPUs must not use it: their products in bfloat16 would make
-    small eigenvalues of g negative.
+    These are optax's steps with the products in another order. A step is x <- q x, where
+    q = a + b g + c g^2 and g = x x^T is the Gram matrix, so that the next g is q g q. Only the
+    first and the last product have the long side C, and five steps of 128 x 512 take half the time
+    (docs/lab/2026-11-25-tatoeba.md). TPUs must not use this, as their products in bfloat16 would
+    make small eigenvalues of g negative.
     """
     transposed = x.shape[-2] > x.shape[-1]
     if transposed:
@@ -412,7 +412,7 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
 
 
 def _by_path(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Returns params -> the tree of `function(path, parameter)`."""
+    """Returns a function from params to the tree of `function(path, parameter)`."""
     return functools.partial(jax.tree_util.tree_map_with_path, function)
 
 
@@ -433,11 +433,11 @@ ParameterRates = Mapping[Annotated[str, OneOf(GROUPS)], Factor]
 
 
 def rate_of(path: Any, rates: ParameterRates) -> float:
-    """Returns the factor of the learning rate of the parameter at a tree path.
+    """Returns the learning-rate factor of the parameter at a tree path.
 
-    "embeddings" has the logits' matrix too. "experts" (a shared one too) and "router" (all else of
-    a MoE layer: noise, tasks, biases) are those of both stacks, and count before "encoder" and
-    "decoder". A group that is not named has 1, or for a MoE layer the rate of its stack.
+    "embeddings" includes the logits' matrix. "experts" (with a shared one) and "router" (the rest
+    of a MoE layer: noise, tasks, biases) are for both stacks, and take precedence over "encoder"
+    and "decoder". Unnamed parts have 1, or, in a MoE layer, the rate of the stack.
     """
     names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
     if names[0].endswith("token_embedder") or names[0] == "logits_dense":
@@ -451,7 +451,7 @@ def rate_of(path: Any, rates: ParameterRates) -> float:
 def with_rates(
     optimizer: optax.GradientTransformation, rates: ParameterRates
 ) -> optax.GradientTransformation:
-    """Multiplies an optimizer's updates, weight decay included, which averages see."""
+    """Multiplies an optimizer's updates, with weight decay, before averages see them."""
 
     def init(params: Any) -> Any:
         if not any(rate_of(path, rates) for path, _ in jax.tree_util.tree_leaves_with_path(params)):
@@ -471,14 +471,14 @@ def with_rates(
 
 
 def without_frozen_gradients(params: Any, rates: ParameterRates) -> Any:
-    """Returns the parameters so that gradients of frozen ones are 0, and are not computed."""
+    """Returns the parameters so that gradients of frozen ones are 0 without computation."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf if rate_of(path, rates) else jax.lax.stop_gradient(leaf), params
     )
 
 
 def with_frozen(before: Any, after: Any, rates: ParameterRates) -> Any:
-    """Returns the parameters after a step, frozen ones as before: a gate's biases move, too."""
+    """Returns the parameters after a step, with frozen ones as before, even a gate's biases."""
     return jax.tree_util.tree_map_with_path(
         lambda path, old, new: new if rate_of(path, rates) else old, before, after
     )

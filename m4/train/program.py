@@ -1,4 +1,4 @@
-"""The training step of a model on a mesh, before its compilation, and the sharding of its state."""
+"""The training step of a model on a mesh before compilation, and the sharding of its state."""
 
 import dataclasses
 import functools
@@ -31,15 +31,15 @@ BatchShape = tuple[int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class TrainProgram:
-    """One training step over a mesh; nothing is computed until `jit` or `new_state` is called."""
+    """A training step over a mesh; nothing is computed before `jit` or `new_state` is called."""
 
     # (state, batch) -> (state, metrics), pure (`m4.train.step.make_train_step`).
     step: Callable[..., Any]
     model: Transformer
-    optimizer: optax.GradientTransformation  # with the state of the groups of directions
-    layout: Layout  # the mesh, with the rules by which parameters lie over it
+    optimizer: optax.GradientTransformation  # includes the state for sets of directions
+    layout: Layout  # the mesh with the sharding rules of parameters
     seed: int
-    # Groups of directions whose gradients a step computes. None where it needs none.
+    # Sets of directions whose gradients a step computes, or None.
     groups: DirectionGroups | None
 
     @property
@@ -48,13 +48,13 @@ class TrainProgram:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The note about the step in checkpoints: groups of directions, stages of a pipeline."""
+        """The note about the step in checkpoints: sets of directions, stages of a pipeline."""
         stages = pipeline.about(self.mesh, self.model)
         about = self.groups.note() if self.groups else {}
         return {**about, "pipeline": stages} if stages else about
 
     def axis_rules(self) -> AbstractContextManager[None]:
-        """A context in which logical axes mean the mesh's; trace and call the step in it."""
+        """Context that maps logical axes to the mesh; trace and call the step in it."""
         return self.layout.axis_rules()
 
     @functools.cached_property
@@ -64,7 +64,7 @@ class TrainProgram:
             return state_shardings(self.mesh, self.model, self.optimizer, self.layout.fsdp_axes)
 
     def abstract_state(self) -> TrainState:
-        """Returns shapes and shardings of the state: enough to lower the step."""
+        """Returns shapes and shardings of the state, enough to lower the step."""
         with shapes_only():
             shapes = jax.eval_shape(lambda: initialize(self.model, self.optimizer, self.seed))
         return jax.tree.map(
@@ -74,11 +74,11 @@ class TrainProgram:
         )
 
     def new_state(self) -> TrainState:
-        """Makes the state before the first step, shard by shard where it belongs."""
+        """Makes the initial state, each shard on its device."""
         return self._made(lambda: initialize(self.model, self.optimizer, self.seed), self.shardings)
 
     def new_params(self, paths: Collection[str]) -> dict[str, Any]:
-        """Makes some parameters of the new state, "a/b/c" -> array, and no others."""
+        """Makes only these parameters of the new state, "a/b/c" -> array."""
         if not paths:
             return {}
         shardings = by_path(self.shardings.params)
@@ -91,7 +91,7 @@ class TrainProgram:
         return self._made(chosen, placed)
 
     def _made(self, make: Callable[[], Any], shardings: Any) -> Any:
-        # On CPUs optimizing the program takes several times as long as running it, once.
+        # On CPUs, optimizing the program takes several times as long as running it once.
         options: dict[str, Any] = {}
         if self.mesh.devices.flat[0].platform == "cpu":
             options["xla_backend_optimization_level"] = 0
@@ -101,19 +101,19 @@ class TrainProgram:
             return jax.jit(draw_together(make), out_shardings=shardings, compiler_options=options)()
 
     def jit(self, step: Callable[..., Any] | None = None) -> Any:
-        """Returns the step, or another one with its state, as jax.jit; call it in `axis_rules`."""
+        """Returns the jitted step, or another step with its state; call it in `axis_rules`."""
         return jit_step(step or self.step, self.shardings)
 
 
 def jit_step(step: Callable[..., Any], shardings: TrainState) -> Any:
-    """Returns the step as jax.jit: it reuses the state's memory, and replicates its metrics."""
+    """Returns the jitted step, which reuses the state's memory and replicates its metrics."""
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step))
 
 
 def initialize(
     model: Transformer, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:
-    """Returns a new state for a seed; a pure function, to be jitted or mapped over seeds."""
+    """Returns a new state for a seed; a pure function for jitting or mapping over seeds."""
     tokens, key = jnp.ones((1, 8), jnp.int32), jax.random.key(seed)
     params = model.init(key, tokens, tokens, tokens, enable_dropout=False)["params"]
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
@@ -125,8 +125,8 @@ def state_shardings(
 ) -> TrainState:  # fmt: skip
     """Returns the sharding of every array of the state.
 
-    An optimizer statistic with its parameter's shape is sharded like it; a factored one follows
-    the leading axes that it shares with its parameter (an expert's statistics stay with it).
+    Optimizer statistics of a parameter's shape are sharded like it; factored ones follow the
+    leading axes shared with the parameter (an expert's statistics stay with it).
     """
     variables = abstract_variables(model)
     params = parameter_shardings(mesh, variables["params_axes"], variables["params"], fsdp_axes)
@@ -139,7 +139,7 @@ def state_shardings(
 
     def sharding(path, leaf):
         names = tuple(names_of(path))
-        for start in range(len(names)):  # the parameter's path, within the optimizer's
+        for start in range(len(names)):  # the parameter's path within the optimizer's
             for stop in range(len(names), start, -1):
                 if names[start:stop] in known:
                     shape, whole = known[names[start:stop]]
@@ -167,8 +167,8 @@ def train_program(
 ) -> TrainProgram:  # fmt: skip
     """Returns the training step of a model; nothing is computed, read or written.
 
-    Directions are in the order of a batch's direction_ids; names alone are of one size.
-    SettingError: sizes that do not divide over the mesh, or settings that do not fit together.
+    Directions are in the order of a batch's direction_ids; mere names get equal sizes. Raises
+    SettingError if sizes do not divide over the mesh or settings do not fit together.
     """
     if not isinstance(directions, Directions):
         directions = Directions.assumed(directions)
@@ -194,7 +194,7 @@ def train_program(
 
 
 def check_model(mesh: Mesh, model: Transformer) -> None:
-    """SettingError where an array of the model cannot be split evenly over the mesh."""
+    """Raises SettingError if an array of the model cannot be split evenly over the mesh."""
     width = model.heads * model.head_width
     check_divides(mesh, "width", model.width, "embed", "Transformer.width")
     check_divides(mesh, "attention", model.heads, "heads", "Transformer.heads")
@@ -217,7 +217,7 @@ def check_model(mesh: Mesh, model: Transformer) -> None:
 
 
 def check_batch(mesh: Mesh, model: Transformer, shape: BatchShape, grad_accum_steps: int) -> None:
-    """SettingError where a batch does not divide over the mesh or into accumulation steps."""
+    """Raises SettingError if a batch does not divide over the mesh or into accumulation steps."""
     rows, *lengths = shape
     check_divides(mesh, "batch", rows, "batch", "Training.batch_size")
     for length in lengths:
@@ -241,18 +241,18 @@ def check_batch(mesh: Mesh, model: Transformer, shape: BatchShape, grad_accum_st
 
 # ------------------------------------------------- a new model's weights, drawn quickly
 
-# XLA's options alone do not make these programs quick to compile: without batching, that of 6 + 6
-# layers takes 9.3 CPU seconds instead of 1.5, and a quarter of the arrays get other last bits.
+# XLA's options do not suffice to compile these programs quickly: without batching, 6 + 6 layers
+# take 9.3 CPU seconds instead of 1.5, and a quarter of the arrays get other last bits.
 
-# Larger arrays are drawn one by one: a batch of them would need their memory twice.
+# Larger arrays are drawn separately, as a batch of them would need their memory twice.
 _LARGEST = 2**20
 
 
 def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` with like draws made as one batched draw: the same values, to rounding.
+    """Returns `function` with similar random draws batched: the same values, up to rounding.
 
-    Each draw from a random key is a separate program to XLA, some hundred instructions long. Draws
-    are alike where they are the same operation on arguments of the same shapes, and none needs
+    Each draw from a random key is a separate program for XLA, about a hundred instructions long.
+    Draws are batched if they are the same operation on arguments of the same shapes, and none needs
     another's result. The function maps arrays to a tree of arrays, in jax.jit.
     """
 
@@ -271,7 +271,7 @@ def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 stacked = [jnp.stack(each) for each in zip(*inputs, strict=True)]
                 drawn = jax.vmap(lambda *xs, one=alike[0]: _call(one, *xs))(*stacked)
-                # Else XLA computes the whole batch again for each of its parts.
+                # Otherwise XLA recomputes the whole batch for each of its parts.
                 drawn = jax.lax.optimization_barrier(drawn)
                 outputs = [[each[i] for each in drawn] for i in range(len(alike))]
             for equation, results in zip(alike, outputs, strict=True):
@@ -283,7 +283,7 @@ def draw_together(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_order(jaxpr: Any) -> list[list[Any]]:
-    """Orders the equations so that they can be evaluated, with those that are alike together."""
+    """Orders the equations for evaluation, with similar ones together."""
     level: dict[Any, int] = defaultdict(int)
     groups: dict[Any, list[Any]] = defaultdict(list)
     for number, equation in enumerate(jaxpr.eqns):
@@ -301,7 +301,7 @@ def _in_order(jaxpr: Any) -> list[list[Any]]:
 
 
 def _is_draw(equation: Any) -> bool:
-    """Tells if it is an operation on a random key whose results are small."""
+    """Returns whether it is an operation on a random key with small results."""
     key = any(jnp.issubdtype(atom.aval.dtype, jax.dtypes.prng_key) for atom in equation.invars)
     small = all(var.aval.size <= _LARGEST for var in equation.outvars)
     name = equation.primitive.name

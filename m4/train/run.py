@@ -1,4 +1,4 @@
-"""A training run between its hooks: its state, its steps in flight, and the signals that end it."""
+"""A training run between its hooks: state, steps in flight, and signals that end it."""
 
 import collections
 import contextlib
@@ -24,18 +24,18 @@ from m4.train.program import TrainProgram
 from m4.train.step import TrainState
 
 # Ctrl-C, SIGTERM and SIGHUP end training after the current step, the same one in all processes.
-# Processes that stopped at different steps would wait for each other for ever. So each gives its
-# flag into the step, which adds them up: the sum goes with what the step sends anyway.
-# The name of the flags in a batch, and of their sum in the metrics.
+# Processes that stopped at different steps would wait for each other forever. So each passes its
+# flag into the step, which sums them; the sum is sent with the step's other communication.
+# Name of the flags in a batch, and of their sum in the metrics.
 STOP = "stop"
 
 
 @contextlib.contextmanager
 def stop_signals(to_save: Callable[[], bool] = lambda: True) -> Iterator[list[int]]:
-    """Collects Ctrl-C, SIGTERM (a preempted machine's notice) and SIGHUP until the step is done.
+    """Collects Ctrl-C, SIGTERM (the notice of preemption) and SIGHUP until the step is done.
 
     An exception in the middle of a step would leave no state to save. A second Ctrl-C interrupts at
-    once; without anything `to_save` a signal does what it did before.
+    once. With nothing `to_save`, signals have their usual effect.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -74,7 +74,7 @@ def with_stop_flags(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stop_flags(mesh: Mesh, stop: bool) -> jax.Array:
-    """Makes int32 [devices], 1 on those of a process that is to stop; no device has a copy."""
+    """Makes int32 [devices], sharded, with 1 on the devices of a process that is to stop."""
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     here = np.array([stop], np.int32)
     return jax.make_array_from_callback((mesh.size,), sharding, lambda _: here)
@@ -83,18 +83,18 @@ def stop_flags(mesh: Mesh, stop: bool) -> jax.Array:
 STEP_NAME = "training_step"
 
 
-# How many steps may have been dispatched and not have ended. On accelerators three: one runs, the
-# next one waits on the device, and the loop prepares the one after that. On CPUs one: with more,
-# steps with collectives deadlock in XLA's thread pool.
+# Maximum number of dispatched steps that have not ended. Three on accelerators: one runs, the next
+# waits on the device, and the loop prepares the one after that. One on CPUs, where more steps with
+# collectives deadlock in XLA's thread pool.
 MOST_IN_FLIGHT = {"cpu": 1}
 
 
 @dataclasses.dataclass
 class StepsInFlight:
-    """The steps that were dispatched and have not been seen to end.
+    """Steps that were dispatched and have not been seen to end.
 
-    `stop`: one that has ended had a flag of a process that is to stop. All
-    processes wait for the same steps at the same points of their loops, so they agree.
+    `stop` is True if an ended step had the flag of a process that is to stop. All processes wait
+    for the same steps at the same points of their loops, so they agree.
     """
 
     most: int
@@ -105,10 +105,10 @@ class StepsInFlight:
         self._steps: collections.deque[tuple[bool, Any, Any]] = collections.deque()
 
     def add(self, counts: bool, result: jax.Array, stop: jax.Array | None) -> None:
-        """Takes a step; waits until one more may be dispatched.
+        """Adds a step; waits until another one may be dispatched.
 
-        It ends when `result` is ready; its time `counts` if nothing was compiled in it. `stop` is
-        the sum of the processes' flags, where there are several.
+        A step ends when `result` is ready; its time `counts` if nothing was compiled in it. `stop`
+        is the sum of the flags of several processes.
         """
         if stop is not None:
             stop.copy_to_host_async()
@@ -127,17 +127,17 @@ class StepsInFlight:
 
 @dataclasses.dataclass
 class Run:
-    """A run as its hooks see it.
+    """A training run, as its hooks see it.
 
     Attributes:
-        state: State after the last step that was dispatched.
-        end: The last step.
-        received: Signals that this process was sent.
-        measured: Numbers that evaluators found at the present step.
-        step: Steps dispatched, those before this process included.
-        last: Nothing follows the present step: it is `end`, or early stopping has stopped.
-        stepped: This process has dispatched a step; else there is nothing to save yet.
-        together: The job has several processes.
+        state: State after the last dispatched step.
+        end: Last step.
+        received: Signals that this process received.
+        measured: Results of evaluators at the present step.
+        step: Number of dispatched steps, including those before this process.
+        last: Whether the present step is the last: it is `end`, or early stopping has stopped.
+        stepped: Whether this process has dispatched a step; otherwise there is nothing to save.
+        together: Whether the job has several processes.
     """
 
     program: TrainProgram
@@ -164,7 +164,7 @@ class Run:
         return self.in_flight.stop if self.together else bool(self.received)
 
     def take(self, batch: dict[str, jax.Array]) -> None:
-        """Dispatches a step. While it runs, or those before it, the next batch is sent."""
+        """Dispatches a step. The next batch is sent while steps run."""
         self.step += 1
         self.last, self.measured = self.step == self.end, {}
         batch |= self.guard.inputs()
@@ -188,23 +188,22 @@ class Run:
         self.stepped = True
 
     def catch_up(self) -> None:
-        """Waits for all steps. BadStep: one of them ends training."""
+        """Waits for all steps. Raises BadStep if one of them ends training."""
         self.in_flight.wait()
         for step in self.guard.check():
             self.counters.leave_out(step)
 
     def pause(self, phase: str, work: Callable[[], Any]) -> Any:
-        """Waits for all steps, then runs `work`, whose time is no step's."""
+        """Waits for all steps, then runs `work`, whose time counts for no step."""
         self.catch_up()
         with self.clock.pause(phase):
             return work()
 
 
 class StepProfile(contextlib.ExitStack):
-    """A trace by JAX's profiler (XProf) of steps of the primary process, in `folder`.
+    """A trace of the primary process's steps by JAX's profiler (XProf), in `folder`.
 
-    As a context manager it ends a trace that is under way. The run takes the steps after `start` up
-    to `end`.
+    As a context manager, it ends a running trace. The run takes steps `start` + 1 to `end`.
     """
 
     def __init__(self, steps: Sequence[int] | None, folder: Path, start: int, end: int):

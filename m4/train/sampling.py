@@ -1,4 +1,4 @@
-"""Learned sampling: a sampler learns from evaluations, and the stream draws at its rates."""
+"""Learned sampling: a sampler learns rates from evaluations, and the stream draws at them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -11,12 +11,12 @@ from m4.settings import SettingError
 
 @dataclasses.dataclass
 class LearnedSampling:
-    """A run's learned rates: the sampler's state, and the stream's phases that follow from it.
+    """A run's learned rates: the sampler's state, and the resulting phases of the stream.
 
-    Both are in the note of every checkpoint. The stream is a function of its phases, so that a
-    resumed run draws the same pairs. `start` are the first rates in the sampler's unit (pairs or
-    tokens), `pair_rates` makes shares of the pairs of them, and `measured` are the settings that
-    decide when and on what it learns, by name.
+    Every checkpoint's note has both. The stream is a function of its phases, so that a resumed run
+    draws the same pairs. `start` has the first rates in the sampler's unit (pairs or tokens),
+    `pair_rates` converts rates to shares of pairs, and `measured` has, by name, the settings that
+    decide when and on what it learns.
     """
 
     sampler: Learned
@@ -29,7 +29,7 @@ class LearnedSampling:
         self._state: Any = self.sampler.begin()
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
-        """Continues from a note, if any. SettingError: its rates come from other measurements."""
+        """Continues from a note, if any. Raises SettingError if its measurements were others."""
         self.stream.restart()
         self._state = self.sampler.begin()
         if saved is None:
@@ -49,7 +49,7 @@ class LearnedSampling:
             assert begun == first_step, (begun, first_step)
 
     def begin(self, step: int, saved: Mapping[str, Any] | None) -> None:
-        """Begins a run after `step` steps of another one, with the weights it learned, if any."""
+        """Begins a run after `step` steps of another one, with its learned weights, if any."""
         self.resume(None)
         if saved is None or not saved["state"]["log_weights"]:
             return
@@ -58,10 +58,10 @@ class LearnedSampling:
         self.stream.begin(step - 1, rates)
 
     def evaluated(self, step: int, measured: Mapping[str, float]) -> dict[str, float]:
-        """Learns from numbers measured after `step` steps; rates change as soon as they can.
+        """Learns from numbers measured after `step` steps; rates change as soon as possible.
 
         Returns the row to log: "weight/<direction>", relative to the start and at most 1, and the
-        new "rate/<direction>"; {} where the sampler reads none of the numbers.
+        new "rate/<direction>"; {} if the sampler reads none of the numbers.
         """
         if not any(name.startswith(self.sampler.reads) for name in measured):
             return {}

@@ -19,7 +19,7 @@ def rsqrt(
     warmup_steps: Steps = 0,
     cooldown_steps: Steps = 0,
 ) -> Schedule:
-    """Inverse square root: peak until `hold_steps`, then peak * sqrt(hold_steps / step).
+    """Returns the inverse square root: the peak, then peak * sqrt(hold_steps / step).
 
     The defaults are GShard's (arXiv 2006.16668, A.2: "1.0 with square-root decay after 10k steps",
     which is 1.0 / sqrt(max(step, 10000)), so 0.01 at first).
@@ -27,10 +27,10 @@ def rsqrt(
     Args:
         total_steps: Step at which the cooldown ends.
         peak: Highest rate.
-        hold_steps: Step at which the decay begins, or the end of the warm-up if that is later.
-            With None it never does, however long the run.
+        hold_steps: Step at which the decay begins, or the end of the warm-up if that is later; None
+            means no decay, however long the run.
         warmup_steps: Length of a linear rise from 0 (the paper has none; Adam needs one).
-        cooldown_steps: Length of a linear fall to 0 at the end. Short runs gain much by it, or by
+        cooldown_steps: Length of a linear fall to 0 at the end. Short runs gain much by it or by
             `m4.train.average`, which need not know the end.
     """
 

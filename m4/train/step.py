@@ -26,7 +26,7 @@ Batch = Mapping[str, Array]
 
 @struct.dataclass
 class TrainState:
-    """A training state, or in the same form the shardings of one."""
+    """A training state, or the shardings of one in the same form."""
 
     step: Any  # steps done, int32 scalar
     params: Any  # tree of float32 arrays
@@ -43,7 +43,7 @@ class TokenLoss(NamedTuple):
 def cross_entropy(
     logits_BTV: Array, targets_BT: Array, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> TokenLoss:
-    """Returns -log p(target), and the training loss with smoothed targets and z-loss.
+    """Returns -log p(target) and the training loss, with smoothed targets and z-loss.
 
     Only `training_BT` has a gradient, written by hand: one pass over the logits instead of several.
     All V ids share `label_smoothing` evenly (Szegedy et al. 2016, arXiv 1512.00567). `z_loss` is
@@ -70,7 +70,7 @@ def _backward(label_smoothing: float, z_loss: float, saved, cotangents: TokenLos
     softmax_BTV = jnp.exp(logits_BTV - log_z_BT[..., None])
     is_target_BTV = targets_BT[..., None] == jnp.arange(vocab, dtype=targets_BT.dtype)[None, None]
     training_BT = cotangents.training_BT
-    # The barrier makes XLA compute these once a token, not once for each of the V ids.
+    # The barrier makes XLA compute these once per token, not for each of the V ids.
     scale_BT, target_BT, other_BT = jax.lax.optimization_barrier(
         (
             training_BT * (1.0 + 2.0 * z_loss * log_z_BT),
@@ -89,7 +89,7 @@ _cross_entropy.defvjp(_forward, _backward)
 def apply_model(
     model: Transformer, params, batch: Batch, dropout_key: Array | None, step: Array | None = None
 ):
-    """Returns (logits_BTV, everything the layers sowed); without a key and a step in evaluation."""
+    """Returns (logits_BTV, values sown by the layers); evaluation passes no key and no step."""
     logits_BTV, sown = model.apply(
         {"params": params}, batch["encoder_input_tokens"], batch["decoder_input_tokens"],
         batch["decoder_target_tokens"], encoder_segment_ids=batch.get("encoder_segment_ids"),
@@ -109,28 +109,28 @@ def make_train_step(
     directions: int, *, seed: Any = None, loss_weights: np.ndarray | None = None,
     groups: DirectionGroups | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:  # fmt: skip
-    """Returns the step function, which is pure and to be jitted.
+    """Returns the step, a pure function to be jitted.
 
     loss = sum over real target tokens of the smoothed cross-entropy + z-loss, divided by their
     number, + aux_loss_factor * mean over MoE layers of the auxiliary loss (1 when balanced) +
-    router_z_loss_factor * the same of the router's z-loss. Random numbers depend on (seed, step)
-    alone, so that a resumed run draws the same ones as an uninterrupted run.
+    router_z_loss_factor * mean of the router's z-loss. Random numbers depend only on (seed, step),
+    so that a resumed run draws the same ones as an uninterrupted run.
 
-    Metrics: loss, nll (nats a token, neither smoothed nor with anything added), gradient_norm
+    Metrics are loss, nll (nats per token, neither smoothed nor with anything added), gradient_norm
     (before clipping), target_tokens, source_tokens, nll_sum_D and tokens_D by direction,
-    `data_counts` (`count_data`), and the values that MoE layers sow: means over layers (load_E), in
-    `layers` the same by layer, in `expert_loads` by layer the choices by direction and expert
-    (int32; {} where the model counts none). With the surgery of `groups`, `conflicts`: the share of
-    the groups' pairs whose gradients point against each other.
+    `data_counts` (`count_data`), and the values that MoE layers sow: means over layers (load_E),
+    `layers` with the same by layer, and `expert_loads` with choices by layer, direction and expert
+    (int32; {} if the model counts none). With the surgery of `groups`, `conflicts` is the share of
+    pairs of sets whose gradients point against each other.
 
     Args:
-        optimizer: The optimizer, with the rates of `training.parameter_rates`.
-        seed: Seed of dropout, of the gates' random choices and of the surgery's order. Defaults to
-            the training's.
+        optimizer: Optimizer, with the rates of `training.parameter_rates`.
+        seed: Seed of dropout, random choices of gates and the surgery's order. Defaults to that of
+            `training`.
         loss_weights: [directions], factors of their target tokens' losses. Defaults to 1. The sum
-            is divided by the number of tokens in any case, and the metrics' nll are not weighted.
-        groups: Groups of directions whose gradients are altered or that have separate rates. A
-            group has the share of the MoE layers' losses that it has of the batch's target tokens.
+            is divided by the number of tokens in any case, and the metrics' nll is not weighted.
+        groups: Sets of directions whose gradients are altered or that have separate rates. A set's
+            share of the MoE layers' losses is its share of the batch's target tokens.
     """
     parts, rates = training.grad_accum_steps, training.parameter_rates or {}
     seed = training.seed if seed is None else seed
@@ -139,8 +139,8 @@ def make_train_step(
         "router_z_loss": training.router_z_loss_factor,
     }
 
-    # The part of some rows in the loss, or in each group's loss, [G], and metrics. `tokens` are the
-    # real target tokens of all rows, share_G the groups' shares of them.
+    # Contribution of some rows to the loss, or to each set's loss, [G], and metrics. `tokens`
+    # counts the real target tokens of all rows, and share_G has the sets' shares of them.
     def loss_fn(params, batch: Batch, key: Array, step: Array, tokens: Array, *, share_G: Any):
         params = without_frozen_gradients(params, rates)
         logits_BTV, sown = apply_model(model, params, batch, key, step)
@@ -150,7 +150,7 @@ def make_train_step(
         if loss_weights is not None:
             training_BT = training_BT * jnp.asarray(loss_weights)[batch["direction_ids"]]
         total = jnp.sum(training_BT) / tokens
-        # Means over layers; those of a part are the n-th part of the step's.
+        # Means over layers; a part has the n-th part of the step's.
         moe, layers = jax.tree.map(lambda x: x / parts, (mean_metrics(sown), layer_metrics(sown)))
         if moe:
             for name, factor in factors.items():
@@ -170,7 +170,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=training.rng), state.step)
-        # All parts' tokens: a part's rows depend on the mesh.
+        # Tokens of all parts, as the rows of a part depend on the mesh.
         counted = batch["decoder_loss_weights"], batch["direction_ids"]
         share_G = None if groups is None else groups.shares(*counted)
         part = functools.partial(loss_fn, share_G=share_G)
@@ -178,7 +178,7 @@ def make_train_step(
         if groups is None:
             updates, kept = optimizer.update(gradients, state.optimizer, state.params)
         else:
-            # This generator's numbers are the same on every mesh and platform.
+            # This generator gives the same numbers on every mesh and platform.
             order = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
             updates, gradients, kept, more = groups.update(
                 optimizer, gradients, state.optimizer, state.params, order
@@ -196,7 +196,7 @@ def make_train_step(
 def _gradients(
     part: Callable[..., Any], parts: int, state: TrainState, batch: Batch, key: Array
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns gradients and metrics of the rows in `parts` parts, one after the other."""
+    """Returns gradients and metrics of the rows, computed in `parts` consecutive parts."""
     tokens = jnp.maximum(jnp.sum(batch["decoder_loss_weights"]), 1.0)
     if parts == 1:
         return part(state.params, batch, key, state.step, tokens)
@@ -215,9 +215,9 @@ def _gradients(
 
 
 def in_parts(batch: Batch, n: int) -> dict[str, Array]:
-    """Cuts rows [B, ...] in n parts [n, B / n, ...], each with rows of every device.
+    """Divides rows [B, ...] into n parts [n, B / n, ...], each with rows of every device.
 
-    A device's rows are cut on the device: nothing is sent.
+    Each device divides its own rows, so nothing is sent.
     """
     devices = rows_over(jax.sharding.get_abstract_mesh())
 
@@ -243,8 +243,8 @@ def by_direction(
 def count_data(batch: Batch, directions: int) -> dict[str, Array]:
     """Counts pairs, source_tokens and target_tokens by direction, int32 [directions].
 
-    Tokens are ids other than padding; tag and eos count. A pair begins where the decoder's input is
-    0 and its target is real.
+    All ids but padding are tokens, including tag and eos. A pair begins where the decoder's input
+    is 0 and its target is real.
     """
     source_BL, target_BT = batch["encoder_input_tokens"] > 0, batch["decoder_target_tokens"] > 0
     first_BT = target_BT & (batch["decoder_input_tokens"] == 0)
@@ -263,7 +263,7 @@ def count_data(batch: Batch, directions: int) -> dict[str, Array]:
 def make_eval_step(
     model: Transformer, *, directions: int
 ) -> Callable[[dict, Batch], dict[str, Array]]:
-    """Returns (params, batch) -> nll_sum_D and tokens_D, [directions] both, without dropout."""
+    """Returns (params, batch) -> nll_sum_D and tokens_D, both [directions], without dropout."""
 
     def eval_step(params, batch: Batch) -> dict[str, Array]:
         logits_BTV, _ = apply_model(model, params, batch, None)

@@ -1,4 +1,4 @@
-"""Converts names and numbers of T5X's checkpoints to m4's, and back.
+"""Converts parameter names and values of T5X's checkpoints to m4's, and back.
 
 | a checkpoint of | its parameters |
 | --- | --- |
@@ -6,7 +6,7 @@
 | T5X's T5 (T5 1.1, mT5; also its scanned stacks) | `encoder/layers_0/...`: other names. T5 stores embeddings √M times larger, and queries' kernels √D times smaller, than m4, which multiplies by these numbers when it computes (docs/model.md) |
 
 T5X's Adafactor keeps `v_row` and `v_col` for a parameter whose matrices it factors (`_row_is_last`
-tells their axes), and `v` for the others; the rest are placeholders of one number.
+tells their axes), and `v` for others; the rest are placeholders with one number.
 """  # noqa: E501
 
 import math
@@ -23,7 +23,7 @@ from m4.train.initial import Shapes, parts_of
 Floats = npt.NDArray[np.floating]
 Read = Callable[[str], np.ndarray]
 TARGET, STATES = "target/", "state/param_states/"
-_LEAST_FACTORED = 128  # T5X: a matrix with a smaller side is not factored
+_LEAST_FACTORED = 128  # T5X does not factor a matrix with a smaller side
 # T5's names -> m4's, for parameters outside the layers.
 _OUTSIDE = {
     "token_embedder/embedding": "token_embedder/embedding",
@@ -41,10 +41,10 @@ _RELPOS = "relpos_bias/rel_embedding"
 
 
 class T5xParameter(NamedTuple):
-    """The place of one of m4's parameters in a checkpoint."""
+    """Location of an m4 parameter in a checkpoint."""
 
     name: str  # the checkpoint's name, without "target/"
-    layer: int | None = None  # its layer, where the array is of a scanned stack
+    layer: int | None = None  # its layer, if the array is of a scanned stack
     axis: int = 0
     factor: float = 1.0
 
@@ -54,14 +54,14 @@ class T5xParameter(NamedTuple):
         return whole if self.layer is None else whole[: self.axis] + whole[self.axis + 1 :]
 
     def part(self, array: np.ndarray, axis: int | None = None) -> np.ndarray:
-        """Takes the layer out of a scanned stack's array, whose layers are along `axis`."""
+        """Takes the layer from a scanned stack's array, with layers along `axis`."""
         if self.layer is None:
             return array
         return np.take(array, self.layer, self.axis if axis is None else axis)
 
 
 def sources(shapes: Shapes) -> dict[str, T5xParameter]:
-    """Returns the place of each parameter by m4's path. InputError: m4's model has not all."""
+    """Returns each parameter's location by m4's path. Raises InputError if m4 lacks one."""
     names = {n.removeprefix(TARGET): shape for n, shape in shapes.items() if n.startswith(TARGET)}
     if "encoder_norm/scale" in names:
         parts = parts_of(names).items()
@@ -84,7 +84,7 @@ def _of_t5(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
         if name in _OUTSIDE:
             yield _OUTSIDE[name], T5xParameter(name, factor=t5_factor(name, width, 1))
             continue
-        # layers_3/..., or of a scanned stack encoder/encoder/..., with layers as axis 1
+        # layers_3/..., or in a scanned stack encoder/encoder/..., with layers as axis 1
         match = re.fullmatch(r"(encoder|decoder)/(?:layers_(\d+)|\1)/(.*)", name)
         if match is not None and match[2] is None and match[3] == _RELPOS:
             yield f"{match[1]}_bias/rel_embedding", T5xParameter(name, 0, 1)
@@ -101,14 +101,14 @@ def _of_t5(names: Shapes) -> Iterator[tuple[str, T5xParameter]]:
 
 
 def t5_factor(path: str, width: int, head_width: int) -> float:
-    """Returns m4's numbers of a parameter, by its path, in units of T5's."""
+    """Returns the ratio of m4's values of a parameter to T5's, by path."""
     if path.endswith("token_embedder/embedding"):
         return width**-0.5
     return math.sqrt(head_width) if path.endswith("query/kernel") else 1.0
 
 
 def check_shared_bias(names: Shapes, read: Read) -> None:
-    """Raises InputError if a scanned stack's layers differ in what m4 reads as one table."""
+    """Raises InputError if a scanned stack's layers differ in a table that m4 shares."""
     for stack in ("encoder", "decoder"):
         name = f"{TARGET}{stack}/{stack}/{_RELPOS}"
         if name in names:
@@ -132,7 +132,7 @@ def parameter(source: T5xParameter, read: Read) -> np.ndarray:
 def moments(source: T5xParameter, shapes: Shapes, read: Read) -> dict[str, Floats]:
     """Returns m4's second moments of a parameter.
 
-    They are {"rows": [R], "columns": [C]} of its matrices, or {"": full} where T5X does not factor
+    They are {"rows": [R], "columns": [C]} of its matrices, or {"": full} if T5X does not factor
     them. Gradients scale with 1 / factor, and moments with its square.
     """
     state, shape = f"{STATES}{source.name}/", shapes[TARGET + source.name]
@@ -160,7 +160,7 @@ def moments(source: T5xParameter, shapes: Shapes, read: Read) -> dict[str, Float
 def t5x_moments(
     name: str, shape: tuple[int, ...], given: Mapping[str, Floats], stacked: bool
 ) -> dict[str, Floats]:
-    """Returns v_row, v_col, v and m of T5X's Adafactor for moments as `moments` returns them."""
+    """Returns v_row, v_col, v and m of T5X's Adafactor for the result of `moments`."""
     none = {key: np.zeros(1, np.float32) for key in ("m", "v", "v_col", "v_row")}
     if not _is_factored(name, shape, stacked):
         full = given[""] if "" in given else together(given["rows"], given["columns"])
@@ -174,21 +174,21 @@ def t5x_moments(
 
 
 def together(rows: Floats, columns: Floats) -> Floats:
-    """Multiplies factors, [..., R] and [..., C], to full moments [..., R, C]."""
+    """Multiplies factors [..., R] and [..., C] to full moments [..., R, C]."""
     mean = rows.mean(-1, keepdims=True)[..., None]
     return rows[..., :, None] * columns[..., None, :] / mean
 
 
 def _is_factored(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
-    """Says if T5X factors a parameter: by the sizes of two axes, of more by its logical axes."""
+    """Returns whether T5X factors a parameter: by size with two axes, by logical axes with more."""
     if len(shape) == 2 and not stacked:
         return min(shape) >= _LEAST_FACTORED
-    # A router's and a norm's axes are not one row axis and one column axis.
+    # Axes of routers and norms are not one row axis and one column axis.
     return len(shape) - stacked >= 2 and name.endswith("/kernel") and "/router/" not in name
 
 
 def _row_is_last(name: str, shape: tuple[int, ...], stacked: bool) -> bool:
-    """Says if `v_row` is of the last axis: it is of the shorter of two; of more, of the width."""
+    """Returns whether `v_row` is of the last axis: the shorter of two, or the width of more."""
     if len(shape) == 2 and not stacked:
         return shape[1] < shape[0]
     return name.endswith(("/out/kernel", "/wo/kernel"))

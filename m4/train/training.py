@@ -29,9 +29,9 @@ from m4.train.multitask.groups import Factors
 from m4.train.multitask.surgery import Surgery
 from m4.train.optimizer import ParameterRates
 
-# JAX's generators of random numbers in training.
+# JAX's random number generators for training.
 RNGS = ("unsafe_rbg", "threefry2x32")
-# The settings that name directions, or group them.
+# Settings that name directions or sets of them.
 BY_DIRECTION = ("loss_weights", "learning_rates", "gradients", "cosines")
 
 
@@ -41,56 +41,59 @@ class Training:
     """Settings of training.
 
     Attributes:
-        total_steps: Steps after which training ends.
-        batch_size: Packed rows of a step, over all devices.
-        optimizer: Function from the total steps to an optimizer, as `m4.train.optimizer.adamw`.
-        seed: Seed of everything that is drawn.
-        mesh: Function of no arguments that returns the mesh of the devices.
+        total_steps: Number of steps after which training ends.
+        batch_size: Number of packed rows per step, over all devices.
+        optimizer: Function from the total steps to an optimizer, such as
+            `m4.train.optimizer.adamw`.
+        seed: Seed of all random numbers.
+        mesh: Function without arguments that returns the mesh of the devices.
         label_smoothing, z_loss: Arguments of `m4.train.step.cross_entropy`.
-        loss_weights: Factors of the losses of directions: {"en-gl": 2.0}, of languages ("gl") or of
-            resource levels ("low"), or a function of their sizes such as a sampler
+        loss_weights: Factors of the losses of directions, {"en-gl": 2.0}, languages ("gl") or
+            resource levels ("low"), or a function of sizes such as a sampler
             (`m4.train.multitask.groups`). They turn the step towards a direction.
         learning_rates: Factors of the learning rate, named in the same way. A row of a parameter
-            (all axes but the last one fixed: a piece's embedding) moves by the optimizer's update
-            times the mean of the rates, weighted by the norms of the gradients that the directions
-            give to the row; by the last such mean where they give none. So they lengthen steps and
+            (all axes but the last one fixed, such as a piece's embedding) moves by the optimizer's
+            update times the mean of the rates, weighted by the norms of the directions' gradients
+            for the row, or by the last such mean if there are none. Thus they lengthen steps but
             do not turn them (Jean et al. 2019, arXiv 1909.06434, implicit schedules).
-        parameter_rates: Factors of the learning rate by group of parameters, {"encoder": 0.1,
-            "embeddings": 0}: embeddings, encoder, decoder, and of both stacks experts and router,
-            which count before their stack. 0 freezes a group: its gradients are not computed.
-        gradients: Alters the gradients of groups of directions to reduce conflicts between
-            them, `PCGrad` or `GradientVaccine` of `m4.train.multitask.surgery`. Defaults to none.
-        cosines: How often the gradients of groups of directions are compared
-            (`m4.train.multitask.cosines`). Defaults to never.
+        parameter_rates: Factors of the learning rate by part of the model, {"encoder": 0.1,
+            "embeddings": 0}: embeddings, encoder, decoder, and experts and router of both stacks,
+            which take precedence over their stack. 0 freezes a part without computing gradients.
+        gradients: Method that alters the gradients of sets of directions to reduce conflicts:
+            `PCGrad` or `GradientVaccine` of `m4.train.multitask.surgery`. Defaults to none.
+        cosines: Settings of comparisons between gradients of sets of directions
+            (`m4.train.multitask.cosines`). Defaults to none.
         aux_loss_factor, router_z_loss_factor: Factors of the MoE layers' losses.
-        rng: JAX's generator. "unsafe_rbg" is counter-based and far cheaper for dropout's many bits,
-            but on TPU every device makes the bits of all devices: 128 GiB for the masks of 2,048
-            experts. "threefry2x32" makes them in shards, the same numbers on any mesh.
-        grad_accum_steps: Parts in which the rows go through the model, one after the other; the sum
-            of their gradients makes one step (T5X: num_microbatches). Loss and gradients are the
-            same, in the memory of a part's activations, except for random numbers, which every part
-            draws with a separate key, and for MoE layers: their losses are means of the parts' own,
-            which differ from the batch's where a part is not a whole number of groups
-            (`m4.model.moe`), for a gate whose loss is over all tokens (mixtral, by_direction,
-            noisy_topk), and for z-losses of parts with unlike numbers of tokens.
-        checkpoint_period: Steps between checkpoints.
-        keep_checkpoints: Number of the newest checkpoints that stay. Multiples of keep_period stay
-            too, and of those that dev was measured at the keep_best ones of lowest dev/nll.
+        rng: JAX's generator. "unsafe_rbg" is counter-based and much cheaper for dropout's many
+            bits, but on TPU every device makes the bits of all devices: 128 GiB for the masks of
+            2,048 experts. "threefry2x32" makes them in shards, the same numbers on any mesh.
+        grad_accum_steps: Number of consecutive parts of the rows whose summed gradients make one
+            step (T5X: num_microbatches), in the memory of a part's activations. Loss and gradients
+            are the same, except for random numbers, which every part draws with a separate key,
+            and for MoE layers. Their losses are means over parts, which differ from the batch's if
+            a part is not a whole number of groups (`m4.model.moe`), for a gate whose loss is over
+            all tokens (mixtral, by_direction, noisy_topk), and for z-losses of parts with different
+            numbers of tokens.
+        checkpoint_period: Number of steps between checkpoints.
+        keep_checkpoints: Number of newest checkpoints to keep.
+        keep_period: Multiples of this step are kept too. Defaults to none.
+        keep_best: Number of checkpoints with the lowest dev/nll to keep too.
         fsdp_axes: Mesh axes over which weights and their statistics are sharded further
             (`m4.parallel.mesh.shard_further`).
-        extra_axis_rules: Pairs (logical axis, mesh axis or axes) in addition to those of
-            `m4.parallel.axes`, for what these leave whole: ("embed", "model"), ("length", "model").
-        log_period: Steps between rows of metrics.jsonl.
-        tensorboard: Writes TensorBoard files too.
-        dev_period: Steps between dev losses, of at most dev_pairs pairs a direction.
-        early_stopping: Ends training before total_steps where dev no longer improves, and keeps
-            the best parameters.
-        initial: The trained model that this one begins from. Defaults to random numbers.
-        on_bad_step: What is done about a step whose loss or gradient is not finite or a spike:
-            "stop" ends training; "skip" leaves parameters and optimizer as they are.
-        bad_steps: Which steps are bad, and how many are too many.
-        profile: First and last step of a trace by JAX's profiler in MODEL_DIR/profile. Defaults
-            to none.
+        extra_axis_rules: Pairs (logical axis, mesh axis or axes) for axes that `m4.parallel.axes`
+            does not split: ("embed", "model"), ("length", "model").
+        log_period: Number of steps between rows of metrics.jsonl.
+        tensorboard: Whether to write TensorBoard files too.
+        dev_period: Number of steps between dev losses.
+        dev_pairs: Maximum number of dev pairs per direction.
+        early_stopping: Rule that ends training when dev no longer improves, and keeps the best
+            parameters. Defaults to none.
+        initial: Trained model to begin from. Defaults to random parameters.
+        on_bad_step: Reaction to a step whose loss or gradient is not finite or a spike: "stop" ends
+            training; "skip" leaves parameters and optimizer unchanged.
+        bad_steps: Rules on which steps are bad, and how many are too many.
+        profile: First and last step of a trace by JAX's profiler in MODEL_DIR/profile. By default
+            there is none.
     """
 
     total_steps: Annotated[Steps, MUTABLE]

@@ -1,1 +1,1 @@
-"""Measurements and counts in training: losses, loads, data, dev, time."""
+"""Measurements in training: losses, expert loads, data, dev losses and time."""

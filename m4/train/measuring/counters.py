@@ -1,7 +1,7 @@
-"""Measures and counts of a run's steps: rows of metrics.jsonl, choices of experts, training data.
+"""Metrics and counts of a run's steps: rows of metrics.jsonl, choices of experts, training data.
 
-The notes of checkpoints keep all of it, so that a resumed run continues to count and its next row
-is the one of a run that was not interrupted.
+Notes of checkpoints keep all of it, so that a resumed run continues to count, and its next row
+equals that of an uninterrupted run.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ import numpy as np
 from m4.data.directions import key_of, pair_of
 from m4.train.measuring import routing_counts
 
-# What a step counts by direction (`m4.train.step.count_data`).
+# Counts by direction of a step (`m4.train.step.count_data`).
 DATA_COUNTS = ("pairs", "source_tokens", "target_tokens")
-# With more experts a row would be mostly their loads; the counts of the whole run have them all.
+# With more experts, a row would be mostly their loads, which the counts of the whole run have.
 _MOST_LOADS = 64
 
 
@@ -28,9 +28,10 @@ _MOST_LOADS = 64
 class Counters:
     """Sums over steps, until the next row of metrics and over the whole run.
 
-    Everything stays on the devices until it is asked for. Padding is no token; both directions of a
-    language count for it. It continues from `saved`, the note of the checkpoint of step `start`. A
-    step adds `tokens` to one count at most; `groups` are directions by resource level.
+    Everything stays on the devices until it is read. Padding does not count as tokens; both
+    directions of a language count for it. Counting continues from `saved`, the note of the
+    checkpoint of step `start`. A step adds at most `tokens` to one count. `groups` has directions
+    by level.
     """
 
     directions: Sequence[str]
@@ -51,7 +52,7 @@ class Counters:
             name: np.array([one.get(name, 0) for one in old], np.int64) for name in DATA_COUNTS
         }
         self._drawn_D = np.array(saved.get("drawn") or [0] * len(directions), np.int64)
-        # A token chooses an expert once, so that neither count of a step exceeds the tokens.
+        # A token chooses an expert at most once, so no count of a step exceeds the tokens.
         self._new_loads, self._new_data = DeviceSum(tokens), DeviceSum(tokens)
         self._steps: dict[int, dict[str, Any]] = {}
         self._since = time.monotonic()
@@ -63,18 +64,18 @@ class Counters:
                 self._steps[step] = jax.tree.map(lambda x, at=i: x[at], steps)
 
     def add(self, step: int, metrics: dict[str, Any]) -> None:
-        """Takes the metrics of a step without reading them, and removes the counts."""
+        """Stores the metrics of a step without reading them, and removes the counts."""
         if loads := metrics.pop("expert_loads"):
             self._new_loads.add(loads)
         self._new_data.add(dict(metrics.pop("data_counts")))
         self._steps[step] = {**metrics, "layers": shown_layers(metrics["layers"])}
 
     def leave_out(self, step: int) -> None:
-        """Takes a step that was added, and then skipped, out of the next row."""
+        """Removes an added step, which was skipped, from the next row."""
         del self._steps[step]
 
     def _count(self) -> None:
-        # A model counts all directions of the corpus; those that are never drawn come last.
+        # A model counts all directions of the corpus; those never drawn come last.
         loads = (self._new_loads.take() or {}).items()
         self._loads.add({layer: loads_DE[: len(self.directions)] for layer, loads_DE in loads})
         if (added := self._new_data.take()) is not None:
@@ -83,10 +84,10 @@ class Counters:
             self._drawn_D += added["source_tokens"] + added["target_tokens"]
 
     def row(self) -> dict[str, float]:
-        """Returns the metrics since the last row, without those of steps that were left out.
+        """Returns the metrics since the last row, without left-out steps.
 
-        They are means, of the MoE layers also of each ("moe/encoder_1/load/0"), nll by direction,
-        and the directions' shares of the tokens, source and target.
+        They are means, also for each MoE layer ("moe/encoder_1/load/0"), nll by direction, and the
+        directions' shares of source and target tokens.
         """
         self._count()
         drawn_D, self._drawn_D = self._drawn_D, np.zeros_like(self._drawn_D)
@@ -125,9 +126,9 @@ class Counters:
         return row | shown
 
     def note(self) -> dict[str, Any]:
-        """Returns what `saved` must be to continue from here.
+        """Returns the `saved` from which counting continues here.
 
-        It has every step since the last row, because NumPy adds up many numbers in its own order.
+        It has every step since the last row, because NumPy sums many numbers in its own order.
         """
         self._count()
         directions, languages = {}, dict[str, dict[str, int]]()
@@ -149,7 +150,7 @@ class Counters:
         return made
 
     def write(self, folder: Path, note: Mapping[str, Any]) -> None:
-        """Writes atlas.train.json, for a model that counts choices of experts."""
+        """Writes atlas.train.json for a model that counts choices of experts."""
         if self._loads.layers:
             about = {"split": "train", "steps": [self._loads_from, note["step"]]}
             about["train_pairs"] = note.get("train_pairs", {})
@@ -157,21 +158,21 @@ class Counters:
 
 
 class DeviceSum:
-    """Integers that every step counts, added up on the devices.
+    """Integer counts of every step, summed on the devices.
 
-    A step's counts of 2,048 experts are 14 MiB on every device: kept one by one until they are
-    read they would be more than a gigabyte.
+    A step's counts of 2,048 experts take 14 MiB on every device; kept for each step until they are
+    read, they would take more than a gigabyte.
     """
 
     def __init__(self, most: int):
-        """most: what a step adds to one number at most: sums on the devices are int32."""
+        """Takes the most that a step adds to one number, as sums on devices are int32."""
         self._limit = max((2**31 - 1) // max(most, 1), 1)
         self._steps = 0
         self._sums: Any = None
         self._read: Any = None
 
     def add(self, counts: Any) -> None:
-        """Adds a tree of arrays int32, which are not to be used any more."""
+        """Adds a tree of int32 arrays, which must not be used afterwards."""
         if self._steps == self._limit:
             self._read, self._sums, self._steps = self.take(), None, 0
         self._sums = counts if self._sums is None else _add(self._sums, counts)
@@ -193,7 +194,7 @@ def _add(sums: Any, counts: Any) -> Any:
 
 
 def shown_layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the layers' metrics that a row has: all else need not be kept."""
+    """Returns the layers' metrics that appear in a row; others need not be kept."""
     return {
         layer: {name: value for name, value in values.items() if value.size <= _MOST_LOADS}
         for layer, values in layers.items()
@@ -201,13 +202,13 @@ def shown_layers(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
 
 def _array(values: list[Any]) -> np.ndarray:
-    """Returns numbers of JSON as an array; those that are no integers have 32 bits."""
+    """Returns JSON numbers as an array, float32 if they are not integers."""
     array = np.asarray(values)
     return array.astype(np.float32) if array.dtype.kind == "f" else array
 
 
 def _parts(name: str, value: np.ndarray) -> dict[str, float]:
-    """A scalar under its name; load_E as load/0, load/1, ..."""
+    """Yields a scalar under its name, and load_E as load/0, load/1, ..."""
     if value.ndim == 0:
         return {name: float(value)}
     return {f"{name.removesuffix('_E')}/{i}": float(x) for i, x in enumerate(value)}

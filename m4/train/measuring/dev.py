@@ -21,16 +21,16 @@ def dev_loss(
     cache: Cache, stream: Stream, model: Transformer, mesh: Mesh, limit: int | None = None,
     aside: Collection[str] = (),
 ) -> Callable[[Any], dict[str, float]]:  # fmt: skip
-    """Returns params -> {"dev/nll": nats a token, "dev/nll/<direction>": of each direction}.
+    """Returns params -> {"dev/nll": nats per token, "dev/nll/<direction>": for each direction}.
 
-    Packed rows of the training batch's shape; at most `limit` pairs a direction. Directions of
-    `aside` do not count for dev/nll.
+    It uses packed rows of the training batch's shape, with at most `limit` pairs per direction.
+    Directions of `aside` do not count for dev/nll.
     """
     directions = dev_directions(cache, stream)
     counts_D = np.array([name not in aside for name in stream.directions])
     jitted = jax.jit(
         make_eval_step(model, directions=len(stream.directions)),
-        out_shardings=NamedSharding(mesh, PartitionSpec()),  # every process reads the sums
+        out_shardings=NamedSharding(mesh, PartitionSpec()),  # all processes read the sums
     )
     compiled = synchronized(jitted, "the program of dev losses")
 
@@ -52,7 +52,7 @@ def dev_loss(
 
 
 def dev_directions(cache: Cache, stream: Stream) -> list[str]:
-    """Returns the directions of training that have dev sentences."""
+    """Returns the training directions that have dev sentences."""
     return [d for d in stream.directions if cache.size(pair_of(d), "dev")]
 
 
@@ -61,7 +61,7 @@ def dev_batches(
 ) -> Iterator[dict[str, jax.Array]]:
     """Yields dev sentences over the mesh, in packed rows of the training batch's shape."""
     directions = dev_directions(cache, stream)
-    # A gate may know directions by number: here they are those of training.
+    # A gate may know directions by number, so these are the training's numbers.
     number = np.array([stream.directions.index(d) for d in directions], np.int32)
     shape = Shape(stream.batch_rows, stream.source_length, stream.target_length)
     for batch in evaluation_batches(cache, directions, "dev", shape, limit):

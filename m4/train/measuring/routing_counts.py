@@ -1,6 +1,6 @@
-"""Tokens' choices of experts by MoE layer, translation direction and expert, as JSON.
+"""Counts of tokens' choices by MoE layer, translation direction and expert, as JSON.
 
-Choices count that found a slot in the expert's buffer.
+Only choices that found a slot in the expert's buffer count.
 
 Training writes MODEL_DIR/atlas.train.json, decoding MODEL_DIR/decodes/atlas.<split>.json;
 `m4.eval.report.atlas` shows them.
@@ -19,7 +19,7 @@ from m4.settings import InputError
 from m4.storage.files import read_json, write_json
 from m4.storage.records import count, listed, named, record, text
 
-# Of `Counts.as_json`, and what is around it.
+# Records of `Counts.as_json` and of the whole file.
 KIND = record(
     {
         "directions": listed(text),
@@ -28,19 +28,19 @@ KIND = record(
         "train_pairs?": named(count),
     }
 )
-# Raised when older files cannot be read any more.
+# Raised when older files can no longer be read.
 FORMAT = 1
 
 
 class Counts:
-    """Sums by layer: {"encoder_1": int64 [directions, E], ...}, in the order of `directions`."""
+    """Sums by layer, {"encoder_1": int64 [directions, E], ...}, with rows for `directions`."""
 
     def __init__(self, directions: Sequence[str]) -> None:
         self.directions = list(directions)
         self.layers: dict[str, npt.NDArray[np.int64]] = {}
 
     def add(self, layers: Mapping[str, npt.ArrayLike]) -> None:
-        """assigned_DE of each layer, of one step or more."""
+        """Adds assigned_DE of each layer, for one or more steps."""
         for layer, value in layers.items():
             assigned_DE = np.asarray(value, np.int64)
             assert len(assigned_DE) == len(self.directions), (layer, assigned_DE.shape)
@@ -63,7 +63,7 @@ class Counts:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Counts:
-        """Raises ValueError where a layer has not one row of counts a direction."""
+        """Reads JSON. Raises ValueError unless each layer has a row of counts per direction."""
         counts = cls(saved["directions"])
         for layer, rows in saved["layers"].items():
             sizes = {len(row) for row in rows}
@@ -74,12 +74,12 @@ class Counts:
 
 
 def write(path: Path, counts: Counts, about: Mapping[str, Any]) -> None:
-    """One JSON object: `about` (steps, train_pairs, ...), then directions and layers."""
+    """Writes a JSON object with `about` (steps, train_pairs, ...), directions and layers."""
     write_json(path, {"format": FORMAT, **about, **counts.as_json()})
 
 
 def read(path: Path) -> tuple[Counts, dict[str, Any]]:
-    """(counts, the whole file). ValueError: it is not such a file."""
+    """Returns (counts, the whole file). Raises ValueError if it is not such a file."""
 
     def parse(saved: dict[str, Any]) -> tuple[Counts, dict[str, Any]]:
         if saved["format"] != FORMAT:

@@ -1,7 +1,7 @@
-"""The time of a training run: in steps, waiting for data, and all else; and the devices' peak.
+"""Time of a training run, in steps, in waiting for data and elsewhere; and the devices' peak.
 
-MFU is the share of the peak that is used. Peaks that are stated here are from NVIDIA's data sheets
-(dense products, without sparsity), those of other devices from `m4.parallel.platform.machines`.
+MFU is the used share of the peak. Peaks stated here are from NVIDIA's data sheets (dense products,
+without sparsity), those of TPUs from `m4.parallel.platform.machines`.
 """
 
 import collections
@@ -19,28 +19,28 @@ import jax.numpy as jnp
 
 from m4.parallel.platform.machines import CHIPS, GPUS
 
-# The typical step is the median of so many.
+# Number of steps whose median is the typical one.
 _TYPICAL_STEPS = 101
-# JAX's names of TPUs.
+# JAX's names for TPUs.
 _TPUS = {
     **{f"TPU {name}": name for name in ("v2", "v3", "v4", "v5e", "v5p", "v6e")},
     **{"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"},
 }
-# CUDA's names begin so -> operations a second, of 16 bits and of float32 (TF32 where there is
-# one, which XLA takes by default).
+# Beginning of CUDA's name -> FLOP/s in 16 bits and in float32 (TF32 if available, which XLA uses
+# by default).
 _GPUS = {
     "NVIDIA H100 PCIe": (756e12, 378e12),
     "NVIDIA A100": (312e12, 156e12),
     "NVIDIA L4": (121e12, 60e12),
     "Tesla T4": (65e12, 8.1e12),
 }
-# Sizes of a product that takes tens of milliseconds on CPU cores, and some on a small accelerator.
+# Sizes of products that take tens of milliseconds on CPU cores, and a few on a small accelerator.
 _CPU_SIZE, _ACCELERATOR_SIZE, _TIMES = 1024, 4096, 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """Model FLOPs of a step, and the peak FLOPs a second of all devices."""
+    """Model FLOPs of a step, and the peak FLOP/s of all devices."""
 
     step: float
     peak: float
@@ -48,13 +48,13 @@ class Flops:
 
 @dataclasses.dataclass
 class StepClock:
-    """Measures steps from outside of the devices.
+    """Measures the time of steps from outside the devices.
 
-    A step lasts from the end of the one before, or of a pause, until the loop has seen its own end,
-    with the wait for its batch. Pauses are no step's: compiling (with the step that is compiled for
-    and its batch), evaluating and saving. `started` is the run's first start, `saved` the note of a
-    checkpoint, `devices` on CPUs the number of cores. `step` was dispatched last, `phase` is
-    "step", "data" (waiting for a batch) or a pause's name, and began at `since`.
+    A step lasts from the end of the previous step or pause until the loop sees its own end, with
+    the wait for its batch. Pauses belong to no step: compiling (with its first step and batch),
+    evaluating and saving. `started` is the run's first start, `saved` the note of a checkpoint, and
+    `devices` on CPUs the number of cores. `step` was dispatched last; `phase` is "step", "data"
+    (waiting for a batch) or a pause's name, and began at `since`.
     """
 
     flops: Flops | None
@@ -67,7 +67,7 @@ class StepClock:
         self._waited = 0.0
         self._in_steps = float(saved.get("seconds_in_steps", 0.0))
         self._recent: collections.deque[float] = collections.deque(maxlen=_TYPICAL_STEPS)
-        self.longest: dict[str, float] = {}  # finished pauses by their phase
+        self.longest: dict[str, float] = {}  # finished pauses by phase
         self._clear()
 
     def _clear(self) -> None:
@@ -76,20 +76,20 @@ class StepClock:
 
     @contextlib.contextmanager
     def waiting(self, step: int) -> Iterator[None]:
-        """Within it the loop waits for this step's batch."""
+        """Context in which the loop waits for this step's batch."""
         self.step, self.phase, begin = step, "data", time.monotonic()
         yield
         self._waited = time.monotonic() - begin
         self.phase = "step"
 
     def dispatched(self) -> None:
-        """The step of that batch runs, or waits on the device, and its time counts."""
+        """Records that the step runs, or waits on the device, so that its time counts."""
         self._waits.append(self._waited)
 
     @contextlib.contextmanager
     def pause(self, phase: str) -> Iterator[None]:
-        """Within it no step runs; the next one begins at its end."""
-        begin = self.since = time.monotonic()  # before the phase: the watchdog reads both
+        """Context in which no step runs; the next one begins at its end."""
+        begin = self.since = time.monotonic()  # set before the phase, as the watchdog reads both
         self.phase = phase
         yield
         self.since = time.monotonic()
@@ -97,7 +97,7 @@ class StepClock:
         self.phase = "step"
 
     def ended(self) -> None:
-        """A step has ended."""
+        """Records the end of a step."""
         now = time.monotonic()
         seconds, self.since = now - self.since, now
         self._steps.append(seconds)
@@ -106,7 +106,7 @@ class StepClock:
 
     @property
     def typical_seconds(self) -> float:
-        """The median of the last steps; 0: there was none."""
+        """Returns the median of the last steps, or 0 without steps."""
         recent = self._recent.copy()
         return statistics.median(recent) if recent else 0.0
 
@@ -132,14 +132,14 @@ class StepClock:
 
 
 def peak_flops(devices: Sequence[Any], dtype: Any) -> float:
-    """Returns the peak of matrix products in this type, of all devices of a job together.
+    """Returns the peak FLOP/s of matrix products in this type, over all devices of a job.
 
-    It is in operations a second: stated where the devices' kind is known, else measured.
+    It is a stated value for a known kind of device, otherwise measured.
     """
     name = jnp.dtype(dtype).name
     if (stated := stated_peak(devices[0].device_kind, name)) is not None:
         return stated * len(devices)
-    on_cpu = devices[0].platform == "cpu"  # the devices of a process share its cores
+    on_cpu = devices[0].platform == "cpu"  # a process's devices share its cores
     return measured_peak(name) * (jax.process_count() if on_cpu else len(devices))
 
 
@@ -150,7 +150,7 @@ def stated_peak(kind: str, dtype: str) -> float | None:
     for gpu in GPUS.values():
         if kind == gpu.description:
             return gpu.device_flops(dtype)
-    # "NVIDIA L40S" begins as "NVIDIA L4" does, and is another one.
+    # "NVIDIA L40S" begins like "NVIDIA L4", but is another GPU.
     known = [name for name in _GPUS if re.match(rf"{name}\b", kind)]
     if not known:
         return None
@@ -159,7 +159,7 @@ def stated_peak(kind: str, dtype: str) -> float | None:
 
 
 def measured_peak(dtype: str) -> float:
-    """Measures the fastest of some products of large square matrices on the default device."""
+    """Measures the fastest of several products of large square matrices on the default device."""
     size = _CPU_SIZE if jax.default_backend() == "cpu" else _ACCELERATOR_SIZE
     x = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.matmul)

@@ -1,6 +1,6 @@
 """A thread that watches a training run.
 
-It writes a heartbeat to the disk, and reports a step, an evaluation or a checkpoint that stalls.
+It writes a heartbeat to disk, and reports a step, an evaluation or a checkpoint that stalls.
 """
 
 import contextlib
@@ -28,17 +28,18 @@ STALLS = "stalls"
 _OF_A_STEP = ("step", "data")
 # Seconds between two heartbeats.
 PERIOD_SECONDS = 10.0
-# After so many without one a job gives no sign of life. To a store they are uploaded every 30 s.
+# Seconds without one after which a job gives no sign of life. Uploads to a store are every 30 s.
 SILENT_SECONDS = 120.0
-# A step stalls when it takes longer than both: so many seconds (a file server out of reach stops a
-# stream for a minute or two), so many typical steps.
+# A step stalls when it takes longer than both: this many seconds (an unreachable file server stops
+# a stream for a minute or two), and this many typical steps.
 STALL_SECONDS = 300.0
 STALL_STEPS = 10
-# Evaluating and saving stall when they take longer than both: STALL_SECONDS, ten times the longest
-# so far; the first time, which compiles too: than this. A compilation has no limit.
+# Evaluating and saving stall when they take longer than both STALL_SECONDS and ten times the
+# longest so far; the first time, which also compiles, when longer than this. Compilations have no
+# limit.
 FIRST_SECONDS = 1800.0
 _PAUSES = ("evaluate", "save")
-# Of a job that has trained all it should, and of one that a signal or an error has ended.
+# Phases of a job that has finished training, and of one that a signal or an error has ended.
 ENDS = ("end", "interrupted")
 _BEAT = record({"step": count, "phase": text, "time": number, "started": number})
 
@@ -48,12 +49,12 @@ class Heartbeat(NamedTuple):
 
     step: int
     phase: str
-    # When it was written, and when the run was started first, `time.time`.
+    # Times (`time.time`) of writing it, and of the run's first start.
     time: float
     started: float
 
     def silent(self, now: float) -> bool:
-        """Returns True if a job that has not ended gives no sign of life; now: `time.time`."""
+        """Returns True if a job has not ended and gives no sign of life; now is a `time.time`."""
         return self.phase not in ENDS and now - self.time > SILENT_SECONDS
 
     def ended(self, now: float) -> bool:
@@ -62,14 +63,14 @@ class Heartbeat(NamedTuple):
 
 
 def heartbeat(folder: Path | epath.Path) -> Heartbeat | None:
-    """Returns the last one of a run's folder, or None. ValueError: it is damaged."""
+    """Returns the last heartbeat in a run's folder, or None. Raises ValueError if damaged."""
     with contextlib.suppress(FileNotFoundError):
         return read_json(folder / HEARTBEAT, _BEAT, lambda said: Heartbeat(**said))
     return None
 
 
 def first_start(folder: Path) -> float:
-    """When a run in this folder was started first, `time.time`: now, if never."""
+    """Returns the time (`time.time`) of the first start in this folder, by default now."""
     try:
         found = heartbeat(folder)
     except InputError as error:
@@ -80,11 +81,11 @@ def first_start(folder: Path) -> float:
 
 @contextlib.contextmanager
 def watched(clock: StepClock, folder: Path, started: float) -> Iterator[None]:
-    """Within it the run in `folder` has a heartbeat, and stalls are reported.
+    """Context in which the run in `folder` has a heartbeat, and stalls are reported.
 
     The primary process rewrites folder/heartbeat.json every ten seconds, but not during a stall.
-    Every process reports each of its stalls once, with the stacks of all its threads: on stderr and
-    in folder/stalls.
+    Each process reports each of its stalls once, with the stacks of its threads, on stderr and in
+    folder/stalls.
     """
     ended = threading.Event()
     watchdog = _Watchdog(clock, folder, started)
@@ -104,7 +105,7 @@ class _Watchdog:
     clock: StepClock
     folder: Path
     started: float
-    reported: float | None = None  # when the step began that was reported
+    reported: float | None = None  # start of the last reported stall
 
     def run(self, ended: threading.Event) -> None:
         while not ended.wait(PERIOD_SECONDS):
@@ -121,11 +122,11 @@ class _Watchdog:
         now = Heartbeat(self.clock.step, phase, time.time(), self.started)
         try:
             write_text(self.folder / HEARTBEAT, json.dumps(now._asdict()))
-        except OSError as error:  # a full disk stops training where it must write, not here
+        except OSError as error:  # a full disk stops training only when it must write
             print(f"no heartbeat: {error}", file=sys.stderr)
 
     def _stalled(self) -> float | None:
-        """When what stalls began."""
+        """Returns the start of a stall, or None."""
         since, phase = self.clock.since, self.clock.phase
         if phase not in (*_OF_A_STEP, *_PAUSES):
             return None

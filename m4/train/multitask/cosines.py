@@ -1,4 +1,4 @@
-"""Cosines of the angles between the gradients of groups of directions, during training."""
+"""Cosines between gradients of sets of directions, during training."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,23 +22,23 @@ from m4.train.multitask.surgery import DirectionGroups, gradients_of, gram
 from m4.train.step import apply_model, cross_entropy
 
 Array = jax.Array
-COSINE = "gradients/cosine"  # metrics are named COSINE/<group>/<group> and ALIGNMENT<direction>
+COSINE = "gradients/cosine"  # metrics are named COSINE/<set>/<set> and ALIGNMENT<direction>
 MOST_GROUPS = 40
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class GradientCosines:
-    """Settings of the cosines between groups' gradients.
+    """Settings of the cosines between gradients of sets of directions.
 
-    The gradients are those of the mean loss on dev sentences, without dropout, smoothing and the
-    losses of MoE layers, as in Wang et al. 2021 (arXiv 2010.05874, section 3).
+    Gradients are of the mean loss on dev sentences, without dropout, smoothing and losses of MoE
+    layers, as in Wang et al. 2021 (arXiv 2010.05874, section 3).
 
     Attributes:
-        period: Steps between measurements.
-        groups: Grouping of directions (`m4.train.multitask.groups`), at most 40 groups: their
-            gradients are in memory together.
-        pairs: Number of dev pairs of each direction.
+        period: Number of steps between measurements.
+        groups: Function that makes the sets of directions (`m4.train.multitask.groups`), at most
+            40, as their gradients are in memory together.
+        pairs: Number of dev pairs per direction.
     """
 
     period: Period = 1000
@@ -46,7 +46,7 @@ class GradientCosines:
     pairs: Period = 100
 
     def of(self, directions: Directions) -> dict[str, list[str]]:
-        """Returns the groups."""
+        """Returns the sets of directions by name."""
         setting = "GradientCosines.groups"
         groups = check_groups(self.groups, directions, setting)
         if len(groups) > MOST_GROUPS:
@@ -60,11 +60,11 @@ def gradient_cosines(
     cache: Cache, stream: Stream, model: Transformer, mesh: Mesh, settings: GradientCosines,
     directions: Directions,
 ) -> Callable[[Any], dict[str, float]]:  # fmt: skip
-    """Returns the evaluation params -> a row of metrics.
+    """Returns the evaluation params -> row of metrics.
 
-    "gradients/cosine/<a>/<b>" is the cosine of two groups' gradients, "gradients/alignment/
-    <direction>" the mean of the cosines of its group with the others. Groups without dev sentences
-    are left out.
+    "gradients/cosine/<a>/<b>" is the cosine of two sets' gradients, "gradients/alignment/
+    <direction>" the mean cosine of its set with the others. Sets without dev sentences are left
+    out.
     """
     groups = settings.of(directions)
     names = list(groups)
@@ -74,7 +74,7 @@ def gradient_cosines(
     def losses(params: Any, batch: Any) -> tuple[Array, None]:
         logits_BTV, _ = apply_model(model, params, batch, None)
         weights_BT, targets_BT = batch["decoder_loss_weights"], batch["decoder_target_tokens"]
-        # Only `training_BT` has a gradient; without smoothing and z-loss it is the nll.
+        # Only `training_BT` has a gradient; without smoothing and z-loss, it is the nll.
         loss_BT = cross_entropy(logits_BTV, targets_BT).training_BT * weights_BT
         return compared.sums(loss_BT, batch["direction_ids"]), None
 
@@ -100,7 +100,7 @@ def named(gram_GG: np.ndarray, names: list[str], groups: dict[str, list[str]]) -
     """Returns the cosines of a Gram matrix as a row of metrics."""
     norm_G = np.sqrt(np.diagonal(gram_GG).astype(np.float64))
     here = np.flatnonzero(norm_G).tolist()
-    with np.errstate(invalid="ignore"):  # groups without a gradient
+    with np.errstate(invalid="ignore"):  # sets without a gradient
         cosine_GG = np.clip(gram_GG / (norm_G[:, None] * norm_G), -1, 1)
     row = {
         f"{COSINE}/{names[i]}/{names[j]}": float(f"{cosine_GG[i, j]:.6g}")

@@ -1,4 +1,4 @@
-"""Groups of directions whose gradients are compared or altered, and factors by direction."""
+"""Sets of directions whose gradients are compared or altered, and factors by direction."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from m4.data.samplers import matching
 from m4.settings import Factor, SettingError, check_value, checked, configurable
 
 Groups = dict[str, list[str]]
-# Factors by name, {"en-gl": 2.0}, or a function of the directions' sizes like the samplers.
+# Factors by name, {"en-gl": 2.0}, or a function of the directions' sizes like a sampler.
 Factors = Mapping[str, Factor] | Callable[[dict[str, int]], Mapping[str, float]]
 _LEVELS = ("high", "medium", "low")
 
 
 @dataclasses.dataclass(frozen=True)
 class Directions:
-    """The directions of a training."""
+    """Directions of a training, with their sizes and levels."""
 
     names: Sequence[str]  # directions in the order of a batch's direction_ids
     sizes: Mapping[str, int]
@@ -31,7 +31,7 @@ class Directions:
 
     @classmethod
     def assumed(cls, names: Sequence[str]) -> Directions:
-        """Makes up equal sizes, and levels in turn by pair, where there is no corpus."""
+        """Assumes equal sizes, and levels in turn by pair, for use without a corpus."""
         pairs = list(dict.fromkeys(map(pair_of, names)))
         levels: Groups = {level: [] for level in _LEVELS}
         for name in names:
@@ -39,14 +39,14 @@ class Directions:
         return cls(names, dict.fromkeys(names, 1), levels)
 
     def named(self, name: str, setting: str) -> list[str]:
-        """Returns the directions that a direction, a language or a resource level stands for."""
+        """Returns the directions for the name of a direction, language or resource level."""
         if name in self.levels:
             return list(self.levels[name])
         return matching([name], self.names, setting)
 
 
 class Grouping(Protocol):
-    """Returns named groups of directions; every direction is in exactly one."""
+    """Function that returns named sets of directions; every direction is in exactly one."""
 
     def __call__(self, directions: Directions) -> Groups: ...
 
@@ -60,16 +60,16 @@ def _gathered(directions: Directions, names: Sequence[str]) -> Groups:
 
 @configurable
 def by_level(directions: Directions) -> Groups:
-    """Groups directions by resource level: high, medium, low."""
+    """Divides directions by resource level: high, medium, low."""
     return {name: list(members) for name, members in directions.levels.items() if members}
 
 
 @configurable
 def by_family(directions: Directions) -> Groups:
-    """Groups directions by branch of the language families in `m4.data.languages`.
+    """Divides directions by branch of the language families in `m4.data.languages`.
 
-    A language that m4 does not know is a separate group. The language is that next to English, or
-    the target of a direction without English.
+    An unknown language is a set of its own. The language is the one next to English or, without
+    English, the target.
     """
     languages = [label_of(direction).rpartition("-")[2] for direction in directions.names]
     return _gathered(directions, [describe(code).branch or code for code in languages])
@@ -77,35 +77,35 @@ def by_family(directions: Directions) -> Groups:
 
 @configurable
 def by_side(directions: Directions) -> Groups:
-    """Groups directions in those from English, those to English and those without."""
+    """Divides directions into those from English, to English and without English."""
     return _gathered(directions, [*map(side_of, directions.names)])
 
 
 @configurable
 def by_source(directions: Directions) -> Groups:
-    """Groups directions by the language that is translated."""
+    """Divides directions by source language."""
     return _gathered(directions, [split_direction(name)[0] for name in directions.names])
 
 
 @configurable
 def by_target(directions: Directions) -> Groups:
-    """Groups directions by the language that is translated into."""
+    """Divides directions by target language."""
     return _gathered(directions, [split_direction(name)[1] for name in directions.names])
 
 
 @configurable
 def by_language(directions: Directions) -> Groups:
-    """Groups both directions of each pair, which is named by the language next to English."""
+    """Joins both directions of each pair, named by the language next to English."""
     return _gathered(directions, [key_of(pair_of(name)) for name in directions.names])
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """Groups that are listed; all other directions are the group "others".
+    """Listed sets of directions; all other directions form the set "others".
 
     Attributes:
-        groups: Directions, languages or resource levels of each group.
+        groups: Name of a set -> its directions, languages or resource levels.
     """
 
     groups: Mapping[str, Sequence[str]]
@@ -124,7 +124,7 @@ class Listed:
 
 
 def check_groups(grouping: Grouping, directions: Directions, setting: str) -> Groups:
-    """Returns a grouping's groups. SettingError: fewer than two, or a direction not in just one."""
+    """Returns the sets. Raises SettingError unless there are two, each direction in exactly one."""
     groups = {name: list(members) for name, members in grouping(directions).items() if members}
     listed = [d for members in groups.values() for d in members]
     if sorted(listed) != sorted(directions.names):
@@ -138,10 +138,10 @@ def check_groups(grouping: Grouping, directions: Directions, setting: str) -> Gr
 
 
 def by_direction(setting: str, given: Factors, directions: Directions) -> npt.NDArray[np.float32]:
-    """Returns the factor of each direction, in their order. Raises SettingError.
+    """Returns the factor of each direction, in order. Raises SettingError.
 
-    The narrower of the `given` names counts: directions ("en-gl"), languages ("gl", both
-    directions), resource levels ("low"); all others have 1. A function's numbers, such as a
+    The most specific of the `given` names counts: a direction ("en-gl"), a language ("gl", both
+    directions) or a resource level ("low"); others have 1. A function's numbers, such as a
     sampler's, are divided by their mean.
     """
     names = list(directions.names)

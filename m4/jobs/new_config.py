@@ -346,12 +346,6 @@ def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, l
 
 # ----------------------------------------------------------------------------- --start
 
-_IMPORTS = [
-    "from m4 import experiment", "from m4.data import corpus",
-    "from m4.data.samplers import temperature", "from m4.model import transformer",
-    "from m4.parallel import mesh", "from m4.train import early_stopping",
-    "from m4.train import optimizer", "from m4.train import schedules",
-]  # fmt: skip
 # Of dev sentences that are translated greedily at each evaluation, in all directions.
 _DEV_SENTENCES = 1600
 # The rate at width 128 that was best for continuing models of m4: a seventh of that from scratch,
@@ -403,7 +397,8 @@ def _continued(
     codes = languages_of(map(pair_of, languages))
     begun = beginning(start.folder, [code for code in codes if code != "en"])
     kept = [code for code in start.languages if code not in languages]
-    imports = {*_IMPORTS, *begun.imports, f"from m4.data.sources import {module}"}
+    template = _CONTINUED.read_text("utf-8")
+    imports = {*begun.imports, f"from m4.data.sources import {module}"} - {*template.splitlines()}
     if kept:
         first, *rest = source
         of = first.rpartition(" = ")[2]
@@ -418,7 +413,7 @@ def _continued(
     own = ("transformer.Transformer.dropout_rate", "experiment.Training.optimizer")
     settings = [line for line in begun.settings if not line.startswith(own[: 1 + start.run])]
     rate = _RATE * (128 / begun.width) ** 0.5 if start.run else 1e-3
-    return Template(_CONTINUED.read_text("utf-8")).substitute(
+    return Template(template).substitute(
         values,
         head="\n".join([f"# continues from {start.folder}", *begun.about]),
         imports="\n".join(sorted(imports)),
@@ -440,15 +435,16 @@ def _continued(
 
 def _optimizer(begun: Beginning) -> list[str]:
     """Returns the lines of m4's own optimizer, as a config from scratch has it."""
-    experts = any(line.startswith("moe.MoeLayer.") for line in begun.settings)
-    return [
-        *(["experiment.Training.router_z_loss_factor = 1.0e-3"] if experts else []),
+    lines = [
         "experiment.Training.optimizer = @average.averaged",
         "average.averaged.optimizer = @optimizer.muon",
         "optimizer.muon.schedule = @schedules.rsqrt",
         "optimizer.muon.matrix_rate = 4.0",
-        *(["optimizer.muon.experts = True"] if experts else []),
     ]
+    if any(line.startswith("moe.MoeLayer.") for line in begun.settings):
+        lines += ["experiment.Training.router_z_loss_factor = 1.0e-3"]
+        lines += ["optimizer.muon.experts = True"]
+    return lines
 
 
 def listed(codes: Sequence[str]) -> str:

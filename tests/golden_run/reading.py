@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from m4.parallel.platform.hardware import available_cpus
+
 # Names of metrics that differ from run to run contain one of these.
 TIMES = ("seconds", "per_second", "goodput", "mfu", "model_flops")
 _OF_A_SCORE = (
@@ -83,12 +85,13 @@ def _of_plain(value: Any) -> str:
 
 
 def key() -> str:
-    """Returns JAX's version, the CPU's instruction set and a hash of a small computation.
+    """Returns JAX's version, the CPU's instruction set, a hash of a small computation, and cores.
 
     Two kinds of CPU with one instruction set may be compiled for in two ways; the computation has
     the operations of a model, so that its bits differ where those of a model would.
     """
-    return f"jax {jax.__version__}, {instruction_set()}, {_probe()[:8]}"
+    cores = len(available_cpus())
+    return f"jax {jax.__version__}, {instruction_set()}, {_probe()[:8]}, {cores} cores"
 
 
 def instruction_set() -> str:

@@ -167,7 +167,11 @@ def test_the_command_in_the_head_of_a_config_is_right(name: str) -> None:
     dry_run(shlex.split(re.sub(r"\\\n#", " ", command)))
 
 
-def test_the_committed_picture_of_the_architecture_names_every_room() -> None:
-    drawn = re.findall(r"<text[^>]*>([^<]+)</text>", draw_architecture.PICTURE.read_text("utf-8"))
-    rooms = {room for layer in draw_architecture.read_graph().layers for room in layer}
-    assert rooms <= {*drawn}, "run: .venv/bin/python scripts/draw_architecture.py"
+def test_the_committed_picture_of_the_architecture_is_that_of_the_code(tmp_path: Path) -> None:
+    """Rooms, what they say, and arrows; the numbers of imports may be a little behind."""
+    draw_architecture.draw(draw_architecture.read_graph(), tmp_path / "drawn.svg")
+    drawn, committed = (
+        sorted(re.sub(r"\d+", "N", text) for text in re.findall(r"<text[^>]*>([^<]+)</text>", svg))
+        for svg in map(Path.read_text, (tmp_path / "drawn.svg", draw_architecture.PICTURE))
+    )
+    assert drawn == committed, "run: .venv/bin/python scripts/draw_architecture.py"

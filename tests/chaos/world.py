@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.forks import Ended, computed, in_child
+from tests.command_line import TINY
 
-TINY = Path(__file__).parents[1] / "testdata" / "tiny.gin"
 STEPS = 6
 BINDINGS = (
     f"TRAIN_STEPS={STEPS}",

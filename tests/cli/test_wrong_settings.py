@@ -18,6 +18,7 @@ from m4.build import build
 from m4.config import Config, canonical_name, parameters_of
 from m4.data.samplers import Sampler
 from m4.settings import InputError, SettingError, annotations_of, fits
+from tests.command_line import TINY
 
 DEMO = Path(__file__).parents[2] / "gin_configs" / "demo.gin"
 WRONG = ["'x'", "0", "-1", "None", "''", str(10**12)]
@@ -79,9 +80,6 @@ def test_what_cannot_be_is_one_line_before_anything_starts(name: str) -> None:
         assert said is not None, f"{name} = {value} is accepted"
         assert "\n" not in said, value
         assert name.rpartition(".")[2] in said, value
-
-
-TINY = Path(__file__).parents[1] / "testdata" / "tiny.gin"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from m4.model.gates.deepseek import deepseek
 from m4.model.moe import move_biases
 from tests.model.gates.golden import (
+    GOLDEN,
     at_once,
     balance_by_loops,
     random_case,
@@ -92,6 +93,27 @@ def test_equals_loops(case):
     # The choices are another set than without the bias or the groups.
     alone = {**options, "expert_groups": 1, "best_groups": 1}
     assert (by_loops(logits, bias=0 * BIAS, **alone)[1] != expert).any()
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("v3", {"choices": 8, "route_scale": 2.5, "expert_groups": 8, "best_groups": 4}),
+        ("plain", {"choices": 2}),
+        ("unnormalised", {"choices": 3, "normalize": False, "expert_groups": 4, "best_groups": 2}),
+    ],
+)
+def test_equals_hugging_face(case, options):
+    with np.load(GOLDEN / "deepseek_v3.npz") as golden:
+        logits, bias, expert, weight = (
+            golden[f"{case}/{name}"] for name in ("logits", "bias", "expert", "weight")
+        )
+    tokens = tokens_of(logits[None], bias=lambda: jnp.asarray(bias))
+    routing = at_once(deepseek, tokens, logits.shape[-1], slots(len(logits)), **options)
+    order = np.argsort(routing.expert_GSK[0], axis=-1)
+    np.testing.assert_array_equal(np.take_along_axis(routing.expert_GSK[0], order, -1), expert)
+    found = np.take_along_axis(routing.weight_GSK[0], order, -1)
+    np.testing.assert_allclose(found, weight, rtol=5e-6)
 
 
 @pytest.mark.parametrize("case", CASES)

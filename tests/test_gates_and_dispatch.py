@@ -93,8 +93,7 @@ def test_the_runs_have_every_gate_and_dispatch() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "run",
-    [pytest.param(run, id=f"{run.encoder} {run.decoder} {run.dispatch}") for run in RUNS],
+    "run", [pytest.param(run, id=f"{run.encoder} {run.decoder} {run.dispatch}") for run in RUNS]
 )
 def test_fifty_steps(
     experiment: Experiment, corpus: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -104,15 +104,9 @@ STRATEGIES = {
     "zero": Parts(
         ALL / 8,
         {
-            "embedding VM": "data .",
-            "attention MH": "data .",
-            "attention HM": "data .",
-            "mlp MF": ". data",
-            "mlp FM": "data .",
-            "experts EMF": ". . data",
-            "experts EFM": ". data .",
-            "router ME": "data .",
-            "bias NK": ". data",
+            "embedding VM": "data .", "attention MH": "data .", "attention HM": "data .",
+            "mlp MF": ". data", "mlp FM": "data .", "experts EMF": ". . data",
+            "experts EFM": ". data .", "router ME": "data .", "bias NK": ". data",
             "norm M": "data",
         },
         rows_over("data"),
@@ -187,7 +181,7 @@ STRATEGIES = {
         MEGATRON,
         megatron_over("data") | {"BLM": {"data model .", "data . model"}},
     ),
-}
+}  # fmt: skip
 
 
 def spread(mesh: Any, spec: PartitionSpec, dimensions: int) -> str:

@@ -20,17 +20,10 @@ from pathlib import Path
 from typing import Any
 
 _IMPORTED = (
-    "orbax.checkpoint",
-    "m4.config",
-    "m4.eval.report.figures",
-    "m4.eval.report.plot",
-    "m4.jobs.checkpoints.average",
-    "m4.jobs.decoding.text",
-    "m4.jobs.bilingual",
-    "m4.jobs.checkpoints.initial",
-    "m4.jobs.decoding.report",
-    "m4.train.multitask.cosines",
-)
+    "orbax.checkpoint", "m4.config", "m4.eval.report.figures", "m4.eval.report.plot",
+    "m4.jobs.checkpoints.average", "m4.jobs.decoding.text", "m4.jobs.bilingual",
+    "m4.jobs.checkpoints.initial", "m4.jobs.decoding.report", "m4.train.multitask.cosines",
+)  # fmt: skip
 # A child that lasts longer counts as hanging.
 MOST_SECONDS = 180.0
 

@@ -87,13 +87,9 @@ def said(ended: Ended) -> str:
 
 # Job -> the states it may begin from. From nothing, training builds its corpus first.
 KILLED = {
-    "train": ("nothing", "begun", "half"),
-    "baselines": ("finished",),
-    "decode": ("finished",),
-    "report": ("compared",),
-    "begin": ("nothing",),
-    **dict.fromkeys(AFTER, ("finished",)),
-}
+    "train": ("nothing", "begun", "half"), "baselines": ("finished",), "decode": ("finished",),
+    "report": ("compared",), "begin": ("nothing",), **dict.fromkeys(AFTER, ("finished",)),
+}  # fmt: skip
 
 
 def kill(world: World, name: str, draw: random.Random) -> Trial:

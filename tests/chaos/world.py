@@ -18,17 +18,12 @@ from tests.command_line import TINY
 
 STEPS = 6
 BINDINGS = (
-    f"TRAIN_STEPS={STEPS}",
-    "cldr.Cldr.sizes={'pt': 100, 'gl': 60}",
-    "cldr.Cldr.test_pairs=6",
-    "cldr.Cldr.dev_pairs=4",
-    "corpus.CorpusSpec.vocabulary_size=360",
-    "experiment.ResourceLevels.high_resource_from=90",
-    "experiment.Training.log_period=1",
-    "experiment.Decoding.batch_rows=8",
-    "experiment.Decoding.max_target_length=8",
+    f"TRAIN_STEPS={STEPS}", "cldr.Cldr.sizes={'pt': 100, 'gl': 60}", "cldr.Cldr.test_pairs=6",
+    "cldr.Cldr.dev_pairs=4", "corpus.CorpusSpec.vocabulary_size=360",
+    "experiment.ResourceLevels.high_resource_from=90", "experiment.Training.log_period=1",
+    "experiment.Decoding.batch_rows=8", "experiment.Decoding.max_target_length=8",
     "bilingual/experiment.Training.total_steps=2",
-)
+)  # fmt: skip
 # Jobs that are a command with other arguments. base: the world's folder.
 COMMANDS = {
     "begin": ("train", "--init_from={base}/states/finished"),
@@ -142,13 +137,10 @@ def digest(content: bytes | str) -> str:
 # Job -> the beginnings of the names of its results, which are compared after it.
 _MAKES = {
     "train": ("./checkpoints/", "metrics.jsonl", "atlas.train.json", "data/", "vocabulary/"),
-    "baselines": ("baselines/",),
-    "decode": ("decodes/test.", "decodes/atlas."),
+    "baselines": ("baselines/",), "decode": ("decodes/test.", "decodes/atlas."),
     "report": ("scores.jsonl", "deltas.jsonl", "decodes/test.", "decodes/bilingual/"),
-    "score": ("decodes/logprob-",),
-    "text": ("translated.txt",),
-    "average": ("mean/",),
-}
+    "score": ("decodes/logprob-",), "text": ("translated.txt",), "average": ("mean/",),
+}  # fmt: skip
 _MAKES["begin"] = _MAKES["train"]
 # Jobs on a trained model that change nothing of another job's.
 AFTER = ("score", "text", "average")

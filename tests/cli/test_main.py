@@ -475,10 +475,7 @@ def test_a_run_and_texts_stand_before_or_behind_flags(words: list[str]) -> None:
     ("given", "typed"),
     [
         ("experiment.Data.about=my text", """--gin.experiment.Data.about="'my text'\""""),
-        (
-            "experiment.Data.about=worth $5",
-            "'--gin.experiment.Data.about='\"'\"'worth $5'\"'\"''",
-        ),
+        ("experiment.Data.about=worth $5", "'--gin.experiment.Data.about='\"'\"'worth $5'\"'\"''"),
         (
             "corpus.CorpusSpec.languages=[gl, es]",
             """--gin.corpus.CorpusSpec.languages="['gl', 'es']\"""",

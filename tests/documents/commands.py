@@ -92,12 +92,9 @@ def m4(rest: list[str]) -> None:
 def made_by(rest: list[str]) -> str:
     """The commands that make would run, but for the set-up."""
     said = subprocess.run(
-        ["make", "--dry-run", "--no-print-directory", "--old-file=setup", *rest],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        ["make", "--dry-run", "--no-print-directory", "--old-file=setup", *rest], cwd=ROOT,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert said.returncode == 0, said.stderr
     return said.stdout
 

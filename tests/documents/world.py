@@ -57,14 +57,9 @@ class World:
         text = python_of(block) if python else "set -euo pipefail\n" + block.commands
         program = [sys.executable] if python else ["/bin/bash"]
         said = subprocess.run(
-            [*program, "-c", text.replace(".venv/bin/", "")],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
+            [*program, "-c", text.replace(".venv/bin/", "")], cwd=self.folder, env=environment,
+            capture_output=True, text=True, check=False, timeout=600,
+        )  # fmt: skip
         assert said.returncode == 0, f"{block}: {said.stderr}"
 
     def _run(self, words: list[str], block: Block) -> Said:

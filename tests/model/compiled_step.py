@@ -65,27 +65,17 @@ def products(text: str) -> list[Product]:
 def gradient(kind: str, device: Any = None):
     """(function, shapes of its arguments): one MoE layer a stack; unequal sizes everywhere."""
     model = Transformer(
-        vocab_size=101,
-        width=24,
-        heads=2,
-        head_width=16,
-        mlp_width=40,
-        encoder_layers=2,
-        decoder_layers=2,
-        moe=partial(MoeLayer, num_experts=7, group_tokens=32),
-        **KINDS[kind],
-    )
+        vocab_size=101, width=24, heads=2, head_width=16, mlp_width=40, encoder_layers=2,
+        decoder_layers=2, moe=partial(MoeLayer, num_experts=7, group_tokens=32), **KINDS[kind],
+    )  # fmt: skip
     tokens = jax.ShapeDtypeStruct((4, 32), jnp.int32)
     params = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, x, x)["params"], tokens)
 
     def loss(params, tokens):
         logits, sown = model.apply(
-            {"params": params},
-            *(tokens, tokens, tokens),
-            enable_dropout=True,
-            rngs={"dropout": jax.random.key(1)},
-            mutable=["intermediates"],
-        )
+            {"params": params}, *(tokens, tokens, tokens), enable_dropout=True,
+            rngs={"dropout": jax.random.key(1)}, mutable=["intermediates"],
+        )  # fmt: skip
         assert isinstance(logits, jax.Array)
         metrics = mean_metrics(sown["intermediates"])
         losses = cross_entropy(logits, tokens, 0.1, 1e-4).training_BT

@@ -87,15 +87,11 @@ def tokens_of(
         mask = rng.random((G, S)) < rng.choice([0.3, 0.8, 1.0], (G, 1))
         mask[0] = False  # a group of padding alone
     return Tokens(
-        score=score,
-        mask_GS=jnp.asarray(mask),
+        score=score, mask_GS=jnp.asarray(mask),
         ids_GS=jnp.asarray(rng.integers(0, 50, shape[:2]), jnp.int32),
-        rng=jax.random.key(seed) if key else None,
-        table=make_table,
-        bias=biases_of(shape[-1]),
-        step=jnp.asarray(7, jnp.int32) if train else None,
-        train=train,
-    )
+        rng=jax.random.key(seed) if key else None, table=make_table, bias=biases_of(shape[-1]),
+        step=jnp.asarray(7, jnp.int32) if train else None, train=train,
+    )  # fmt: skip
 
 
 every_gate = pytest.mark.parametrize("gate", EVERY.values(), ids=EVERY.keys())

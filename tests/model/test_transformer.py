@@ -27,22 +27,15 @@ FACTORED_AXES = {
     *("layer_norm_scale", "mlp_embed", "expert", "expert_mlp", "unmodeled"),
 }
 T5X_METRICS = {
-    "auxiliary_loss",
-    "router_z_loss",
-    "fraction_tokens_left_behind",
-    "expert_usage",
+    "auxiliary_loss", "router_z_loss", "fraction_tokens_left_behind", "expert_usage",
     "router_confidence",
-}
+}  # fmt: skip
 
 
 tiny = partial(
-    small_model,
-    encoder_layers=2,
-    decoder_layers=2,
-    moe=partial(MoeLayer, num_experts=4, group_tokens=16),
-    moe_every=2,
-    dropout_rate=0.1,
-)
+    small_model, encoder_layers=2, decoder_layers=2,
+    moe=partial(MoeLayer, num_experts=4, group_tokens=16), moe_every=2, dropout_rate=0.1,
+)  # fmt: skip
 variants = pytest.mark.parametrize(
     "model",
     [
@@ -173,14 +166,11 @@ def test_every_moe_layer_sows_t5x_metrics_under_their_names():
 def allocate(model, params, rows, length):
     # Call 3b: all names as keywords, full length.
     return model.apply(
-        {"params": params},
-        encoder_input_tokens=jnp.ones((rows, L)),
+        {"params": params}, encoder_input_tokens=jnp.ones((rows, L)),
         decoder_input_tokens=jnp.ones((rows, length)),
-        decoder_target_tokens=jnp.ones((rows, length)),
-        mutable=["cache"],
-        decode=True,
+        decoder_target_tokens=jnp.ones((rows, length)), mutable=["cache"], decode=True,
         enable_dropout=False,
-    )[1]["cache"]
+    )[1]["cache"]  # fmt: skip
 
 
 @variants

@@ -66,10 +66,7 @@ def test_rows_are_sharded_over_all_devices_in_order() -> None:
     ],
 )
 def test_process_reads_the_rows_of_its_devices(
-    monkeypatch: pytest.MonkeyPatch,
-    sizes: dict[str, Any],
-    mine: set[int],
-    parts: list[meshes.Part],
+    monkeypatch: pytest.MonkeyPatch, sizes: dict[str, Any], mine: set[int], parts: list[meshes.Part]
 ) -> None:
     mesh = make_mesh(**sizes)
     on(monkeypatch, mine)

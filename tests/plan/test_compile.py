@@ -213,10 +213,7 @@ def test_a_step_for_a_gpu_adds_up_in_a_fixed_order_where_that_is_asked_for() -> 
     environment = {**os.environ, **launch.ENVIRONMENT, "PYTHONPATH": str(launch.CUDA_COMPILER)}
     environment["XLA_FLAGS"] = "--xla_gpu_exclude_nondeterministic_ops=true"
     done = subprocess.run(
-        [sys.executable, "-c", SCATTERS, str(TINY)],
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", SCATTERS, str(TINY)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     scatters = json.loads(done.stdout.splitlines()[-1])

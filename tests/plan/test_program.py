@@ -65,21 +65,14 @@ def assert_counts_are_kept_once(planned: PlannedProgram) -> None:
 def test_what_training_keeps_is_in_the_memory() -> None:
     # 70 bytes of results, of which 64 take the place of arguments.
     stats = SimpleNamespace(
-        argument_size_in_bytes=110,
-        output_size_in_bytes=70,
-        alias_size_in_bytes=64,
-        temp_size_in_bytes=1000,
-        generated_code_size_in_bytes=5,
-    )
+        argument_size_in_bytes=110, output_size_in_bytes=70, alias_size_in_bytes=64,
+        temp_size_in_bytes=1000, generated_code_size_in_bytes=5,
+    )  # fmt: skip
     given = {"replicated weights": 60, "expert weights": 30, "optimizer state": 10}
     found = bytes_by_kind(given, stats, 444)
     assert found == {
-        **given,
-        "batch": 10,
-        "temporaries": 1006,
-        "code": 5,
-        "counts and log rows": 444,
-    }
+        **given, "batch": 10, "temporaries": 1006, "code": 5, "counts and log rows": 444,
+    }  # fmt: skip
 
 
 class _Seen(Exception):

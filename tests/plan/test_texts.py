@@ -15,12 +15,9 @@ from tests.plan.test_hlo import SEARCH
 from tests.plan.test_program import planned_experiment
 
 SIZES = {
-    "argument_size_in_bytes": 2**30,
-    "output_size_in_bytes": 2**20,
-    "alias_size_in_bytes": 2**20,
-    "temp_size_in_bytes": 3 * 2**30,
-    "generated_code_size_in_bytes": 2**20,
-}
+    "argument_size_in_bytes": 2**30, "output_size_in_bytes": 2**20, "alias_size_in_bytes": 2**20,
+    "temp_size_in_bytes": 3 * 2**30, "generated_code_size_in_bytes": 2**20,
+}  # fmt: skip
 
 
 class Searching:

@@ -13,13 +13,9 @@ TRAIN = ("--", "train", "--gin_file=gin_configs/v4_128.gin", "--model_dir=gs://b
 
 def call(script: str | Path, *arguments: str, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", str(SCRIPTS / script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **more,
-    )
+        ["bash", str(SCRIPTS / script), *arguments], capture_output=True, text=True, timeout=120,
+        check=False, **more,
+    )  # fmt: skip
 
 
 def dry(script: str, *arguments: str) -> list[list[str]]:
@@ -77,21 +73,18 @@ def remote(words: list[str]) -> str:
 
 EVERY_DRY_RUN = [
     ("cloud_tpu.sh", "create", *slice_options(), "--spot", "--gcloud=--network=mine"),
-    ("cloud_tpu.sh", "wait", *slice_options()),
-    ("cloud_tpu.sh", "setup", *slice_options()),
+    ("cloud_tpu.sh", "wait", *slice_options()), ("cloud_tpu.sh", "setup", *slice_options()),
     ("cloud_tpu.sh", "start", *slice_options(), *TRAIN),
     ("cloud_tpu.sh", "logs", *slice_options(), "--worker=3"),
     ("cloud_tpu.sh", "status", *slice_options(), "--job=train"),
     ("cloud_tpu.sh", "stop", *slice_options()),
     ("cloud_tpu.sh", "launch", *slice_options(), *TRAIN),
     ("cloud_tpu.sh", "launch", *slice_options(), "--slices=2", "--internal_ip", *TRAIN),
-    ("cloud_tpu.sh", "delete", *slice_options()),
-    ("gke.sh", "image", "--image=here/m4:1"),
+    ("cloud_tpu.sh", "delete", *slice_options()), ("gke.sh", "image", "--image=here/m4:1"),
     ("gke.sh", "pool", *slice_options(), "--cluster=c"),
     ("gke.sh", "pool", *slice_options("tpu7x-128"), "--cluster=c", "--slices=2"),
     ("gke.sh", "apply", "--name=big", "--slice=v5e-256", "--image=here/m4:1", *TRAIN),
     ("gke.sh", "xpk", *slice_options(), "--cluster=c", "--image=here/m4:1", *TRAIN),
-    ("gke.sh", "status", "--name=big"),
-    ("gke.sh", "logs", "--name=big"),
+    ("gke.sh", "status", "--name=big"), ("gke.sh", "logs", "--name=big"),
     ("gke.sh", "delete", "--name=big"),
-]
+]  # fmt: skip

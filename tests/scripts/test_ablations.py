@@ -17,13 +17,9 @@ from tests.scripts.conftest import ASKED
 def run(name: str, *nll: list[float], **more: Any) -> Run:
     """Seeds with these losses of the languages, from many pairs to few."""
     given: dict[str, Any] = {
-        "steps": np.array([500, 1000]),
-        "curve": np.array([4.0, 3.0]),
-        "routing": {},
-        "bleu": None,
-        "cpu_seconds": 75.0,
-        "seconds": None,
-    }
+        "steps": np.array([500, 1000]), "curve": np.array([4.0, 3.0]), "routing": {}, "bleu": None,
+        "cpu_seconds": 75.0, "seconds": None,
+    }  # fmt: skip
     return Run(name, name, more.pop("seeds", [*range(len(nll))]), np.array(nll), **(given | more))
 
 

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents.commands import write_program
-from tests.scripts.cloud import (
-    SLICES,
-    TRAIN,
-    call,
-    described,
-    dry,
-    slice_options,
-)
+from tests.scripts.cloud import SLICES, TRAIN, call, described, dry, slice_options
 
 
 def test_create_asks_for_a_queued_resource() -> None:

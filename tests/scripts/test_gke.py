@@ -8,15 +8,7 @@ import pytest
 import yaml
 
 from tests.documents.commands import write_program
-from tests.scripts.cloud import (
-    ROOT,
-    TRAIN,
-    call,
-    described,
-    dry,
-    remote,
-    slice_options,
-)
+from tests.scripts.cloud import ROOT, TRAIN, call, described, dry, remote, slice_options
 
 # A chip, hosts of 4 and of 8 chips, several hosts.
 POOLS = ["v4-8", "v4-128", "v5e-1", "v5e-8", "v5e-256", "v5p-128", "v6e-4", "v6e-16", "tpu7x-8"]

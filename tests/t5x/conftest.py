@@ -39,13 +39,8 @@ def run_t5x(cache: Cache) -> Run:
         given = [f"M4_CACHE='{cache.folder}'", "BATCH_SIZE=8", *bindings]
         done = subprocess.run(
             [*command, f"--gin_file=gin_configs/t5x/{config}.gin", *(f"--gin.{g}" for g in given)],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
+            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr[-6000:]
         return done.stderr
 

@@ -20,16 +20,10 @@ FEW = ("train.eval_steps=2", "train.stats_period=10")
 def train(run: Run, kind: str, folder: Path, *bindings: str, devices: int = 1) -> list[float]:
     """STEPS steps; the training losses that T5X logs, a token."""
     said = run(
-        "train",
-        f"pretrain_{kind}",
-        f"MODEL_DIR='{folder}'",
-        f"TRAIN_STEPS={STEPS}",
-        "utils.create_learning_rate_scheduler.warmup_steps=100",
-        *QUIET,
-        *FEW,
-        *bindings,
+        "train", f"pretrain_{kind}", f"MODEL_DIR='{folder}'", f"TRAIN_STEPS={STEPS}",
+        "utils.create_learning_rate_scheduler.warmup_steps=100", *QUIET, *FEW, *bindings,
         devices=devices,
-    )
+    )  # fmt: skip
     assert (folder / f"checkpoint_{STEPS}").is_dir()
     assert "split 'validation'" not in said.replace('"', "'"), "training evaluation was skipped"
     losses = re.findall(r"collection=train .*?cross_ent_loss=([\d.]+)", said)
@@ -55,12 +49,9 @@ def test_eval_scores_with_bleu_and_chrf(
     run_t5x: Run, trained: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
     run_t5x(
-        "eval",
-        f"eval_{kind}",
-        f"CHECKPOINT_PATH='{trained[kind]}/checkpoint_{STEPS}'",
-        f"EVAL_OUTPUT_DIR='{tmp_path}'",
-        "MIXTURE_OR_TASK_NAME='m4.to_english'",
-    )
+        "eval", f"eval_{kind}", f"CHECKPOINT_PATH='{trained[kind]}/checkpoint_{STEPS}'",
+        f"EVAL_OUTPUT_DIR='{tmp_path}'", "MIXTURE_OR_TASK_NAME='m4.to_english'",
+    )  # fmt: skip
     for task in ("m4.gl_en", "m4.pt_en"):
         (line,) = (tmp_path / "inference_eval" / f"{task}-metrics.jsonl").read_text().splitlines()
         scores = json.loads(line)
@@ -73,12 +64,9 @@ def test_infer_with_four_beams(
     run_t5x: Run, cache: Cache, trained: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
     run_t5x(
-        "infer",
-        f"infer_{kind}",
-        f"CHECKPOINT_PATH='{trained[kind]}/checkpoint_{STEPS}'",
-        f"INFER_OUTPUT_DIR='{tmp_path}'",
-        "MIXTURE_OR_TASK_NAME='m4.en_gl'",
-    )
+        "infer", f"infer_{kind}", f"CHECKPOINT_PATH='{trained[kind]}/checkpoint_{STEPS}'",
+        f"INFER_OUTPUT_DIR='{tmp_path}'", "MIXTURE_OR_TASK_NAME='m4.en_gl'",
+    )  # fmt: skip
     (path,) = tmp_path.glob("m4.en_gl-*.jsonl-00000-of-00001")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     sources = [line["inputs"]["inputs_pretokenized"] for line in lines]
@@ -95,16 +83,11 @@ def test_finetuning_continues(
 ) -> None:
     """And evaluates by decoding meanwhile."""
     run_t5x(
-        "train",
-        f"finetune_{kind}",
-        f"INITIAL_CHECKPOINT_PATH='{trained[kind]}/checkpoint_{STEPS}'",
-        f"MODEL_DIR='{tmp_path}'",
-        f"TRAIN_STEPS={STEPS + 4}",
-        "MIXTURE_OR_TASK_NAME='m4.gl_en'",
-        "EVAL_PERIOD=4",
-        "EVAL_STEPS=1",
-        "utils.SaveCheckpointConfig.period=4",
-    )
+        "train", f"finetune_{kind}",
+        f"INITIAL_CHECKPOINT_PATH='{trained[kind]}/checkpoint_{STEPS}'", f"MODEL_DIR='{tmp_path}'",
+        f"TRAIN_STEPS={STEPS + 4}", "MIXTURE_OR_TASK_NAME='m4.gl_en'", "EVAL_PERIOD=4",
+        "EVAL_STEPS=1", "utils.SaveCheckpointConfig.period=4",
+    )  # fmt: skip
     assert (tmp_path / f"checkpoint_{STEPS + 4}").is_dir()
     (line, *_) = (tmp_path / "inference_eval" / "m4.gl_en-metrics.jsonl").read_text().splitlines()
     assert "bleu" in json.loads(line)

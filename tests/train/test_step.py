@@ -50,13 +50,10 @@ def a_batch(rows: int = 8, length: int = 8) -> dict[str, np.ndarray]:
     return {
         "encoder_input_tokens": random.integers(2, 32, (rows, length), dtype=np.int32),
         "decoder_input_tokens": np.pad(target, ((0, 0), (1, 0)))[:, :-1],
-        "decoder_target_tokens": target,
-        "decoder_loss_weights": segment.astype(np.float32),
-        "encoder_segment_ids": np.ones((rows, length), np.int32),
-        "decoder_segment_ids": segment,
-        "direction_ids": directions,
-        "encoder_direction_ids": directions.copy(),
-    }
+        "decoder_target_tokens": target, "decoder_loss_weights": segment.astype(np.float32),
+        "encoder_segment_ids": np.ones((rows, length), np.int32), "decoder_segment_ids": segment,
+        "direction_ids": directions, "encoder_direction_ids": directions.copy(),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

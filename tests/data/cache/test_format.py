@@ -59,13 +59,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     if version("sentencepiece") != trainer:
         pytest.skip(f"needs sentencepiece {trainer}: another one may train another vocabulary")
     return CorpusSpec(
-        Made({"gl": 80, "sr_Latn": 30, "pt_BR": 20}),
-        vocabulary_size=400,
-        segmentations=2,
-        cleaning=Cleaning((*clean.DEFAULT.stages, Script())),
-        workers=1,
+        Made({"gl": 80, "sr_Latn": 30, "pt_BR": 20}), vocabulary_size=400, segmentations=2,
+        cleaning=Cleaning((*clean.DEFAULT.stages, Script())), workers=1,
         lengths={"inputs": 64, "targets": 64},
-    ).build(tmp_path_factory.mktemp("format") / "c")
+    ).build(tmp_path_factory.mktemp("format") / "c")  # fmt: skip
 
 
 def test_the_format_is_raised_with_every_change_of_the_files(made: Cache) -> None:

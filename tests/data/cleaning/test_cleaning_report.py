@@ -146,13 +146,10 @@ def test_no_right_column_is_taken_for_reversed() -> None:
 def test_another_language_in_the_place_of_english_is_found() -> None:
     """By its letters, or its frequent words; where its translation is English, it is reversed."""
     texts = {
-        "de": "Der Hund und die Katze sind nicht da.",
-        "it": "Il cane e il gatto non sono qui.",
-        "fi": "Se on minun, ja hän ei ole siellä.",
-        "ru": "Собака и кошка дома.",
-        "ja": "犬と猫は家にいます。",
-        "ar": "الكلب والقطة في البيت.",
-    }
+        "de": "Der Hund und die Katze sind nicht da.", "it": "Il cane e il gatto non sono qui.",
+        "fi": "Se on minun, ja hän ei ole siellä.", "ru": "Собака и кошка дома.",
+        "ja": "犬と猫は家にいます。", "ar": "الكلب والقطة في البيت.",
+    }  # fmt: skip
     sides, right = EnglishSides(), "They were there with the dog and the cat."
     for code, text in texts.items():
         for split, translation in (("train", "w0 w1 w2 w3"), ("test", right)):

@@ -269,16 +269,12 @@ def test_overlap_of_both_sides_with_every_test_set(tmp_path: Path) -> None:
     kept, ledger = run([stage], source, tmp_path, on_drop=lambda why, code, split, number, pair:
                        reasons.update({(key_of(code), number): why}))  # fmt: skip
     assert reasons == {
-        ("gl", 2): "overlap: first side in test",
-        ("gl", 3): "overlap: second side in test",
-        ("gl", 4): "overlap: first side in dev",
-        ("gl", 5): "overlap: first side in test",
-        ("gl", 7): "overlap: first side in extra",
-        ("gl", 8): "overlap: first side in news",
-        ("gl", 9): "overlap: second side in news",
-        ("gl", 10): "overlap: second side in extra",
+        ("gl", 2): "overlap: first side in test", ("gl", 3): "overlap: second side in test",
+        ("gl", 4): "overlap: first side in dev", ("gl", 5): "overlap: first side in test",
+        ("gl", 7): "overlap: first side in extra", ("gl", 8): "overlap: first side in news",
+        ("gl", 9): "overlap: second side in news", ("gl", 10): "overlap: second side in extra",
         ("pt", 2): "overlap: first side in extra",
-    }
+    }  # fmt: skip
     assert kept["pt", "train"] == [("z", "probado"), ("z", "da prensa")]
     assert ledger.count("en-gl", "dev").flagged == {"overlap: first side in test": 1}
     kept, _ = run([Overlap(sides=["first"])], source, tmp_path)

@@ -85,14 +85,11 @@ FILLED_IN = PO.replace("some day", "2026-01-01 00:00+0000").replace(
     "nplurals=INTEGER; plural=EXPRESSION", "nplurals=2; plural=(n != 1)"
 )
 KEPT = [
-    Pair("Good morning", "Bos días"),
-    Pair("Open", "Abrir"),
-    Pair("Open", "Aberto"),
+    Pair("Good morning", "Bos días"), Pair("Open", "Abrir"), Pair("Open", "Aberto"),
     Pair('Two lines and a "quote", a tab and a \\', "Dúas liñas e unha «cita», un tab e unha \\"),
-    Pair("%s of %s", "%2$s de %1$s"),
-    Pair("Save as", "Gardar como"),
+    Pair("%s of %s", "%2$s de %1$s"), Pair("Save as", "Gardar como"),
     Pair("100 % of the R&D", "O 100 % da I+D"),
-]
+]  # fmt: skip
 
 
 def catalogue(folder: Path, text: str = PO, **options) -> Gettext:  # type: ignore
@@ -108,12 +105,9 @@ def test_what_is_kept_and_what_is_counted(tmp_path: Path) -> None:
     source = catalogue(tmp_path)
     assert sorted(pairs(source)) == sorted(KEPT)
     assert source.reading.skipped == {
-        ("gl.po", "fuzzy"): 1,
-        ("gl.po", "not translated"): 1,
-        ("gl.po", "plural forms"): 1,
-        ("gl.po", "placeholders that differ"): 1,
-        ("gl.po", "obsolete"): 2,
-    }
+        ("gl.po", "fuzzy"): 1, ("gl.po", "not translated"): 1, ("gl.po", "plural forms"): 1,
+        ("gl.po", "placeholders that differ"): 1, ("gl.po", "obsolete"): 2,
+    }  # fmt: skip
     assert source.reading.tallies["gl.po"].normalised == {"a tab or line end inside": 1}
 
 

@@ -86,12 +86,9 @@ def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
 
 def test_many_languages_in_one_object(tmp_path: Path) -> None:
     rows: list[object] = [
-        {"en": "day", "gl": "día", "pt-BR": "dia"},
-        {"en": "night", "pt-BR": "noite", "gl": None},
-        {"gl": "sen inglés", "pt-BR": "sem inglês"},
-        {"en": "alone"},
-        "text",
-    ]
+        {"en": "day", "gl": "día", "pt-BR": "dia"}, {"en": "night", "pt-BR": "noite", "gl": None},
+        {"gl": "sen inglés", "pt-BR": "sem inglês"}, {"en": "alone"}, "text",
+    ]  # fmt: skip
     corpora.write(tmp_path / "train.jsonl.gz", json_lines({"translation": row} for row in rows))
     source = Jsonl(tmp_path, files="{split}.jsonl", on_bad_line="skip")
     assert source.language_pairs() == ["en-gl", "en-pt_BR"]

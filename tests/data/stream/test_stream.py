@@ -97,16 +97,13 @@ def test_fingerprint_is_everything_that_decides(made_cache: Cache, layout: str) 
     assert Stream(made_cache, **base).fingerprint() == Stream(made_cache, **base).fingerprint()
     rates = temperature(made_cache.sizes())
     others: list[dict[str, Any]] = [
-        base | {"seed": 2},
-        base | {"batch_rows": 16},
-        base | {"source_length": 91},
+        base | {"seed": 2}, base | {"batch_rows": 16}, base | {"source_length": 91},
         base | {"target_length": 91},
         base | {"layout": {"packed": "single", "single": "packed"}[layout]},
-        base | {"directions": ["en-gl", "gl-en"]},
-        base | {"window": 100},
+        base | {"directions": ["en-gl", "gl-en"]}, base | {"window": 100},
         base | {"phases": rates | {"en-gl": 0.5}},
         base | {"phases": [Phase(0, rates), Phase(100, rates)]},
-    ]
+    ]  # fmt: skip
     prints = {Stream(made_cache, **arguments).fingerprint() for arguments in [base, *others]}
     assert len(prints) == 1 + len(others)
 

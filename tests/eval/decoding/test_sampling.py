@@ -28,13 +28,9 @@ def kept(sampling: Sampling) -> np.ndarray:
 
 
 CASES = [
-    Sampling(),
-    Sampling(temperature=0.5),
-    Sampling(top_k=2),
-    Sampling(top_p=0.6),
-    Sampling(2.0, 4, 0.8),
-    Sampling(top_k=9, top_p=0.39),
-]
+    Sampling(), Sampling(temperature=0.5), Sampling(top_k=2), Sampling(top_p=0.6),
+    Sampling(2.0, 4, 0.8), Sampling(top_k=9, top_p=0.39),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("sampling", CASES, ids=str)

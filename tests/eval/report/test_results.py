@@ -17,13 +17,7 @@ from m4.eval.report.plot import draw
 from m4.eval.report.results import SCRIPT, Background, write_results
 from m4.eval.scoring.delta import from_plain
 from m4.eval.scoring.levels import ResourceLevels
-from m4.eval.scoring.score import (
-    System,
-    read_by_step,
-    replace_by_step,
-    rows_by_step,
-    said_by_step,
-)
+from m4.eval.scoring.score import System, read_by_step, replace_by_step, rows_by_step, said_by_step
 from m4.storage.files import read_jsonl
 from tests.eval.scoring.test_score import write
 
@@ -72,24 +66,18 @@ def made(tmp_path_factory):
     config = folder / "operative.gin"
     config.write_text(f"# {ATTACK}\ntrain.steps = 1675\n", encoding="utf-8")
     background = Background(
-        title=f"A run {ATTACK}",
-        corpus=f"Controlled language.\n\n{ATTACK}",
-        facts={"date": "2026-01-02", ATTACK: ATTACK},
-        configs={ATTACK: config},
+        title=f"A run {ATTACK}", corpus=f"Controlled language.\n\n{ATTACK}",
+        facts={"date": "2026-01-02", ATTACK: ATTACK}, configs={ATTACK: config},
         curves={ATTACK: [{"step": step, "nll": 9.0 / (step + 1)} for step in range(9)]},
-        sampling={"gl": 0.25},
-        epochs={"gl": 41.0},
-    )
+        sampling={"gl": 0.25}, epochs={"gl": 41.0},
+    )  # fmt: skip
     written = write_results(
         folder / "out",
         [System(name, folder / name, f"{name}.gin", 7) for name in ("moe", "bilingual")],
-        DEFAULTS.metrics,
-        TRAIN,
+        DEFAULTS.metrics, TRAIN,
         {f"en-{language}": {"seen": [n % 2 == 0 for n in range(20)]} for language in TRAIN},
-        background,
-        levels=ResourceLevels(min_test_sentences=20),
-        samples=20,
-    )
+        background, levels=ResourceLevels(min_test_sentences=20), samples=20,
+    )  # fmt: skip
     return written, written.html.read_text(encoding="utf-8")
 
 

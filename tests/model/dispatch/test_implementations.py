@@ -105,10 +105,7 @@ def test_without_sharded_experts_there_is_no_exchange(run, mesh):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        (
-            Setting({"data": 2, "expert": 4}, 12, 4, 4, 2, 2),
-            "number of groups .* = 12: must",
-        ),
+        (Setting({"data": 2, "expert": 4}, 12, 4, 4, 2, 2), "number of groups .* = 12: must"),
         (Setting({"data": 1, "node": 2, "expert": 4}, 8, 4, 12, 2, 2), "num_experts = 12: .* by 8"),
     ],
 )

@@ -18,13 +18,9 @@ M, E, T = 6, 5, 3
 # Four directions of three tasks.
 TASKS = (2, 0, 2, 1)
 LAYER = small_layer(
-    num_experts=E,
-    gate=by_direction,
-    directions=len(TASKS),
-    tasks=TASKS,
-    group_tokens=0,
+    num_experts=E, gate=by_direction, directions=len(TASKS), tasks=TASKS, group_tokens=0,
     train_capacity_factor=None,
-)
+)  # fmt: skip
 
 
 def case():

@@ -23,12 +23,9 @@ from m4.storage.run_folder import KINDS
 from tests.command_line import TINY
 
 NAMES = (
-    "jax_platforms",
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_enable_xla_caches",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
-)
+    "jax_platforms", "jax_compilation_cache_dir", "jax_persistent_cache_enable_xla_caches",
+    "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes",
+)  # fmt: skip
 HOME = "home/m4/compilation_cache"
 
 

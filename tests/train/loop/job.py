@@ -13,13 +13,10 @@ from tests.command_line import TINY
 
 # Metrics at every step. Four heads for four devices.
 COMMON = [
-    f"--gin_file={TINY}",
-    "--gin.experiment.Training.log_period=1",
-    "--gin.experiment.Training.checkpoint_period=2",
-    "--gin.experiment.Training.dev_period=1000",
-    "--gin.transformer.Transformer.heads=4",
-    "--gin.transformer.Transformer.head_width=4",
-]
+    f"--gin_file={TINY}", "--gin.experiment.Training.log_period=1",
+    "--gin.experiment.Training.checkpoint_period=2", "--gin.experiment.Training.dev_period=1000",
+    "--gin.transformer.Transformer.heads=4", "--gin.transformer.Transformer.head_width=4",
+]  # fmt: skip
 FOR_EVER = "--gin.TRAIN_STEPS=100000"
 HEARTBEAT_SECONDS = 5
 

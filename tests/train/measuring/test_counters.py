@@ -28,16 +28,12 @@ def metrics(step: int) -> dict[str, Any]:
 
     counts = jnp.asarray(rng.integers(1, 99, 2), jnp.int32)
     return {
-        "loss": some(),
-        "target_tokens": some(),
-        "source_tokens": jnp.asarray(int(rng.integers(9)), jnp.int32),
-        "nll_sum_D": some(2),
-        "tokens_D": some(2),
-        "load_E": some(4),
-        "layers": {"encoder_1": {"load_E": some(4), "aux": some()}},
-        "expert_loads": {},
+        "loss": some(), "target_tokens": some(),
+        "source_tokens": jnp.asarray(int(rng.integers(9)), jnp.int32), "nll_sum_D": some(2),
+        "tokens_D": some(2), "load_E": some(4),
+        "layers": {"encoder_1": {"load_E": some(4), "aux": some()}}, "expert_loads": {},
         "data_counts": {name: counts * (i + 1) for i, name in enumerate(DATA_COUNTS)},
-    }
+    }  # fmt: skip
 
 
 def row(interruptions: tuple[int, ...]) -> dict[str, float]:

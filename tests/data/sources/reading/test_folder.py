@@ -37,12 +37,9 @@ def test_many_ways_with_one_english_file(tmp_path: Path) -> None:
         for code in ("eng_Latn", "glg_Latn", "srp_Cyrl"):
             write(tmp_path / split / f"{code}.{split}", f"{code} in {split}\n")
     source = Moses(
-        tmp_path,
-        files="{split}/{side}.{split}",
-        english="eng_Latn",
-        splits={"train": "train", "dev": "dev", "test": "devtest"},
-        codes={"sr": "srp_Cyrl"},
-    )
+        tmp_path, files="{split}/{side}.{split}", english="eng_Latn",
+        splits={"train": "train", "dev": "dev", "test": "devtest"}, codes={"sr": "srp_Cyrl"},
+    )  # fmt: skip
     assert source.language_pairs() == ["en-glg_Latn", "en-sr"]
     wanted = Pair("eng_Latn in devtest", "srp_Cyrl in devtest")
     assert list(source.pairs("en-sr", "test")) == [wanted]

@@ -1,1 +1,1 @@
-"""Text in, batches out: sources, vocabulary, tasks, streams. Never jax or flax."""
+"""From text to batches: sources, cleaning, vocabularies, caches, streams; without jax and flax."""

@@ -1,4 +1,4 @@
-"""Names of the types of numpy arrays."""
+"""Names of numpy array types."""
 
 from typing import Any
 

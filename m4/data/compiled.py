@@ -6,10 +6,10 @@ from typing import Any
 
 
 class _Compiled:
-    """A function that is compiled when it is first called.
+    """A function that is compiled at its first call.
 
-    Commands that only translate never call one, and importing Numba would be an eighth of the time
-    until `m4 translate` answers.
+    Commands that only translate never call one, and importing Numba would take an eighth of the
+    time until `m4 translate` answers.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -28,10 +28,10 @@ class _Compiled:
     def compiled(self) -> Callable[..., Any]:
         import numba  # seconds
 
-        # nogil: meanwhile other threads run, training among them.
+        # nogil lets other threads run meanwhile, such as training.
         try:
             return numba.njit(cache=True, nogil=True)(self._function)
-        except RuntimeError:  # no folder to write to, as in a container without a home
+        except RuntimeError:  # no folder is writable, as in a container without a home
             return numba.njit(nogil=True)(self._function)
 
 

@@ -1,8 +1,8 @@
-"""A corpus as a config decides it: `CorpusSpec(source=...).build(data_dir)` is its token cache.
+"""Settings of a corpus: `CorpusSpec(source=...).build(data_dir)` returns its token cache.
 
 A corpus is its fingerprint: the SHA-256 of everything that decides its token ids (text, cleaning,
-vocabulary settings, format). It lies in `data_dir/<fingerprint>/`, appears there whole, and is
-never changed. So several runs may share a data_dir, whatever their corpora are.
+vocabulary settings, format). It appears whole in `data_dir/<fingerprint>/` and is never changed, so
+several runs may share a data_dir, whatever their corpora are.
 """
 
 import functools
@@ -43,7 +43,7 @@ from m4.storage import checksums
 from m4.storage.files import check_output, whole_folder, write_json
 from m4.storage.local_copy import fetched
 
-# A tag, a piece, eos.
+# Room for a tag, a piece and eos.
 Length = Annotated[int, Between(3, 2**20)]
 Pieces = Annotated[int, Between(1, 2**24)]
 
@@ -51,31 +51,30 @@ Pieces = Annotated[int, Between(1, 2**24)]
 @checked
 @dataclass(frozen=True)
 class CorpusSpec:
-    """All that decides a corpus's token ids. Nothing is read before `settings` or `build`.
+    """Everything that decides a corpus's token ids. Nothing is read before `settings` or `build`.
 
     Attributes:
         source: Source of the sentence pairs, or a function that makes it, so that a run can be read
-            where its text is not. For one that gives ids no vocabulary is trained.
-        languages: Pairs of languages ("fr-wo"), or languages that are paired with English ("gl").
-            Defaults to all of the source's that the mixture has directions of.
-        mixture: The directions: to_english, from_english, english_centric, direct, all there are,
-            or any_to_any, those and between languages whose pairs share sentences; or a list.
-        lengths: {"inputs": ..., "targets": ...}: longer training pairs are dropped and counted (in
-            pieces, with tag and eos).
-        vocabulary_size: Pieces of the vocabulary, with target_vocabulary_size of the sources' one.
-        vocabulary_temperature: Temperature of the languages in the text that vocabularies learn.
-        vocabulary_sentences: Sentences of that text, in all.
-        target_vocabulary_size: By default one vocabulary serves all text. With a size here sources
-            and targets have separate ones, each trained on its side's text in the mixture.
-        vocabulary_from: A corpus or run whose vocabularies this one's grow from: their pieces keep
-            their ids, new tags and pieces come behind them (`m4.data.vocabulary.pieces`), learned
-            from the text of the languages that have no tag there, if there are such. Or a
-            SentencePiece model, as T5's or mT5's (FILE.model), or a pretrained model's folder with
-            one. By default it is trained on this text alone.
-        segmentations: Ways to tokenize each training sentence that are kept: the best one, and
-            others by BPE-dropout with probability sampling_alpha.
-        workers: Processes, which change nothing. Defaults to as many as are of use.
-        cleaning: What is dropped or changed before anything is tokenized.
+            without its text. No vocabulary is trained for a source of ids.
+        languages: Language pairs ("fr-wo"), or languages paired with English ("gl"). Defaults to
+            all of the source for which the mixture has directions.
+        mixture: Directions: to_english, from_english, english_centric, direct (all of the text's),
+            any_to_any (also between languages whose pairs share sentences), or a list.
+        lengths: {"inputs": ..., "targets": ...}, in pieces: longer training pairs are dropped.
+        vocabulary_size: Number of pieces of the vocabulary, or of that of the sources if
+            target_vocabulary_size is set.
+        vocabulary_temperature: Sampling temperature of languages in the vocabulary's training text.
+        vocabulary_sentences: Number of sentences of that text.
+        target_vocabulary_size: Number of pieces of a separate vocabulary for targets; each is then
+            trained on its side's text in the mixture. Defaults to one vocabulary for all text.
+        vocabulary_from: A corpus or run whose vocabularies grow: pieces keep their ids, and new
+            tags and pieces come behind them (`m4.data.vocabulary.pieces`), learned from the text of
+            languages without a tag there, if any. Or a SentencePiece model such as T5's or mT5's
+            (FILE.model), or a pretrained model's folder with one. Defaults to training anew.
+        segmentations: Segmentations of each training sentence: the best, and others by BPE-dropout.
+        sampling_alpha: Probability with which BPE-dropout leaves out a merge.
+        workers: Number of processes, without effect on the result. Defaults to as many as help.
+        cleaning: Cleaning before tokenization.
     """
 
     source: Source | Callable[[], Source]
@@ -101,11 +100,11 @@ class CorpusSpec:
 
     @functools.cached_property
     def opened_source(self) -> Source:
-        """The source, whose files are looked for now."""
+        """The source; opening it looks for its files."""
         return self.source() if callable(self.source) else self.source
 
     def settings(self) -> dict[str, Any]:
-        """Returns everything but the text that decides the ids, as JSON."""
+        """Returns, as JSON, everything but the text that decides the ids."""
         separate = self.target_vocabulary_size is not None
         given, pairs = self._given_ids(), self.language_pairs()
         more = sorted({*pairs} - {*self.read_pairs()}, key=pairs.index)
@@ -118,7 +117,7 @@ class CorpusSpec:
             "source_length": self.lengths["inputs"],
             "target_length": self.lengths["targets"],
             "target_vocabulary_size": self.target_vocabulary_size,
-            # None where they decide nothing: a cache is opened whatever they are.
+            # None if they decide nothing, so that the same cache is used for any value.
             "mixture": mixture if separate or given else None,
             "normalization": "nfc",
             "segmentations": self.segmentations,
@@ -130,7 +129,7 @@ class CorpusSpec:
         }
 
     def _given_ids(self) -> dict[str, Any]:
-        """Returns what `settings` says of a source that gives ids; {} for one that gives text."""
+        """Returns the entries of `settings` for a source of ids, or {} for one of text."""
         source = self.opened_source
         if not gives_ids(source):
             return {}
@@ -154,23 +153,23 @@ class CorpusSpec:
         return {"own_vocabularies": own}
 
     def identity(self) -> dict[str, Any]:
-        """Returns everything that decides the corpus, as JSON."""
+        """Returns, as JSON, everything that decides the corpus."""
         return identity_of(self.opened_source, self.settings())
 
     def language_pairs(self) -> list[str]:
-        """Returns the pairs of languages: those asked for, or all that the mixture is of.
+        """Returns the language pairs: those asked for, or all of the mixture.
 
-        Those of English come first. SettingError: see `read_pairs`.
+        Pairs with English come first. Raises SettingError like `read_pairs`.
         """
         read = self.read_pairs()
         more = pivoted(read) if self.mixture == "any_to_any" else []
         return sorted([*read, *more], key=lambda pair: not pair.startswith("en-"))
 
     def read_pairs(self) -> list[str]:
-        """Returns the pairs that are read from the source.
+        """Returns the language pairs to read from the source.
 
         Raises:
-            SettingError: The mixture has no directions of a pair that is asked for, or of any.
+            SettingError: The mixture has no directions of a requested pair, or of any pair.
         """
         asked = self.languages is not None
         pairs = _pairs_of(self.languages or self.opened_source.language_pairs())
@@ -184,11 +183,11 @@ class CorpusSpec:
         if len(unused) == len(pairs) or (asked and unused):
             allowed = f"a mixture with directions of {', '.join(unused[:5])}, as 'direct'"
             raise SettingError("CorpusSpec.mixture", self.mixture, allowed)
-        # English first: what their cleaning finds counts for the others (`Overlap`).
+        # Pairs with English come first, as findings of their cleaning count for others (`Overlap`).
         return sorted((pair for pair in pairs if pair in used), key=lambda p: p[:3] != "en-")
 
     def directions(self, languages: Sequence[str] = ()) -> list[str]:
-        """Returns the mixture's directions, of the spec's languages or of these."""
+        """Returns the mixture's directions for the spec's languages, or for these."""
         return directions_of(self.mixture, [*map(pair_of, self.languages or languages)])
 
     def build(
@@ -200,15 +199,15 @@ class CorpusSpec:
         untrained: Collection[str] = (),
         engine: Engine | None = None,
     ) -> Cache:
-        """Returns the corpus in `data_dir/<fingerprint>`: opened if it is there, else built.
+        """Returns the corpus in `data_dir/<fingerprint>`, which is built unless it exists.
 
-        If two processes build it at once, the one that ends first puts it there.
+        If two processes build it at once, the first one to finish puts it there.
 
         Args:
-            identity: The result of `identity`, if it is known already.
+            identity: Result of `identity`, if it is known already.
             progress: Called with (stage, done, total); the stages are text, vocabulary, tokens.
-            untrained: Pairs of languages that may lack training pairs.
-            engine: Cleans and tokenizes. Defaults to this machine.
+            untrained: Language pairs that may lack training pairs.
+            engine: Engine that cleans and tokenizes. Defaults to this machine.
 
         Raises:
             InputError: A file of the corpus is damaged; a language has no training pairs.
@@ -283,7 +282,7 @@ class CorpusSpec:
         write_json(folder / "manifest.json", manifest, indent=1)
 
     def _grown_from(self) -> Path | None:
-        """Returns the folder of `vocabulary_from`'s vocabularies, or its file."""
+        """Returns the folder or file of the vocabularies in `vocabulary_from`."""
         if self.vocabulary_from is None:
             return None
         if self.vocabulary_from.endswith(".model"):
@@ -300,7 +299,7 @@ class CorpusSpec:
         raise SettingError("CorpusSpec.vocabulary_from", self.vocabulary_from, allowed)
 
     def _grown_from_file(self, path: Path) -> Path:
-        """Returns another program's vocabulary. SettingError: m4 cannot continue from it."""
+        """Returns another program's vocabulary. Raises SettingError if m4 cannot extend it."""
         if (size := self.target_vocabulary_size) is not None:
             allowed = "None: a SentencePiece model is one vocabulary for sources and targets"
             raise SettingError("CorpusSpec.target_vocabulary_size", size, allowed)
@@ -310,7 +309,7 @@ class CorpusSpec:
         return path
 
     def _grown_from_identity(self, pairs: Sequence[str]) -> dict[str, Any]:
-        """Returns what `settings` says of `vocabulary_from`; {} if there is none."""
+        """Returns the entries of `settings` for `vocabulary_from`, or {} without one."""
         if (folder := self._grown_from()) is None:
             return {}
         roles = (None,) if self.target_vocabulary_size is None else ROLES
@@ -328,11 +327,12 @@ def bilingual(
     lengths: Mapping[str, int] | None = None,
     **vocabularies: Any,
 ) -> CorpusSpec:
-    """Returns a bilingual corpus out of a multilingual one, with its own small vocabulary.
+    """Returns a bilingual corpus from a multilingual one, with its own small vocabulary.
 
-    It has the parent's text, which is clean, and its directions of the pair, both at equal rates or
-    one of them, and depends on that pair's text only: other pairs of the parent may change. Lengths
-    default to the parent's. vocabularies: target_vocabulary_size, segmentations, sampling_alpha.
+    It has the parent's text, which is clean, and its one or two directions of the pair, at equal
+    rates. It depends only on that pair's text: other pairs of the parent may change. Lengths
+    default to the parent's. `vocabularies` has target_vocabulary_size, segmentations and
+    sampling_alpha.
     """
     listed = not isinstance(parent.mixture, str)
     return CorpusSpec(
@@ -350,7 +350,7 @@ def bilingual(
 
 
 def _pairs_of(languages: Sequence[str]) -> list[str]:
-    """Returns pairs: 'gl' is 'en-gl'. SettingError: one is there twice, or is no pair."""
+    """Returns pairs, with 'gl' as 'en-gl'. Raises SettingError for a repeated or invalid one."""
     pairs = []
     for name in languages:
         try:

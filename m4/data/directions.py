@@ -1,11 +1,11 @@
-"""Pairs of languages ("en-gl"), directions of translation, and mixtures, which choose directions.
+"""Language pairs ("en-gl"), directions of translation, and mixtures, which choose directions.
 
-A pair has two directions: "gl-en" is the one against its name. In names English comes first, and
-other languages in the order of their codes: "en-gl", "fr-wo".
+A pair has two directions; "gl-en" is the one opposite to its name. Names have English first, and
+other languages sorted by code: "en-gl", "fr-wo".
 
-A code may say where text comes from: "gl~lexicon" is more Galician, which samplers draw apart, for
-training alone. "gl~bt" is Galician that a model wrote, as "en~bt" is such English: only a source,
-with a mark in front of it.
+A code may say where text comes from: "gl~lexicon" is additional Galician, only for training, which
+samplers draw separately. "gl~bt" is Galician that a model wrote, and "en~bt" such English: they are
+only sources, with a mark in front.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Annotated
 
 from m4.settings import InputError, OneOf
 
-# The sentences of a pair, in the order of its languages.
+# Sides of a pair, in the order of its languages.
 SIDES: tuple[str, ...] = ("first", "second")
 ROLES: tuple[str, ...] = ("source", "target")
 _CHOSEN = {
@@ -23,22 +23,22 @@ _CHOSEN = {
     "from_english": lambda source, target: source == "en",
     "english_centric": lambda source, target: "en" in (source, target),
     "direct": lambda source, target: True,
-    "any_to_any": lambda source, target: True,  # of more pairs: `pivoted`
+    "any_to_any": lambda source, target: True,  # also has `pivoted` pairs
 }
 MIXTURES = tuple(_CHOSEN)
-# Kinds of directions, which are averaged apart.
+# Kinds of directions, which are averaged separately.
 TO_ENGLISH, FROM_ENGLISH, WITHOUT_ENGLISH = "xx->en", "en->xx", "xx->yy"
-# Or the directions themselves.
+# Name of a mixture, or its directions.
 Mixture = Annotated[str, OneOf(MIXTURES)] | Sequence[str]
 
 
 def is_code(code: str) -> bool:
-    """Returns whether m4 can use a language's code, which is part of names of files and of tags."""
+    """Returns whether m4 can use a language code, which is part of file names and tags."""
     return re.fullmatch(r"[A-Za-z0-9_]+(~[a-z0-9]+)?", code) is not None
 
 
 def base_language(code: str) -> str:
-    """Returns the language of a code, without where its text comes from: 'gl~bt' -> 'gl'."""
+    """Returns the language of a code, without the origin of its text: 'gl~bt' -> 'gl'."""
     return code.partition("~")[0]
 
 
@@ -48,12 +48,12 @@ def is_synthetic(code: str) -> bool:
 
 
 def base_pair(pair: str) -> str:
-    """Returns a pair without where its text comes from: 'en-gl~bt' -> 'en-gl'."""
+    """Returns a pair without the origin of its text: 'en-gl~bt' -> 'en-gl'."""
     return pair_of("-".join(map(base_language, split_direction(pair))))
 
 
 def is_held_out(pair: str) -> bool:
-    """Returns whether a pair has dev and test text; other text of its languages has not."""
+    """Returns whether a pair has dev and test text, which additional text lacks."""
     return "~" not in pair
 
 
@@ -74,14 +74,14 @@ def pair_of(name: str) -> str:
 
 
 def in_order(pair: str) -> tuple[bool, str]:
-    """Returns a key that sorts pairs: those of English first."""
+    """Returns a sort key for pairs that puts those with English first."""
     return not pair.startswith("en-"), pair
 
 
 def key_of(pair: str) -> str:
-    """Returns the short name of a pair: 'gl' of 'en-gl', 'fr-wo' of 'fr-wo'.
+    """Returns the short name of a pair: 'gl' for 'en-gl', 'fr-wo' for 'fr-wo'.
 
-    It names files, and seeds: they decide ids and batches, so it never changes.
+    It is part of file names and seeds, which decide ids and batches, so it never changes.
     """
     return pair.removeprefix("en-")
 
@@ -92,7 +92,7 @@ def reverse(direction: str) -> str:
 
 
 def sides_of(direction: str) -> tuple[str, ...]:
-    """Returns the sides of its pair that are source and target: ('second', 'first') of 'gl-en'."""
+    """Returns the pair's sides that are source and target: ('second', 'first') for 'gl-en'."""
     return SIDES if pair_of(direction) == direction else SIDES[::-1]
 
 
@@ -105,12 +105,12 @@ def side_of(direction: str) -> str:
 
 
 def label_of(direction: str) -> str:
-    """Returns the language next to English, 'gl' of 'gl-en'; else the direction, 'wo-fr'."""
+    """Returns the language next to English, 'gl' for 'gl-en', otherwise the direction, 'wo-fr'."""
     return direction if side_of(direction) == WITHOUT_ENGLISH else key_of(pair_of(direction))
 
 
 def languages_of(pairs: Iterable[str]) -> list[str]:
-    """Returns the languages of pairs or directions, each once, in their order."""
+    """Returns the distinct languages of pairs or directions, in order."""
     return list(dict.fromkeys(code for pair in pairs for code in split_direction(pair)))
 
 
@@ -128,7 +128,7 @@ def directions_of(mixture: Mixture, pairs: Sequence[str]) -> list[str]:
 
 
 def zero_shot_directions(directions: Sequence[str]) -> list[str]:
-    """Returns the directions between languages of these directions that are none of them."""
+    """Returns the other directions between the languages of these directions."""
     pairs = [split_direction(name) for name in directions if is_held_out(name)]
     sources, targets = (dict.fromkeys(side) for side in zip(*pairs, strict=True))
     return [f"{source}-{target}" for source in sources for target in targets
@@ -136,9 +136,9 @@ def zero_shot_directions(directions: Sequence[str]) -> list[str]:
 
 
 def pivoted(pairs: Sequence[str]) -> list[str]:
-    """Returns pairs of languages that have a third one in common: en-fr, en-wo -> fr-wo.
+    """Returns the pairs of languages that share a third one: en-fr, en-wo -> fr-wo.
 
-    Pairs that have text of their own are not among them, nor are other texts of a language.
+    Pairs with their own text and codes with an origin are left out.
     """
     others: dict[str, list[str]] = {}
     for pair in filter(is_held_out, pairs):
@@ -150,6 +150,6 @@ def pivoted(pairs: Sequence[str]) -> list[str]:
 
 
 def sides_with(role: str, directions: Iterable[str]) -> list[str]:
-    """Returns the sides that are sources, or targets, in some of the directions."""
+    """Returns the sides that have the role, source or target, in any of the directions."""
     used = {sides_of(direction)[ROLES.index(role)] for direction in directions}
     return [side for side in SIDES if side in used]

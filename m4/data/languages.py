@@ -1,4 +1,4 @@
-"""Languages: the 137 of the embedded corpus in its order of size, and others from CLDR."""
+"""Languages: the 137 of the embedded corpus, ordered by size there, and others from CLDR."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ from m4.data.directions import base_language
 
 @dataclass(frozen=True)
 class Language:
-    """A language as m4 names it."""
+    """A language, under m4's code."""
 
     code: str
     iso639_3: str  # ISO 639-3 code
@@ -27,7 +27,7 @@ def _lines(name: str) -> list[str]:
 
 
 def _families() -> dict[str, str]:
-    """Returns base language -> family, for colours, filters and tables of reports."""
+    """Returns base language -> family, for reports."""
     families, family = {}, ""
     for line in _lines("families.txt"):
         name, bar, codes = line.rpartition("|")
@@ -39,10 +39,10 @@ def _families() -> dict[str, str]:
 _ROWS = (line.split("|") for line in _lines("languages.txt")[1:])
 LANGUAGES = {code: Language(code, *more) for code, *more in _ROWS}
 _FAMILIES = _families()
-OTHER = "other"  # family of the rest
+OTHER = "other"  # family of all other languages
 
-# Languages whose texts in CLDR are nearly each other's: a third to nearly all of the renderings
-# are identical, so a high score in one says little where the model is trained on the other.
+# Languages whose texts in CLDR are nearly equal: a third to nearly all of the renderings are
+# identical, so a high score in one says little if the model is trained on the other.
 _GROUPS = (("nb", "nn"), ("hr", "bs", "sr_Latn"), ("hsb", "dsb"))
 _ISO = {
     code: language
@@ -51,12 +51,12 @@ _ISO = {
 }
 _BY_SCRIPT = {(code.split("_")[0], known.script): known for code, known in LANGUAGES.items()}
 _BY_SCRIPT["ko", "Kore"] = LANGUAGES["ko"]  # CLDR's name for Hangul with Chinese characters
-# A macrolanguage that CLDR keeps apart from the language that is meant.
+# A macrolanguage that CLDR distinguishes from the intended language.
 _MEANT = {"no": "nb"}
 
 
 def listed(code: str) -> Language | None:
-    """Returns the language of m4's table with this code or ISO 639-3's ('srp_Latn'), or None."""
+    """Returns the language of m4's table with this m4 or ISO 639-3 code ('srp_Latn'), or None."""
     return LANGUAGES.get(code) or _ISO.get(code)
 
 
@@ -64,9 +64,9 @@ def listed(code: str) -> Language | None:
 def describe(code: str) -> Language:
     """Returns the language of a code.
 
-    The code may be m4's, ISO 639-3's, or any tag of BCP 47 with '-' or '_' ('pt_BR', 'zh-Hant',
-    'kab'), for which CLDR knows name and likely script. An unknown code names itself: users may
-    bring their own. The result's `code` is that of the table or of CLDR; it is not a key.
+    The code may be m4's, ISO 639-3's, or any BCP 47 tag with '-' or '_' ('pt_BR', 'zh-Hant',
+    'kab'), for which CLDR knows name and likely script. An unknown code, such as a user's own, is
+    its own name. The result's `code` is that of the table or of CLDR; it is not a key.
     """
     if origin := code.partition("~")[2]:
         known = describe(base_language(code))
@@ -81,7 +81,7 @@ def describe(code: str) -> Language:
         return same
     base = LANGUAGES.get(tag.language)
     script = same.script if same else tags.likely_script(tag)
-    names = tags.names("languages")  # a language without one is its code
+    names = tags.names("languages")  # a language without ISO 639-1 code
     name = base.name.split(" (")[0] if base else names.get(tag.language, tag.language)
     more = tags.additions(tag)
     return Language(
@@ -94,7 +94,7 @@ def describe(code: str) -> Language:
 
 
 def title_of(key: str) -> str:
-    """Returns the name of a pair: 'Galician' of 'gl' (with English), 'French–Wolof' of 'fr-wo'."""
+    """Returns the name of a pair: 'Galician' for 'gl' (with English), 'French–Wolof' of 'fr-wo'."""
     return "–".join(describe(code).name for code in key.split("-"))
 
 
@@ -111,7 +111,7 @@ def split_code(code: str) -> tuple[str, str]:
 
 
 def closely_related(code: str, among: Iterable[str]) -> list[str]:
-    """Returns the languages `among` others whose texts are nearly those of `code`.
+    """Returns the languages in `among` whose texts nearly equal those of `code`.
 
     They are in one of `_GROUPS`, or the same language in the same script ('pt' and 'pt_BR').
     """
@@ -121,7 +121,7 @@ def closely_related(code: str, among: Iterable[str]) -> list[str]:
 
 
 def base_of(code: str) -> str:
-    """Returns the code without territory: 'sr_Latn' for 'sr_Latn_RS'."""
+    """Returns a code without territory: 'sr_Latn' for 'sr_Latn_RS'."""
     known = describe(code)
     if not known.script:
         return code
@@ -137,7 +137,7 @@ def family_of(code: str) -> str:
 
 
 def shown_families(codes: Iterable[str], most: int) -> dict[str, str]:
-    """Returns code -> family for the `most` largest families, in their order, and 'other'."""
+    """Returns code -> family, one of the `most` largest families, in order, or 'other'."""
     family = {code: family_of(code) for code in codes}
     counts = Counter(name for name in family.values() if name != OTHER)
     kept = sorted(counts, key=lambda name: (-counts[name], name))[:most]

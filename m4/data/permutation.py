@@ -1,4 +1,4 @@
-"""Keyed random numbers and permutations without state: a number in, a number out."""
+"""Keyed random numbers and permutations as pure functions, without state."""
 
 import hashlib
 
@@ -20,8 +20,8 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 def mix(x: U64) -> U64:
     """Maps 64 bits to 64 bits, one to one. Steele et al. 2014, splitmix64's output function.
 
-    It takes an array or one number, and is also compiled. It never changes: corpora and batches
-    depend on it.
+    It takes an array or a number, and is also compiled. It must never change, as corpora and
+    batches depend on it.
     """
     x = x + GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -30,6 +30,6 @@ def mix(x: U64) -> U64:
 
 
 def permutation(size: int, seed: int) -> Ints:
-    """Returns a permutation of range(size): the order of keyed random numbers."""
+    """Returns a permutation of range(size), by the order of keyed random numbers."""
     numbers = mix(mix(np.arange(size, dtype=np.uint64)) ^ np.full(size, seed, np.uint64))
-    return np.argsort(numbers)  # all different: any kind of sorting gives the same
+    return np.argsort(numbers)  # all are different, so any sorting algorithm gives the same

@@ -1,4 +1,4 @@
-"""Normalises, tags and trims text, alike for training, decoding and seqio."""
+"""Normalising, tagging and trimming of text, alike for training, decoding and seqio."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from m4.data.directions import base_language
 
 
 def normalised(text: str) -> str:
-    """Returns the NFC of a text, with each run of spaces of any kind as one space."""
+    """Returns a text in NFC, with one space for each run of any spaces."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-# Behind the tag of a source that a model wrote (Caswell et al. 2019, arXiv 1906.06442).
+# Follows the tag of a source that a model wrote (Caswell et al. 2019, arXiv 1906.06442).
 SYNTHETIC = "<bt>"
 PAD_ID, EOS_ID = 0, 1
-# Ids that a source has in addition to its text, and a source or a target.
+# Additional ids of a source (tag), and of a source or target (eos).
 TAG_IDS, EOS_IDS = 1, 1
 
 
@@ -34,5 +34,5 @@ def target_of(tagged: str) -> str:
 
 
 def trim(ids: Sequence[int], length: int) -> list[int]:
-    """Returns at most `length` ids, the last one always eos (seqio's append_eos_after_trim)."""
+    """Returns at most `length` ids that always end in eos (seqio's append_eos_after_trim)."""
     return [*ids[: length - 1], EOS_ID]

@@ -1,4 +1,4 @@
-"""Splits a text that is too long to be translated in one piece into sentences."""
+"""Splitting of texts that are too long to translate in one piece."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +20,13 @@ _END = regex.compile(
     regex.VERSION1 | regex.VERBOSE,
 )
 _SPACES = regex.compile(r"\s+")
-_CHARACTERS = regex.compile(r"\X")  # as readers count them: a letter with its marks, one emoji
-# Scripts whose sentences follow each other without a space.
+_CHARACTERS = regex.compile(r"\X")  # grapheme clusters: a letter with its marks, or one emoji
+# Scripts without spaces between sentences.
 _WITHOUT_SPACES = ("Jpan", "Hans", "Hant")
 
 
 class Chunks(NamedTuple):
-    """A text in chunks; `cut` counts the sentences that are cut at a space or inside a word."""
+    """A text in chunks; `cut` counts sentences that were cut at a space or inside a word."""
 
     texts: list[str]
     cut: int
@@ -39,9 +39,9 @@ def sentences(text: str) -> list[str]:
 
 
 def chunks(text: str, fits: Callable[[str], bool]) -> Chunks:
-    """Returns the sentences of a text, halved until they fit.
+    """Returns the sentences of a text, each halved until it fits.
 
-    At the space, the character, or in the end the code point next to the middle.
+    A sentence is cut at the space, the character or, at last, the code point nearest to the middle.
     """
     found, cut = [], 0
     for sentence in sentences(text):
@@ -52,7 +52,7 @@ def chunks(text: str, fits: Callable[[str], bool]) -> Chunks:
 
 
 def joined(translations: Sequence[str], language: str) -> str:
-    """Joins the translations of a text's chunks to one text in that language."""
+    """Joins the translations of a text's chunks into one text."""
     if len(translations) == 1:
         return translations[0]
     space = "" if describe(language).script in _WITHOUT_SPACES else " "

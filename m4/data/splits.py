@@ -1,7 +1,7 @@
-"""Splits corpora that come in one piece by a hash of the first side, which mostly is English.
+"""Splitting of corpora without splits, by a hash of the first side, which is mostly English.
 
-The same sentence falls into the same split in every language and every file, so no English test
-sentence is in any language's training pairs.
+A sentence is in the same split in every language and file, so no English test sentence is in any
+language's training pairs.
 """
 
 import unicodedata
@@ -13,19 +13,19 @@ _ALL = 1 << 64
 
 
 def text_hash(text: str) -> int:
-    """Returns 64 bits of a text, the same in every process (unlike Python's own hash)."""
+    """Returns a 64-bit hash of a text that is equal in all processes, unlike Python's own."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def normal(text: str) -> str:
-    """Returns a sentence without case, width and spacing, which do not distinguish sentences."""
+    """Returns a sentence without case, width and spacing, for comparisons."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 class HashSplit:
-    """One first sentence in `dev_every` is dev, one in `test_every` test; 0: none.
+    """Rule that one in `dev_every` first sentences is dev, one in `test_every` test; 0 means none.
 
-    Sentences that differ in case, width or spacing only are one sentence.
+    Sentences that differ only in case, width or spacing are the same.
     """
 
     def __init__(self, owner: str, dev_every: int, test_every: int) -> None:

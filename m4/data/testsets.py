@@ -1,7 +1,7 @@
-"""Test sets of their own: sentences with references, in files apart from any corpus.
+"""Separate test sets: sentences with references, in files outside any corpus.
 
 Published layouts are settings of `sources.aligned.Aligned` or `Table` (gin_configs/testsets). Any
-source of sentence pairs is a test set, too: by its test split.
+source of sentence pairs can also be a test set, by its test split.
 """
 
 import os
@@ -23,7 +23,7 @@ from m4.data.sources.reading.lines import text_lines
 from m4.settings import InputError, SettingError, checked
 from m4.storage.files import parsed, undamaged
 
-MOST_BYTES = 1 << 26  # of a line, which may be a document
+MOST_BYTES = 1 << 26  # bytes of a line, which may be a document
 # Code of a language in the name of a pair.
 _ONE = r"[A-Za-z0-9]+(?:[_@][A-Za-z0-9]+)*"
 
@@ -36,17 +36,17 @@ class Segment(NamedTuple):
     document: str | None = None
 
     def more(self) -> dict[str, Any]:
-        """Returns what a file of hypotheses says in addition to source and first reference."""
+        """Returns further fields for a file of hypotheses, besides source and first reference."""
         several = {"references": list(self.references)} if len(self.references) > 1 else {}
         return several | ({} if self.document is None else {"document": self.document})
 
 
 @runtime_checkable
 class Segments(Protocol):
-    """A test set that says its segments; of other sources the test pairs are segments."""
+    """A test set that lists segments; for other sources, test pairs are the segments."""
 
     def directions(self) -> list[str]:
-        """Returns its directions, in its own codes of languages: "eng_Latn-fra_Latn"."""
+        """Returns its directions in its own language codes: "eng_Latn-fra_Latn"."""
         ...
 
     def segments(self, direction: str) -> list[Segment]:
@@ -57,22 +57,22 @@ class Segments(Protocol):
 @checked
 @dataclass(eq=False)
 class Table:
-    """A folder of files with a segment a line: JSON lines (.jsonl, .json), else columns with tabs.
+    """A folder of files with a segment per line: JSON lines (.jsonl, .json) or columns with tabs.
 
-    A field with a list is several references next to a text, and the sentences of a document next
-    to another list. All files may be compressed.
+    A field with a list next to a text has several references; two lists have the sentences of a
+    document. All files may be compressed.
 
     Attributes:
         folder: Folder on a disk, or an address in a bucket.
         files: Pattern of names, in which {pair} is 'en-de' and '*' any part of a name.
-        header: Names of the columns, for files whose first line does not have them.
+        header: Names of the columns, for files without them in the first line.
         source: Field of the text to translate.
-        target: Field of its reference, or several fields.
-        languages: Fields of both languages, or one of 'en-de_DE'. By default {pair} says them.
-        document: Field of a document's name. A list of sentences is a document, too.
+        target: Field of the reference, or several fields.
+        languages: Fields of both languages, or one field with 'en-de_DE'. Defaults to {pair}.
+        document: Field of a document's name. A list of sentences is also a document.
         where: Values that fields of a line must have; other lines are left out.
-        both_ways: Whether references are translated, too.
-        codes: The code in the data by m4's code, where m4 does not know which it is.
+        both_ways: Whether references are translated too.
+        codes: m4's code -> code in the data, if m4 cannot match them.
     """
 
     folder: str | os.PathLike[str]
@@ -92,7 +92,7 @@ class Table:
             raise SettingError("Table.languages", self.languages, allowed)
 
     def directions(self) -> list[str]:
-        """Returns the directions that lines have."""
+        """Returns the directions of the lines."""
         return [*self._segments]
 
     def segments(self, direction: str) -> list[Segment]:
@@ -171,7 +171,7 @@ def _field(row: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _find(folder: str | os.PathLike[str], pattern: str) -> list[tuple[re.Match, epath.Path]]:
-    """Returns the files that a pattern fits, sorted by name, each with its match."""
+    """Returns the files that match a pattern, sorted by name, each with its match."""
     fields = {"{pair}": f"(?P<first>{_ONE})-(?P<second>{_ONE})", "*": "[^/]*"}
     parts = re.split(r"(\{pair\}|\*)", pattern)
     expression = re.compile("".join(fields.get(part, re.escape(part)) for part in parts))
@@ -185,13 +185,13 @@ def _find(folder: str | os.PathLike[str], pattern: str) -> list[tuple[re.Match, 
 
 
 def directions_for(name: str, testset: Segments | Source, trained: Iterable[str]) -> dict[str, str]:
-    """Returns a model's directions that a test set has -> the direction in its own codes.
+    """Returns, for a model's directions in a test set, their names in the set's own codes.
 
-    Languages are the same by m4's codes, ISO 639 and scripts, and at last without a territory:
-    'eng_Latn' is 'en', 'de_DE' is 'de' where there is no other German.
+    Languages are matched by m4's codes, ISO 639 and scripts, and at last without territory:
+    'eng_Latn' is 'en', and 'de_DE' is 'de' if there is no other German.
 
     Raises:
-        InputError: Two languages of the test set are one of the model's, or none is.
+        InputError: Two languages of the test set match one of the model's, or none does.
     """
     trained = list(trained)
     if isinstance(testset, Segments):
@@ -201,7 +201,7 @@ def directions_for(name: str, testset: Segments | Source, trained: Iterable[str]
     codes = languages_of(own)
     by_setting: Mapping[str, str] = getattr(testset, "codes", None) or {}
     given = {ours: m4_code(theirs) for ours, theirs in by_setting.items()}
-    if hasattr(testset, "language_pairs"):  # a source gives these languages their names itself
+    if hasattr(testset, "language_pairs"):  # a source names these languages itself
         given = {ours: theirs for ours, theirs in given.items() if theirs in codes}
     same: dict[str, str] = {}
     for language in languages_of(trained):
@@ -233,7 +233,7 @@ def segments_for(name: str, testset: Segments | Source, direction: str) -> list[
     """Returns the segments of a direction in the test set's own codes.
 
     Raises:
-        InputError: A segment has no reference, or there is none.
+        InputError: A segment has no reference, or there is no segment.
     """
     own = isinstance(testset, Segments)
     found = testset.segments(direction) if own else segments_of_pairs(testset, direction)
@@ -252,7 +252,7 @@ def segments_of_pairs(source: Source, direction: str) -> list[Segment]:
 
 
 def _forms(code: str) -> tuple[str, str, str]:
-    """Returns a code as it is, as m4 writes it, and without its territory."""
+    """Returns a code unchanged, in m4's form, and without territory."""
     if is_english(code):
         tag = tags.parse(code)
         return code, f"en_{tag.territory}" if tag and tag.territory else "en", "en"

@@ -1,1 +1,1 @@
-"""The token cache."""
+"""The token cache: its text, its arrays, and how both are written."""

@@ -1,13 +1,13 @@
-"""The token cache: every sentence tokenized once, memory-mapped, with a manifest that names it.
+"""The token cache: every sentence tokenized once, memory-mapped, with a manifest.
 
 A cache is a folder: manifest.json, vocabulary.model, text/<split>.<language>.txt (each sentence of
 a language once, a line each), and arrays in shards (`m4.data.cache.shards`): <split>.tokens and
 <split>.offsets (ids without tag and eos, of the languages' sentences, one language after another),
 <split>.pairs (the numbers of their sentences, pairs of languages one after another; a pair's place
-there is its row). Next to the text .origin (where pairs come from; see corpus_text.py) and
-.subsets.json, and token_counts.npy (how often a model takes in each id; see tokens.py). Where
-sources and targets have separate vocabularies: vocabulary.<role>.model, <split>.<role>.tokens and
-so on, and token_counts.<role>.npy, role being source or target.
+there is its row). Next to the text are .origin (where pairs come from; see corpus_text.py) and
+.subsets.json, and token_counts.npy (how often a model reads each id; see tokens.py). If sources
+and targets have separate vocabularies, there are vocabulary.<role>.model, <split>.<role>.tokens and
+so on, and token_counts.<role>.npy, with source or target as the role.
 """
 
 import hashlib
@@ -44,38 +44,38 @@ from m4.storage import checksums
 from m4.storage.files import read_json
 from m4.storage.local_copy import BoundedCopy
 
-# Raised whenever the same settings would give other files (test_format.py notices).
+# Raised whenever the same settings would give other files (test_format.py checks).
 FORMAT = 11
 
 
 class Cache:
-    """A ready cache, opened for reading. Also a Source: pairs(), subsets(), identity().
+    """A finished cache, opened for reading. It is also a Source: pairs(), subsets(), identity().
 
     Attributes:
-        bounded: Fetches shards of training text from a bucket. Defaults to files that all are here.
+        bounded: Fetches training shards from a bucket. By default all files are here.
         fingerprint: Name of the corpus: everything that decides its ids (`fingerprint_of`).
-        source_length: No training source is longer, with tag and eos.
-        target_length: No training target is longer, with eos.
+        source_length: Maximum length of a training source, with tag and eos.
+        target_length: Maximum length of a training target, with eos.
         separate: True if sources and targets have separate vocabularies.
-        has_all_directions: True if the tokens of all mixtures are there, not only the corpus's own.
+        has_all_directions: True if the cache has the tokens of all mixtures, not only its own.
         segmentations: Number of ways in which each training sentence is tokenized.
-        source_rates: Direction -> rate that the source asks for, or None if it asks for none.
+        source_rates: Direction -> rate that the source asks for, or None.
         marked: True if sources get a tag and all sentences an eos when they are laid out. Otherwise
             the ids are the source's own (`m4.data.sources.IdSource`), eos included.
-        extra_ids: Number of ids that a source and a target have beyond those in the arrays.
+        extra_ids: Number of ids of a source and of a target that are not in the arrays.
     """
 
     bounded: BoundedCopy | None = None
 
     def __init__(self, folder: str | os.PathLike[str], mixture: Mixture | None = None) -> None:
-        """Opens a corpus, or the one that a folder has.
+        """Opens a corpus, given by its folder or the folder around it.
 
         Args:
-            mixture: Defaults to the one that the corpus was made for, or else direct.
+            mixture: Directions to use. Defaults to those that the corpus was made for, or direct.
 
         Raises:
             Damaged: Its manifest is not as it was written.
-            InputError: There is no corpus, or several, or one of another format.
+            InputError: There is no corpus, there are several, or it has another format.
         """
         self.folder = Path(folder)
         within = [path.parent for path in self.folder.glob("*/manifest.json")]
@@ -92,8 +92,8 @@ class Cache:
         if (found := self.manifest.get("format")) != FORMAT:
             raise InputError(f"{self.folder}: cache format {found}, this m4 needs {FORMAT}")
         for pair in self.manifest["language_pairs"]:
-            split_direction(pair)  # codes are part of names of files
-        # Arrays by split and role, and text by split and language, as far as they were read.
+            split_direction(pair)  # codes are part of file names
+        # Arrays by split and role, and text by split and language, opened so far.
         self._sentences: dict[str, SentenceShards] = {}
         self._lines: dict[str, dict[str, Lines]] = {split: {} for split in SPLITS}
         identity = self.manifest["identity"]
@@ -117,10 +117,10 @@ class Cache:
             )
 
     def verify(self, needs: Callable[[str], bool] = lambda name: True) -> None:
-        """Compares the files with their SHA-256, as `m4.storage.checksums` is set to.
+        """Compares the files with their SHA-256, to the extent set in `m4.storage.checksums`.
 
         Raises:
-            Damaged: The file, and what is wrong with it.
+            Damaged: A file is damaged; the message names it.
         """
         files = {name: one for name, one in self.manifest["files"].items() if needs(name)}
         store = checksums.Disk(self.folder)
@@ -128,11 +128,11 @@ class Cache:
             raise Damaged(self.folder, said)
 
     def language_pairs(self) -> list[str]:
-        """Returns the names of the pairs of languages, in the order of the rows."""
+        """Returns the names of the language pairs, in the order of rows."""
         return list(self.manifest["language_pairs"])
 
     def tested_pairs(self) -> list[str]:
-        """Returns the pairs of languages that have dev and test text: `pivoted` ones have not."""
+        """Returns the language pairs with dev and test text, which `pivoted` ones lack."""
         made = self.manifest["identity"].get("pivoted", ())
         return [pair for pair in self.language_pairs() if is_held_out(pair) and pair not in made]
 
@@ -142,7 +142,7 @@ class Cache:
 
     @property
     def directions(self) -> list[str]:
-        """The directions of the cache's mixture: first those in the order of the pairs' names."""
+        """Directions of the cache's mixture, first those in the order of the pairs' names."""
         return directions_of(self.mixture, self.language_pairs())
 
     @cached_property
@@ -152,7 +152,7 @@ class Cache:
 
     @cached_property
     def target_vocabulary(self) -> Vocabulary:
-        """The vocabulary of the targets; the sources' one if they are not separate."""
+        """The vocabulary of the targets, which may be that of the sources."""
         if not self.separate:
             return self.source_vocabulary
         return Vocabulary(vocabulary_file(self.folder, "target"))
@@ -166,11 +166,11 @@ class Cache:
 
     @cached_property
     def length_factors(self) -> dict[str, int]:
-        """Target language -> tokens of a translation a token of its source, where more than 2."""
+        """Target language -> maximum tokens of a translation per source token, if more than 2."""
         return whole_factors(self.manifest["length_factors"], self.directions)
 
     def sizes(self) -> dict[str, int]:
-        """Returns direction of the mixture -> number of training pairs, for samplers."""
+        """Returns direction -> number of training pairs, for samplers."""
         return {name: self.size(pair_of(name), "train") for name in self.directions}
 
     def size(self, pair: str, split: str) -> int:
@@ -178,9 +178,9 @@ class Cache:
         return self._count(pair, split)["pairs"]
 
     def longest(self, pair: str, role: str = "source") -> dict[str, int]:
-        """Returns the ids of the longest training sentence, by side that has the role.
+        """Returns the length of the longest training sentence of each side with the role.
 
-        Without tag and eos.
+        The tag and eos do not count.
         """
         longest = self._count(pair, "train")["longest"]
         sides = sides_with(role, self.directions)
@@ -188,7 +188,7 @@ class Cache:
         return {side: longest[name] for side, name in names.items() if name in longest}
 
     def mean_pieces(self, direction: str) -> tuple[float, float]:
-        """Returns the mean ids of training sources and targets, without tag and eos."""
+        """Returns the mean lengths of training sources and targets, without tag and eos."""
         means = self._count(pair_of(direction), "train")["mean_pieces"]
         source, target = map(array_name, sides_of(direction), map(self._store, ROLES))
         return means[source], means[target]
@@ -198,11 +198,11 @@ class Cache:
         return range(*self._count(pair, split)["rows"])
 
     def pair_numbers(self, split: str) -> PairShards:
-        """Returns, for each row, the numbers of its sentences within their languages."""
+        """Returns for each row the numbers of its sentences within their languages."""
         return PairShards(self.folder, split, self.manifest["shards"][split]["pairs"], self.path)
 
     def sentences(self, split: str, role: str = "source") -> SentenceShards:
-        """Returns the ids of the split's sentences, a language's from `first_sentences` on.
+        """Returns the ids of the split's sentences; a language's start at `first_sentences`.
 
         The train split holds its n sentences `segmentations` times: the v-th way to tokenize
         sentence r is entry v * n + r.
@@ -214,11 +214,11 @@ class Cache:
         return self._sentences[name]
 
     def first_sentences(self, split: str) -> dict[str, int]:
-        """Returns language -> the number of its first sentence in the split."""
+        """Returns language -> number of its first sentence in the split."""
         return bases(self.manifest["sentences"][split])
 
     def path(self, name: str, on_remove: Callable[[], object]) -> Path:
-        """Returns the path of a shard, which is there until `on_remove` is called."""
+        """Returns the path of a shard, which exists until `on_remove` is called."""
         if self.bounded is not None and name in self.bounded.files:
             return self.bounded.path(name, on_remove)
         return self.folder / name
@@ -238,7 +238,7 @@ class Cache:
         return read_origins(pair_file(self.folder, split, pair_of(pair), "origin"), files)
 
     def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
-        """Returns the named parts of a dev or test split, parallel to `pairs`."""
+        """Returns the named subsets of a dev or test split, parallel to `pairs`."""
         self._count(pair, split)
         path = pair_file(self.folder, split, pair_of(pair), "subsets.json")
         return read_json(path) if path.is_file() else {}
@@ -258,7 +258,7 @@ class Cache:
         }
 
     def _store(self, role: str) -> str:
-        """Returns the role where roles have ids of their own, else ''."""
+        """Returns the role if roles have separate ids, otherwise ''."""
         assert role in ROLES, role
         return role if self.separate else ""
 
@@ -274,9 +274,9 @@ def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
     """Returns settings and text, as JSON."""
     text = json.loads(json.dumps(source.identity()))
     pairs = settings["language_pairs"]
-    if "by_pair" in text:  # files of other languages in the folder do not matter
+    if "by_pair" in text:  # files of other languages do not matter
         text["by_pair"] = {pair: text["by_pair"].get(pair) for pair in pairs}
-    # Sorted: the order in which a cache holds its pairs decides no ids.
+    # Sorted, as the order of pairs in a cache decides no ids.
     return {**settings, "language_pairs": sorted(pairs), "source": text}
 
 
@@ -287,7 +287,7 @@ def fingerprint_of(identity: Mapping[str, Any]) -> str:
 
 
 def differences(made: Any, now: Any, name: str = "") -> list[str]:
-    """Returns a line for every leaf that differs: 'seed = 0, now 1'."""
+    """Returns a line for every value that differs: 'seed = 0, now 1'."""
     if isinstance(made, dict) and isinstance(now, dict):
         return [
             line

@@ -1,11 +1,10 @@
 """The text of a cache: each sentence of a language once, and which sentences are pairs.
 
-text/<split>.<language>.txt has the sentences of a language, a line each. Their order is that in
-which the pairs of languages, one after another, first have them; so a pair's sentences are close to
-each other.
+text/<split>.<language>.txt has the sentences of a language, one per line, in the order in which the
+language pairs, one after another, first have them, so that a pair's sentences are close together.
 
-text/<split>.<pair>.origin holds for each pair, in the order of the rows, file * 2^32 + line in the
-source, as differences, compressed: mostly ones. The files' names are in the manifest ("files").
+text/<split>.<pair>.origin has for each pair, in the order of rows, file * 2^32 + line in the
+source, as compressed differences, mostly ones. The files' names are in the manifest ("files").
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ if TYPE_CHECKING:
     from m4.data.beam import Cleaned, Engine
 
 Pairs = U32  # [n, 2] numbers of sentences
-Counts = dict[str, dict[str, dict[str, Any]]]  # by pair of languages and split, for the manifest
+Counts = dict[str, dict[str, dict[str, Any]]]  # by language pair and split, for the manifest
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 BLOCK = 1 << 16  # pairs
-FILE = 1 << 32  # lines of a file, in the numbers of origins
+FILE = 1 << 32  # multiplier of the file in an origin
 _BYTES = 1 << 24
-_IN_MEMORY = 1 << 25  # bytes of an array; each larger one takes a file descriptor
+_IN_MEMORY = 1 << 25  # bytes above which an array takes a file, and a file descriptor
 
 
 def text_file(folder: Path, split: str, language: str) -> Path:
@@ -65,10 +64,10 @@ def pair_file(folder: Path, split: str, pair: str, kind: str) -> Path:
 
 
 def on_disk(folder: Path | None, size: int, kind: npt.DTypeLike) -> Array:
-    """Returns [size] zeros, of which memory need not hold all: in a file without a name.
+    """Returns [size] zeros in a file without a name, so that memory need not hold them.
 
     Args:
-        folder: Where the file is. Defaults to the system's folder of temporary files (TMPDIR).
+        folder: Folder of the file. Defaults to the system's temporary folder (TMPDIR).
     """
     if size * np.dtype(kind).itemsize < _IN_MEMORY:
         return np.zeros(size, kind)
@@ -78,7 +77,7 @@ def on_disk(folder: Path | None, size: int, kind: npt.DTypeLike) -> Array:
 
 
 class Lines:
-    """The lines of a text file, by their numbers, with 8 bytes of disk each."""
+    """Lines of a text file by number, at the cost of 8 bytes of disk each."""
 
     def __init__(self, path: Path) -> None:
         self._text: Any = b""
@@ -101,24 +100,24 @@ class Lines:
         text = self._text
         ends = zip(starts.tolist(), stops.tolist(), strict=True)
         lines = [text[start:stop].decode() for start, stop in ends]
-        if len(text) > _IN_MEMORY:  # else memory would grow to the file's size
+        if len(text) > _IN_MEMORY:  # otherwise memory would grow to the file's size
             text.madvise(MADV_DONTNEED)
         return lines
 
 
 class TextWriter:
-    """The text of a split as it is written, and its pairs as [n, 2] numbers of sentences."""
+    """Writer of a split's text, with its pairs as [n, 2] numbers of sentences."""
 
     def __init__(
         self, folder: Path, split: str, pairs: Sequence[str], *, once: bool = True
     ) -> None:
-        """Writes nothing yet. Equal sentences are stored once, or each time; `pairs` are added."""
+        """Prepares to write `pairs`; equal sentences are stored `once` or each time."""
         self._folder, self._split, self._once = folder, split, once
         self._numbers: dict[str, Numbers] = defaultdict(Numbers)
         self._left = Counter(code for pair in pairs for code in split_direction(pair))
 
     def add(self, pair: str, chunk: Chunk) -> None:
-        """Adds pairs of two languages; InputError for a tab or line end inside a sentence."""
+        """Adds pairs of two languages. Raises InputError for a tab or line break in a sentence."""
         columns = []
         for side, code in zip(SIDES, split_direction(pair), strict=True):
             texts, numbers = chunk.side(side), self._numbers[code]
@@ -136,7 +135,7 @@ class TextWriter:
             np.stack(columns, axis=1).astype(np.uint32).tofile(file)
 
     def end(self, pair: str) -> None:
-        """Makes files also of languages without text, and of no pairs."""
+        """Closes the files, which exist also for languages without text."""
         numbers_file(self._folder, self._split, pair).touch()
         for code in split_direction(pair):
             text_file(self._folder, self._split, code).touch()
@@ -146,12 +145,12 @@ class TextWriter:
 
 
 def numbers_file(folder: Path, split: str, pair: str) -> Path:
-    """Returns the file of [n, 2] numbers of sentences, until the arrays are written."""
+    """Returns the temporary file of [n, 2] numbers of sentences."""
     return pair_file(folder, split, pair, "numbers")
 
 
 def take_numbers(folder: Path, split: str, pair: str) -> Pairs:
-    """Returns [n, 2] what `TextWriter` wrote of a pair of languages, as a map of the file."""
+    """Returns the [n, 2] numbers that `TextWriter` wrote for a pair, mapped from the file."""
     path = numbers_file(folder, split, pair)
     there = np.memmap(path, np.uint32, "r") if path.stat().st_size else np.zeros(0, np.uint32)
     return there.reshape(-1, 2)
@@ -169,21 +168,21 @@ def write_text(
     """Writes the cleaned text of a source.
 
     Args:
-        untrained: Pairs of languages that may lack training pairs.
-        engine: Cleans training text. Defaults to this process.
+        untrained: Language pairs that may lack training pairs.
+        engine: Engine that cleans training text. Defaults to this process.
 
     Returns:
         {pair: {split: {"pairs": number}}}, and the ledger.
 
     Raises:
-        InputError: A pair has no training text, or text in another language than it says.
+        InputError: A pair has no training text, or text in another language than it claims.
     """
     counts: Counts = {pair: {} for pair in pairs}
     done, subsets = 0, getattr(source, "subsets", None)
     recorded, sides = Recorded(source), EnglishSides()
     cleaner = Cleaner(cleaning, cast(Source, recorded), pairs, folder / "text", on_read=sides.add)
     cleaned: Cleaned | None = None
-    for split in reversed(SPLITS):  # test and dev first: train must know them
+    for split in reversed(SPLITS):  # test and dev come first, as cleaning train needs them
         if split == "train" and engine is not None:
             for pair in pairs:
                 sides.read(pair, split, chunks(source.pairs(pair, split)))
@@ -199,7 +198,7 @@ def write_text(
                 kept, files = cleaned.write(pair, texts, numbers, origins)
             else:
                 kept = 0
-                # Other text of a language is trained on alone, also where a hash decides splits.
+                # Additional text of a language is only for training, even if a hash decides splits.
                 used = split == "train" or is_held_out(pair)
                 for chunk in cleaner.pairs(pair, split) if used else ():
                     if split != "train":
@@ -224,7 +223,7 @@ def write_text(
 
 
 def why_none(count: Count) -> str:
-    """Why nothing is left of what was read."""
+    """Returns the reason why no pair is left."""
     if not count.read:
         return "the source has none"
     reasons = ", ".join(f"{reason} {pairs:,}" for reason, pairs in count.dropped.most_common())
@@ -234,7 +233,7 @@ def why_none(count: Count) -> str:
 def texts_of_pairs(
     folder: Path, split: str, pair: str, numbers: Integers, lines: dict[str, Lines]
 ) -> tuple[list[str], list[str]]:
-    """Returns the texts of [n, 2] sentences; `lines` keeps languages' lines for others."""
+    """Returns the texts of [n, 2] sentences; `lines` caches the lines of languages."""
     codes = split_direction(pair)
     for code in codes:
         if code not in lines:
@@ -243,21 +242,21 @@ def texts_of_pairs(
     return first, second
 
 
-# File and line of each pair.
+# The file and line of each pair.
 
 
 class Origin(NamedTuple):
-    """A file of the source, by its name in the source's folder, and the line of a pair in it."""
+    """The place of a pair: a file of the source, by name in its folder, and a line."""
 
     file: str
     line: int
 
 
 class Recorded:
-    """A source that notes where the pairs that are read from it come from.
+    """A source that records the origins of the pairs read from it.
 
-    It holds those of two languages and a split, 8 bytes a pair. Of a source that does not know (one
-    without `reading`) it notes nothing.
+    It holds the origins for two languages and a split, 8 bytes per pair. For a source without
+    `reading`, which knows none, it records nothing.
     """
 
     def __init__(self, source: Source) -> None:
@@ -271,7 +270,7 @@ class Recorded:
         return self.noted(self._source.pairs(pair, split))
 
     def noted(self, pairs: Iterator[Pair]) -> Iterator[Pair]:
-        """Yields pairs that are read from the source, and forgets those before."""
+        """Yields pairs read from the source, and forgets earlier origins."""
         source: Any = self._source
         self._files: dict[str, int] = {}
         self._places = array("q")
@@ -282,17 +281,17 @@ class Recorded:
             yield texts
 
     def keep(self, numbers: Ints, path: Path) -> None:
-        """Writes the origins of the pairs that stay, by their numbers in the source, from 1."""
+        """Writes the origins of the kept pairs, given by number in the source, from 1."""
         if self.knows:
             with path.open("ab") as file:
                 np.frombuffer(self._places, np.int64)[numbers - 1].tofile(file)
 
     def found(self) -> tuple[list[str] | None, Ints]:
-        """Returns the files, and of each pair the number of its file * FILE + its line."""
+        """Returns the files, and for each pair its file number * FILE + its line."""
         return [*self._files] if self.knows else None, np.array(self._places)
 
     def end(self, path: Path) -> dict[str, list[str]]:
-        """Returns what the manifest says of the files that were read."""
+        """Returns the manifest's entry on the files that were read."""
         if not self.knows:
             return {}
         path.touch()  # no pair may be left
@@ -300,7 +299,7 @@ class Recorded:
 
 
 def compress_origins(path: Path, kept: Mask) -> None:
-    """Compresses what `Recorded` has written, of the pairs that are kept, if it has."""
+    """Compresses the origins that `Recorded` wrote, if any, for the kept pairs."""
     if path.is_file():
         packer, packed, last = zlib.compressobj(1), [], np.zeros(1, np.int64)
         for start in range(0, len(kept), BLOCK):
@@ -313,25 +312,24 @@ def compress_origins(path: Path, kept: Mask) -> None:
 
 
 def read_origins(path: Path, files: Sequence[str]) -> list[Origin] | None:
-    """Returns the origin of each row of a split's pairs, or None if its source knew none."""
+    """Returns the origin of each row of a split, or None if its source had none."""
     if not path.is_file():
         return None
     places = np.cumsum(np.frombuffer(zlib.decompress(path.read_bytes()), np.int64))
     return [Origin(files[int(place) // FILE], int(place) % FILE) for place in places]
 
 
-# Pairs of two languages through a third one: translations of one sentence.
+# Pairs of two languages through a third one, as translations of the same sentence.
 
 
 def write_pivots(folder: Path, pairs: Sequence[str], pivoted: Sequence[str]) -> Counts:
-    """Writes which training sentences of two languages have a translation in common.
+    """Writes the pairs of training sentences that share a translation in a third language.
 
-    The i-th translation of a sentence into one language goes with the i-th into the other one; the
-    fewer ones begin again. So each is used, and no pair of languages is larger than those that it
-    comes from. A sentence that is in dev or test, but for case, width and spacing, is in no pair.
+    The i-th translation of a sentence into one language is paired with the i-th into the other; if
+    one has fewer, they repeat. Thus each is used, and no language pair is larger than those that it
+    comes from. Sentences of dev or test, up to case, width and spacing, are in no pair.
 
-    The folder has the text of `pairs`. Returns {pair: {split: {"pairs": number}}} of those
-    `pivoted` ones that have pairs.
+    The folder has the text of `pairs`. Returns {pair: {split: {"pairs": number}}} for `pivoted`.
     """
     held_out: dict[str, Mask] = {}
     counts = {}
@@ -382,13 +380,13 @@ def _joined(first: Pairs, second: Pairs) -> Pairs:
 
 
 def _unique(numbers: Pairs) -> Pairs:
-    """Returns the pairs without those that came before."""
+    """Returns the pairs without repetitions."""
     keys = numbers[:, 0].astype(np.uint64) << np.uint64(32) | numbers[:, 1]
     return numbers[np.sort(np.unique(keys, return_index=True)[1])]
 
 
 def _held_out(folder: Path, code: str, languages: Sequence[str]) -> Mask:
-    """Returns [n] whether a language's training sentences are in its dev or test text."""
+    """Returns [n]: whether each training sentence of a language is in its dev or test text."""
     same = [other for other in languages if base_language(other) == base_language(code)]
     tested = [np.zeros(0, np.uint64)]
     for other in same:

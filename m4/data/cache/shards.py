@@ -1,11 +1,11 @@
 """The arrays of a cache in shards: pairs as numbers of sentences, and the sentences' token ids.
 
-A split's sentences have numbers: those of its first language, then those of the next one. Each is
-stored once, however many pairs have it. A shard is a stretch of them in two files, `<stem>.tokens.
-<shard>.npy` (ids, flat) and `<stem>.offsets.<shard>.npy` (uint32, from 0: sentence r has the ids
-offsets[r] to offsets[r + 1]). A sentence is in the shard in which its first id would be if all ids
-were cut into equal parts. `<split>.pairs.<shard>.npy` has the pairs, [pairs, 2]: which sentence of
-the first language and which one of the second.
+A split's sentences are numbered, those of its first language before those of the next one. Each is
+stored once, however many pairs have it. A shard is a range of them in two files, `<stem>.tokens.
+<shard>.npy` (flat ids) and `<stem>.offsets.<shard>.npy` (uint32, from 0: sentence r has the ids
+offsets[r] to offsets[r + 1]). A sentence is in the shard that would have its first id if all ids
+were divided into equal parts. `<split>.pairs.<shard>.npy` has the pairs, [pairs, 2]: the numbers of
+the sentences in the first and the second language.
 """
 
 import dataclasses
@@ -23,36 +23,36 @@ from m4.data.compiled import compiled
 from m4.data.vocabulary import Ragged
 from m4.settings import InputError
 
-# Of a shard's ids, and of a shard's pairs.
+# Bytes of a shard's ids, and of a shard's pairs.
 SHARD_BYTES = 1 << 28
-_HEADER_BYTES = 128  # of a .npy file of one axis
-# A smaller corpus stays in memory.
+_HEADER_BYTES = 128  # bytes of the header of a .npy file with one axis
+# Smaller arrays stay in memory.
 _KEPT_BYTES = 1 << 30
 
 
 def file_name(stem: str, shard: int) -> str:
-    """Returns the name of a shard's file; stem is 'train.tokens', 'train.pairs' and so on."""
+    """Returns the name of a shard's file; the stem is 'train.tokens', 'train.pairs' and so on."""
     return f"{stem}.{shard:05}.npy"
 
 
 class Damaged(InputError):
-    """A file of a cache is not as it was built."""
+    """A damaged file of a cache."""
 
     def __init__(self, folder: Path, said: str) -> None:
         remedy = "remove that folder, and the corpus is built again"
         super().__init__(f"{folder}: damaged: {said}; {remedy}")
 
 
-# Name of a file, and what to call when it is removed -> its path.
+# (name of a file, function to call when it is removed) -> its path.
 PathOf = Callable[[str, Callable[[], object]], Path]
 
 
 @dataclasses.dataclass
 class _Growing:
-    """An array in shards, .npy files of rows that are written as they come: none stays in memory.
+    """An array in shards, .npy files whose rows are written at once and not kept in memory.
 
-    Each shard begins with some `zeros`, which are no entries. `firsts` has the first entry of each
-    shard that is closed, and the number of all.
+    Each shard begins with `zeros` zeros, which are not entries. `firsts` has the first entry of
+    each closed shard, and the number of all entries.
     """
 
     folder: Path
@@ -80,7 +80,7 @@ class _Growing:
         self._open()
 
     def close(self) -> None:
-        """Writes the header, whose length is the same for any number of rows."""
+        """Writes the header, whose length does not depend on the number of rows."""
         about: dict[str, Any] = {"descr": np.dtype(self.kind).str, "fortran_order": False}
         about["shape"] = (self.rows, *self.columns)
         self._file.seek(0)
@@ -93,15 +93,15 @@ class _Growing:
 def write_sentences(
     folder: Path, stem: str, blocks: Iterable[Ragged], kind: type[np.generic]
 ) -> list[list[int]]:
-    """Writes sentences in the order of their numbers, a block in memory at a time.
+    """Writes sentences in the order of their numbers, with one block in memory at a time.
 
     Args:
-        stem: The split, and the role where roles have ids of their own: 'train', 'train.source'.
-        blocks: Any number of sentences each; this changes nothing.
+        stem: The split, with the role if roles have separate ids: 'train', 'train.source'.
+        blocks: Sentences in blocks of any size.
         kind: Type of the ids.
 
     Returns:
-        The first sentence of each shard, and the number of all; the same of ids.
+        First sentence of each shard and the number of all, and the same for ids.
     """
     tokens = _Growing(folder, f"{stem}.tokens", kind)
     offsets = _Growing(folder, f"{stem}.offsets", np.uint32, zeros=1)
@@ -126,7 +126,7 @@ def write_sentences(
 
 
 def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[list[int]]:
-    """Writes the pairs of a split, [n, 2] numbers of sentences in blocks; returns as above."""
+    """Writes a split's pairs, in blocks of [n, 2] sentence numbers; returns like the above."""
     most, pairs = SHARD_BYTES // 8, _Growing(folder, f"{split}.pairs", np.uint32, (2,))
     for block in blocks:
         while len(block):
@@ -140,15 +140,15 @@ def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[list[
 
 
 class _Shards:
-    """Files of one array, mapped into memory when they are first read."""
+    """Files of one array, memory-mapped at the first read."""
 
     def __init__(
         self, folder: Path, stem: str, firsts: Any, what: str, path: PathOf | None, more: int = 0
     ) -> None:
-        """Reads nothing yet.
+        """Prepares to read.
 
-        `firsts` are the first entry of each shard and the number of all, `what` is the entries'
-        name, `path` gives files that are not in the folder, and a shard's array has `more` entries.
+        `firsts` has the first entry of each shard and the number of all, `what` names the entries,
+        `path` fetches files that are not in the folder, and a shard's array has `more` entries.
         """
         self._folder, self._stem, self._what, self._more = folder, stem, what, more
         self._path = path or (lambda name, _: folder / name)
@@ -159,11 +159,11 @@ class _Shards:
         return int(self._firsts[-1])
 
     def names(self, entries: Ints) -> list[str]:
-        """Returns the files that have these entries."""
+        """Returns the files with these entries."""
         return [file_name(self._stem, number) for number, _ in self.parts(entries)]
 
     def release(self) -> None:
-        """Releases the files' pages that were read, else memory would grow to the corpus's size."""
+        """Releases the read pages of files, or memory would grow to the corpus's size."""
         maps = [array.base for array in self._open.values()]
         maps = [of.base for of in maps if isinstance(of, np.memmap) and isinstance(of.base, mmap)]
         if sum(map(len, maps)) > _KEPT_BYTES:
@@ -171,7 +171,7 @@ class _Shards:
                 one.madvise(MADV_DONTNEED)
 
     def parts(self, entries: Ints) -> Iterator[tuple[int, Ints]]:
-        """Yields the shards that have some of the entries, and which ones."""
+        """Yields the shards that have any of the entries, with these entries."""
         if len(entries) and entries.max() >= len(self):
             wanted = int(entries.max()) + 1
             said = f"{len(self)} entries of {self._stem} where {wanted} are expected"
@@ -190,7 +190,7 @@ class _Shards:
             name = file_name(self._stem, number)
             closed = functools.partial(self._open.pop, number, None)
             path = self._path(name, closed)
-            empty = path.stat().st_size <= _HEADER_BYTES  # is read, as it cannot be mapped
+            empty = path.stat().st_size <= _HEADER_BYTES  # an empty array cannot be mapped
             array = _read_only(np.load(path, mmap_mode=None if empty else "r"))
             wanted = int(self._firsts[number + 1] - self._firsts[number])
             if (found := len(array) - self._more) != wanted:
@@ -201,13 +201,13 @@ class _Shards:
 
 
 class PairShards(_Shards):
-    """The pairs of a split."""
+    """Pairs of a split, in shards."""
 
     def __init__(self, folder: Path, split: str, firsts: Any, path: PathOf | None = None) -> None:
         super().__init__(folder, f"{split}.pairs", firsts[0], "pairs", path)
 
     def take(self, rows: Ints) -> Array:
-        """Returns [n, 2] numbers of the sentences of rows."""
+        """Returns the [n, 2] sentence numbers of rows."""
         found = np.empty((len(rows), 2), np.uint32)
         for number, index in self.parts(rows):
             _pairs(rows, self._firsts[number], index, self.shard(number), found)
@@ -219,11 +219,11 @@ class SentenceShards(_Shards):
 
     def __init__(self, folder: Path, stem: str, firsts: Any, path: PathOf | None = None) -> None:
         super().__init__(folder, f"{stem}.offsets", firsts[0], "sentences", path, more=1)
-        # Not all processes that need the ids' lengths need the ids.
+        # Some processes need only the lengths.
         self._ids = _Shards(folder, f"{stem}.tokens", firsts[1], "ids", path)
 
     def places(self, entries: Ints, more: int = 0) -> tuple[Ints, Ints]:
-        """Returns [n] starts of sentences among all ids, and [n] numbers of ids, plus `more`."""
+        """Returns [n] starts of sentences among all ids, and [n] lengths plus `more`."""
         starts, lengths = np.empty(len(entries), np.int64), np.empty(len(entries), np.int64)
         for number, index in self.parts(entries):
             first, first_id = self._firsts[number], self._ids._firsts[number]
@@ -231,9 +231,9 @@ class SentenceShards(_Shards):
         return starts, lengths
 
     def flat(self, starts: Ints, lengths: Ints, more: int, chosen: Ints) -> tuple[Array, Ints]:
-        """Returns an array that has the chosen sentences' ids, and where each begins in it.
+        """Returns an array with the chosen sentences' ids, and the start of each in it.
 
-        Of one shard it is the shard's own array, of several a copy of these ids.
+        For a single shard it is the shard's own array, for several a copy of these ids.
         """
         if len(self._firsts) == 2:
             return self._ids.shard(0), starts
@@ -252,7 +252,7 @@ class SentenceShards(_Shards):
         return _read_only(flat), found
 
     def names(self, entries: Ints) -> list[str]:
-        """Returns the files that have the lengths and the ids of these entries."""
+        """Returns the files with the lengths and ids of these entries."""
         offsets = super().names(entries)
         return [*offsets, *(name.replace(".offsets.", ".tokens.") for name in offsets)]
 
@@ -269,7 +269,7 @@ class SentenceShards(_Shards):
 
 @compiled
 def _places(entries, first, first_id, index, offsets, more, starts, lengths):
-    """Writes starts and lengths of those sentences in `index` that are of a shard."""
+    """Writes starts and lengths of the sentences in `index` that belong to a shard."""
     for k in index:
         entry = entries[k] - first
         start = np.int64(offsets[entry])
@@ -279,7 +279,7 @@ def _places(entries, first, first_id, index, offsets, more, starts, lengths):
 
 @compiled
 def _pairs(rows, first, index, pairs, found):
-    """Writes the pairs of those rows in `index` that are of a shard."""
+    """Writes the pairs of the rows in `index` that belong to a shard."""
     for k in index:
         found[k, 0] = pairs[rows[k] - first, 0]
         found[k, 1] = pairs[rows[k] - first, 1]
@@ -287,7 +287,7 @@ def _pairs(rows, first, index, pairs, found):
 
 @compiled
 def _gather(ids, begins, lengths, starts, flat):
-    """Copies sentences of a shard to their places; returns False where one is not in the shard."""
+    """Copies sentences of a shard to their places; returns False if one is not in the shard."""
     for k in range(len(begins)):
         begin, start = np.uint64(begins[k]), np.uint64(starts[k])
         if lengths[k] < 0 or begin + np.uint64(lengths[k]) > np.uint64(len(ids)):
@@ -298,7 +298,7 @@ def _gather(ids, begins, lengths, starts, flat):
 
 
 def _read_only(array: Array) -> Array:
-    """Returns the same memory as the one array type that the loops are compiled for."""
+    """Returns a view of the array type for which the loops are compiled."""
     view = array.view(np.ndarray)
     view.flags.writeable = False
     return view

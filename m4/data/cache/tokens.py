@@ -1,4 +1,4 @@
-"""Vocabularies of a cache, and its arrays: each sentence tokenized once, in shards."""
+"""Training of a cache's vocabularies, and writing of its arrays in shards."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
 
-# Fewer sentences a worker are done before it has started.
+# Least sentences per worker: fewer would be done before it has started.
 _WORKER_SENTENCES, _SENTENCE_BYTES = 200_000, 50
-# Tokens of a translation, whatever its source; and its tokens a token of the source, at least.
+# Tokens allowed for any translation, and least factor of a source's tokens.
 SPARE_TOKENS, LEAST_FACTOR = 16, 2
-_MOST_PAIRS = 1_000_000  # that decide a direction's length factor
+_MOST_PAIRS = 1_000_000  # minimum number of pairs that decide a direction's length factor
 
 
 def vocabulary_file(folder: Path, role: str | None) -> Path:
@@ -83,12 +83,12 @@ def vocabulary_file(folder: Path, role: str | None) -> Path:
     return folder / (f"vocabulary.{role}.model" if role else "vocabulary.model")
 
 
-# Where Hugging Face's folders have the SentencePiece model.
+# Names of the SentencePiece model in Hugging Face's folders.
 PRETRAINED_VOCABULARIES = ("spiece.model", "sentencepiece.model", "sentencepiece.bpe.model")
 
 
 def pretrained_vocabulary(folder: Path) -> Path | None:
-    """Returns the SentencePiece model in a folder of Hugging Face's layout, or None."""
+    """Returns the SentencePiece model in a folder with Hugging Face's layout, or None."""
     found = (folder / name for name in PRETRAINED_VOCABULARIES)
     return next((path for path in found if path.is_file()), None)
 
@@ -100,15 +100,15 @@ def train_vocabularies(
     progress: Progress,
     grown_from: Path | None,
 ) -> dict[str, dict[str, Any]]:
-    """Trains the shared vocabulary, or one for sources, which has the tags, and one for targets.
+    """Trains the shared vocabulary, or one for sources (with the tags) and one for targets.
 
     Args:
         sizes: Pair of languages -> number of training pairs.
         settings: `CorpusSpec.settings`.
-        grown_from: The folder of the vocabularies that these grow from, if there is one.
+        grown_from: Folder of the vocabularies that these grow from, if any.
 
     Returns:
-        Role ("shared", or "source" and "target") -> what the manifest says of the vocabulary.
+        Role ("shared", or "source" and "target") -> the manifest's entry on the vocabulary.
     """
     size, target_size = settings["vocabulary_size"], settings["target_vocabulary_size"]
     tags, text = languages_of(sizes), settings.get("vocabulary_text", sizes)
@@ -150,19 +150,19 @@ def sample(
     sentences: int,
     temperature_: float,
 ) -> Iterator[str]:
-    """Yields training sentences for a vocabulary, of every language by temperature.
+    """Yields training sentences for a vocabulary, sampled over languages by temperature.
 
-    A language's sentences are those of all its pairs, one after another. Its share is taken from a
-    keyed permutation of them, as many times over as it needs. No other text is read.
+    A language has the sentences of all its pairs, one after another. Its share is taken from a
+    keyed permutation of them, repeated as often as needed. No other text is read.
 
     Args:
-        text: Pair of languages and some of its rows -> both sides of these.
+        text: Function of a language pair and rows that returns both sides of them.
         sizes: Pair -> number of training pairs.
-        sides: Pair -> the sides that are taken.
-        sentences: Number of sentences in all.
+        sides: Pair -> sides to use.
+        sentences: Total number of sentences.
     """
     totals: dict[str, int] = {}
-    # Pair -> side, language, and its first sentence among those of the language, of each side.
+    # Pair -> for each side: side, language, and number of its first sentence in the language.
     parts: dict[str, list[tuple[int, str, int]]] = {pair: [] for pair in sizes}
     for pair, size in sizes.items():
         for side, code in enumerate(split_direction(pair)):
@@ -187,7 +187,7 @@ def sample(
 
 
 def _times(size: int, start: int, stop: int, name: str, wanted: int) -> Ints:
-    """Returns how often each row from start to stop - 1 of `size` is in a sample of `wanted`."""
+    """Returns how often rows start to stop - 1 of `size` are in a sample of `wanted`."""
     rows = np.arange(start, stop, dtype=np.uint64)
     key = np.uint64(permutation.key("vocabulary", name))
     place = numba_loops.permute_each(rows, np.uint64(size), key).astype(np.int64)
@@ -198,10 +198,10 @@ def _times(size: int, start: int, stop: int, name: str, wanted: int) -> Ints:
 
 
 def arrays_of(folder: Path, settings: Mapping[str, Any]) -> list[TokenArray]:
-    """Returns the arrays that the directions of a corpus need."""
+    """Returns the token arrays that the directions of a corpus need."""
     longest = {"source": settings["source_length"] - 2, "target": settings["target_length"] - 1}
     if settings["target_vocabulary_size"] is None:
-        # Every side is source in one direction, with tag and eos, and target in the other.
+        # Every side is a source in one direction, with tag and eos, and a target in the other.
         path = vocabulary_file(folder, None)
         return [TokenArray(s, path, min(longest.values())) for s in SIDES]
     directions = directions_of(settings["mixture"], settings["language_pairs"])
@@ -221,11 +221,11 @@ def tokenize(
     workers: int | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Any]:
-    """Tokenizes the text and writes the arrays; returns what the manifest says of these.
+    """Tokenizes the text and writes the arrays; returns the manifest's entries on them.
 
     Args:
-        workers: Number of processes, which changes nothing. Defaults to as many as are of use.
-        engine: Tokenizes. Defaults to these processes.
+        workers: Number of processes, without effect on the result. Defaults to as many as help.
+        engine: Engine that tokenizes. Defaults to these processes.
     """
     arrays, ways = arrays_of(folder, settings), settings["segmentations"]
     spans = {}
@@ -251,7 +251,7 @@ def tokenize(
 
 
 def _stores(arrays: Sequence[TokenArray], pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Returns language -> the stores that have its sentences."""
+    """Returns language -> stores that have its sentences."""
     found: dict[str, dict[str, None]] = {code: {} for code in languages_of(pairs)}
     for pair, array in product(pairs, arrays):
         found[split_direction(pair)[SIDES.index(array.side)]][array.store] = None
@@ -259,7 +259,7 @@ def _stores(arrays: Sequence[TokenArray], pairs: Sequence[str]) -> dict[str, tup
 
 
 class Unfinished:
-    """The ids of a language's sentences before it is known which are used: on disk, by way."""
+    """Ids of a language's sentences on disk, by segmentation, before the used ones are known."""
 
     def __init__(self, folder: Path, split: str, code: str, arrays: Sequence[TokenArray]) -> None:
         self._stem = folder / f"{split}.{code}"
@@ -275,15 +275,15 @@ class Unfinished:
                     part.lengths.astype(np.int32).tofile(file)
 
     def lengths(self, store: str, way: int = 0) -> Int32:
-        """Returns [n] lengths, none where the language has no sentences in a store."""
+        """Returns [n] lengths, which are empty if the language has no sentences in a store."""
         path = self._path(store, way, "lengths")
         there = path.is_file() and path.stat().st_size
         return np.memmap(path, np.int32, "r") if there else np.zeros(0, np.int32)
 
     def blocks(self, store: str, way: int, used: Mask) -> Iterator[tuple[int, Ragged, Ints]]:
-        """Yields sentences, and removes them here: the first one's number, all, and those used."""
+        """Yields and removes blocks: number of the first sentence, all sentences, and used ones."""
         lengths = self.lengths(store, way)
-        if not len(lengths):  # the language has none in this role, but its numbers stay
+        if not len(lengths):  # the language has none in this role, but keeps its numbers
             count = int(used.sum())
             yield 0, Ragged(np.zeros(0, self._types[store]), np.zeros(count, int)), np.arange(count)
         else:
@@ -302,13 +302,13 @@ class Unfinished:
 
 @dataclass
 class ArrayWriter:
-    """Writes the token arrays of a corpus, from its text and the unfinished ids.
+    """Writer of a corpus's token arrays, from its text and the unfinished ids.
 
     Attributes:
-        pairs: Pairs of languages.
-        arrays: What their directions need.
-        counts: Gets what the manifest says of each pair of languages and split.
-        ways: Number of ways in which training sentences are tokenized.
+        pairs: Language pairs.
+        arrays: Token arrays that their directions need.
+        counts: Receives the manifest's entry for each language pair and split.
+        ways: Number of segmentations of training sentences.
         marked: Whether the arrays lack tag and eos (`Cache.marked`).
     """
 
@@ -321,16 +321,16 @@ class ArrayWriter:
 
     def __post_init__(self) -> None:
         self._made: dict[str, Any] = {"sentences": {}, "shards": {}}
-        # How often a model takes in each id.
+        # How often a model reads each id.
         files = {a.vocabulary for a in self.arrays}
         self._tokens = {path: np.zeros(Vocabulary(path).size, np.int64) for path in files}
 
     def write(self, mixture: Mixture | None) -> dict[str, Any]:
-        """Writes all arrays, without training pairs that are too long and sentences of them alone.
+        """Writes all arrays, without too long training pairs and sentences only in these.
 
         Returns:
-            "sentences", their number by split and language; "shards", by split the first entry of
-            each shard of each array; "length_factors" of the mixture's directions.
+            "sentences" with their number by split and language; "shards" with the first entry of
+            each shard of each array by split; "length_factors" of the mixture's directions.
 
         Raises:
             InputError: All training pairs of two languages are too long.
@@ -345,7 +345,7 @@ class ArrayWriter:
         unfinished = {c: Unfinished(folder, split, c, arrays) for c in languages_of(self.pairs)}
         sizes = {c: max(len(of.lengths(a.store)) for a in arrays) for c, of in unfinished.items()}
         used = {code: on_disk(folder, size, np.bool_) for code, size in sizes.items()}
-        # How often a model takes in each sentence.
+        # How often a model reads each sentence.
         uses = {
             (a.store, a.role): {c: on_disk(folder, size, np.int32) for c, size in sizes.items()}
             for a in arrays
@@ -380,7 +380,7 @@ class ArrayWriter:
         used: Mapping[str, Mask],
         uses: Mapping[tuple[str, str | None], Mapping[str, Int32]],
     ) -> Iterator[Ragged]:
-        """Yields the sentences of an array, and counts their ids as often as they are used."""
+        """Yields the sentences of an array, counting their ids as often as they are used."""
         of = self._tokens[array.vocabulary]
         for way, code in product(self._ways_of(split), unfinished):
             for start, block, rows in unfinished[code].blocks(array.store, way, used[code]):
@@ -398,7 +398,7 @@ class ArrayWriter:
         return range(self.ways if split == "train" else 1)
 
     def _kept(self, pair: str, split: str, row: int, unfinished: Mapping[str, Unfinished]) -> Mask:
-        """Returns which pairs of two languages stay, and counts them; `row` is the first one's."""
+        """Returns and counts the pairs of two languages to keep; `row` is that of the first."""
         numbers, codes = take_numbers(self.folder, split, pair), split_direction(pair)
         kept, ways = on_disk(self.folder, len(numbers), np.bool_), self._ways_of(split)
         count, too_long = self.counts[pair][split], 0
@@ -439,7 +439,7 @@ class ArrayWriter:
     def _finish_pairs(
         self, split: str, kept: Mapping[str, Mask], numbers_now: Mapping[str, U32]
     ) -> Iterator[Ints]:
-        """Yields the numbers of each pair's sentences, and hashes their text for the manifest."""
+        """Yields the sentence numbers of each pair, and hashes their text for the manifest."""
         folder, lines = self.folder, {}
         for pair in self.pairs:
             old, codes = take_numbers(folder, split, pair), split_direction(pair)
@@ -458,12 +458,12 @@ class ArrayWriter:
             self.counts[pair][split]["sha256"] = digest.hexdigest()
 
     def _write_token_counts(self) -> None:
-        """Writes token_counts.npy, [V]: how often a model takes in each id.
+        """Writes token_counts.npy, [V]: how often a model reads each id.
 
-        Every training pair comes once each way in all its segmentations. Each side is a source,
-        with tag and eos, and a target, whose eos is not taken in; the decoder's first input is pad.
-        With separate vocabularies token_counts.source.npy is of the encoder, and
-        token_counts.target.npy of the decoder.
+        Every training pair counts once in each direction, in all its segmentations. Each side is a
+        source, with tag and eos, and a target, whose eos is not read; the decoder's first input is
+        pad. With separate vocabularies, token_counts.source.npy is for the encoder and
+        token_counts.target.npy for the decoder.
         """
         for array in self.arrays:
             vocabulary, side = Vocabulary(array.vocabulary), SIDES.index(array.side)
@@ -472,7 +472,7 @@ class ArrayWriter:
                 start, stop = self.counts[pair]["train"]["rows"]
                 number = self.ways * (stop - start)
                 if self.marked and array.role != "target":
-                    # The tag in front of a side asks for the other one's language.
+                    # The tag in front of a side names the other side's language.
                     of[vocabulary.tag_id(split_direction(pair)[1 - side])] += number
                     of[EOS_ID] += number
                 if array.role != "source":
@@ -482,9 +482,9 @@ class ArrayWriter:
             np.save(self.folder / name, of)
 
     def _length_factors(self, mixture: Mixture) -> dict[str, float]:
-        """Returns direction -> a, so that targets of 99.9% of the pairs fit a L + 16 tokens.
+        """Returns direction -> a, such that a L + 16 tokens suffice for targets of 99.9% of pairs.
 
-        L is the number of a source's tokens with tag and EOS, and a target has an EOS, too.
+        L is the number of a source's tokens with tag and EOS; targets count with EOS.
         """
         more = (TAG_IDS + EOS_IDS, EOS_IDS) if self.marked else (0, 0)
         shards, first = self._made["shards"]["train"], bases(self._made["sentences"]["train"])
@@ -510,13 +510,13 @@ class ArrayWriter:
 
 
 def bases(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Returns language -> the number of its first sentence among all."""
+    """Returns language -> number of its first sentence among all."""
     ends = np.cumsum([*sizes.values()]).tolist()
     return {code: end - size for (code, size), end in zip(sizes.items(), ends, strict=True)}
 
 
 def _leave_out(folder: Path, split: str, code: str, used: Mask) -> U32:
-    """Leaves sentences that are not used out of a text; returns [n] the numbers of all."""
+    """Removes unused sentences from a text; returns [n] new numbers of all sentences."""
     if not used.all():
         path = text_file(folder, split, code)
         part = path.with_suffix(".used")
@@ -530,7 +530,7 @@ def _leave_out(folder: Path, split: str, code: str, used: Mask) -> U32:
 
 
 def whole_factors(factors: Mapping[str, float], directions: Sequence[str]) -> dict[str, int]:
-    """Returns target language -> a as a whole number, for the languages that need more than 2."""
+    """Returns target language -> a rounded up, for languages that need more than 2."""
     whole: dict[str, int] = {}
     for direction in directions:
         to, factor = split_direction(direction)[1], int(np.ceil(factors.get(direction, 0)))
@@ -539,20 +539,20 @@ def whole_factors(factors: Mapping[str, float], directions: Sequence[str]) -> di
     return whole
 
 
-# A source that gives ids.
+# A source of ids.
 
 
 def write_given(
     folder: Path, source: IdSource, settings: dict[str, Any], progress: Progress
 ) -> tuple[Counts, Ledger, dict[str, Any]]:
-    """Writes text, arrays and vocabularies of a source that gives ids in its own vocabulary.
+    """Writes text, arrays and vocabularies of a source of ids in its own vocabulary.
 
-    Nothing is tokenized or cleaned: the arrays hold the ids as they are, eos included. The text is
-    what decoding reads and metrics compare with: the source's own where its vocabulary makes the
-    same ids of it, else the ids decoded.
+    Nothing is tokenized or cleaned: the arrays have the ids unchanged, with eos. The text, for
+    decoding and metrics, is the source's own if its vocabulary turns it into the same ids;
+    otherwise, it is decoded from the ids.
 
     Returns:
-        The manifest's counts, the ledger, and what it says of vocabularies and arrays.
+        The manifest's counts, the ledger, and the manifest's entries on vocabularies and arrays.
     """
     pairs, ledger = settings["language_pairs"], Ledger()
     made = _write_vocabularies(folder, source)
@@ -605,7 +605,7 @@ def _write_vocabularies(folder: Path, source: IdSource) -> dict[str, dict[str, A
 
 
 def _check(side: Ragged, vocabulary: Vocabulary, where: str, name: str, before: int) -> None:
-    """Raises InputError for an example without ids, or ids that the vocabulary does not have."""
+    """Raises InputError for an example without ids, or with ids outside the vocabulary."""
     if (empty := np.flatnonzero(side.lengths == 0)).size:
         raise InputError(
             f"{where}: example {before + int(empty[0])} has no {name}: the task's preprocessors "
@@ -620,7 +620,7 @@ def _check(side: Ragged, vocabulary: Vocabulary, where: str, name: str, before: 
 def _texts(
     side: Ragged, vocabulary: Vocabulary, given: tuple[str, ...], flagged: Counter[str]
 ) -> list[str]:
-    """Returns the texts of a side: those that give the ids, where there are any."""
+    """Returns the texts of a side: given ones that yield the ids, otherwise decoded ones."""
     bare = [row[:-1] if row[-1:] == [EOS_ID] else row for row in side.rows()]
     texts = [plain(text) for text in given]
     both = zip(texts, vocabulary.encode(texts), bare, vocabulary.decode(bare), strict=True)

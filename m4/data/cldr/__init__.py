@@ -1,1 +1,1 @@
-"""Phrases from the Unicode CLDR tables that Babel carries: what the source `cldr` is made of."""
+"""Phrases from Babel's Unicode CLDR tables, for the source `cldr`."""

@@ -1,8 +1,8 @@
 """Stages of cleaning: each is a frozen dataclass of settings, a `CleaningStage`.
 
-A stage never sees a whole corpus at once: it gets chunks of two languages and a split, and says
-which pairs to drop and why, or gives them back with other text. What it needs to know of other
-chunks is one of the protocols below, so that chunks may be on different machines.
+A stage never sees a whole corpus at once: it gets chunks of two languages and a split, and returns
+which pairs to drop and why, or changed text. If it needs other chunks, it has one of the protocols
+below, so that chunks may be on different machines.
 """
 
 from collections import Counter
@@ -24,10 +24,10 @@ class Findings:
     # Reason -> mask [n] of the pairs to drop. A pair that several reasons name is dropped for the
     # first.
     drop: Mapping[str, Mask] = field(default_factory=dict)
-    # Reason -> mask [n] of the pairs whose text was changed.
+    # Reason -> mask [n] of the pairs with changed text.
     change: Mapping[str, Mask] = field(default_factory=dict)
-    chunk: Chunk | None = None  # the pairs with their changed text, where there is any
-    # Why -> mask [n] of the pairs that the stage cannot judge.
+    chunk: Chunk | None = None  # the pairs with changed text, if any
+    # Reason -> mask [n] of the pairs that the stage cannot judge.
     not_checked: Mapping[str, Mask] = field(default_factory=dict)
 
 
@@ -36,18 +36,18 @@ Check = Callable[[Chunk], Findings]
 
 @runtime_checkable
 class FittedCheck(Protocol):
-    """A check that looks over all pairs that reach it before it judges the first one."""
+    """A check that looks at all pairs before it judges the first one."""
 
     def measure(self, chunk: Chunk) -> Counter[Any]:
-        """Returns counts of a chunk by number or text, as JSON has; those of all are added."""
+        """Returns counts of a chunk as JSON, which are summed over chunks."""
         ...
 
     def fit(self, counts: Counter[Any]) -> Any:
-        """Returns what the counts of all pairs say, as JSON."""
+        """Returns, as JSON, what the check derives from the counts of all pairs."""
         ...
 
     def judge(self, chunk: Chunk, fitted: Any) -> Findings:
-        """Judges some pairs by what `fit` said."""
+        """Judges some pairs by the result of `fit`."""
         ...
 
 
@@ -56,45 +56,44 @@ class FirstCheck(Protocol):
     """A check that judges a pair by whether an earlier one has the same keys."""
 
     def keys(self, chunk: Chunk) -> list[U64]:
-        """Returns keys [n] of the pairs, of one kind or several."""
+        """Returns the keys [n] of the pairs, of one or more kinds."""
         ...
 
     def judge(self, chunk: Chunk, repeated: Sequence[Mask]) -> Findings:
         """Judges some pairs.
 
         Args:
-            repeated: For each kind of key a mask [n] of the pairs whose key an earlier pair has.
+            repeated: For each kind of key, a mask [n] of pairs whose key an earlier pair has.
         """
         ...
 
 
-# A check that judges a chunk alone, or one that needs more of the corpus.
+# A check that judges chunks independently, or one that needs more of the corpus.
 AnyCheck = Check | FittedCheck | FirstCheck
 
 
 @runtime_checkable
 class HeldOut(Protocol):
-    """A stage's `Opened` that remembers what it saw of dev and test while it judges train."""
+    """A stage's `Opened` that remembers dev and test text when it judges train."""
 
     def arrays(self) -> dict[str, U64]:
-        """Returns all that it remembers."""
+        """Returns everything that it remembers."""
         ...
 
     def load(self, arrays: Mapping[str, U64]) -> None:
-        """Remembers what another one gave, and nothing else."""
+        """Replaces what it remembers by the arrays of another one."""
         ...
 
 
-# (pair of languages, split) -> the check of that part of the corpus, or why the stage cannot judge
-# it: this is counted, never silent. A run opens a stage once and asks for all of test, then dev,
-# then train.
+# (language pair, split) -> the check of that part of the corpus, or the reason why the stage cannot
+# judge it, which is counted. A run opens a stage once and asks for test, then dev, then train.
 Opened = Callable[[str, str], "AnyCheck | str"]
 
 
 class CleaningStage:
     """Base class of the stages, which are frozen dataclasses.
 
-    Dev and test go through the checks too. There they only flag: nothing is dropped or changed.
+    In dev and test, checks only flag pairs: nothing is dropped or changed.
 
     Attributes:
         name: Begins the stage's reasons in the ledger.
@@ -103,13 +102,13 @@ class CleaningStage:
     name: ClassVar[str]
 
     def identity(self) -> dict[str, Any]:
-        """Returns all that decides what the stage does, as JSON. Defaults to the settings."""
+        """Returns, as JSON, everything that decides the results. Defaults to the settings."""
         return asdict(self)  # pyright: ignore[reportArgumentType]
 
     def open(self, language_pairs: Sequence[str]) -> Opened:
-        """Starts the stage on a corpus of these pairs. Defaults to `check` for each of them."""
+        """Starts the stage on a corpus of these language pairs. Defaults to `check` for each."""
         return lambda pair, split: self.check
 
     def check(self, chunk: Chunk) -> Findings:
-        """Judges some pairs, for stages that treat all pairs of languages and splits alike."""
+        """Judges some pairs, in stages that treat all language pairs and splits alike."""
         raise NotImplementedError

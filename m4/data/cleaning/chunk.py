@@ -1,4 +1,4 @@
-"""Some sentence pairs of one split as columns, with values that several stages need."""
+"""Chunks: some sentence pairs of one split as columns, with values that several stages need."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from m4.settings import InputError, shown
 
 
 def digests(texts: Sequence[str]) -> U64:
-    """Returns [n] 64 bits of each text: the sum over its characters of mix(character, place).
+    """Returns [n] 64-bit hashes of texts: the sum over characters of mix(character, place).
 
-    Each term is its own random number (splitmix64), so that different texts have sums as different
-    as random numbers. They are equal on every machine.
+    Each term is a separate random number (splitmix64), so that the sums of different texts differ
+    like random numbers. They are equal on every machine.
     """
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     points, ends = code_points("".join(texts)), np.cumsum(lengths)
     starts = ends - lengths
-    # Places count from the start of the text.
+    # Places are counted from the start of the text.
     places = np.arange(1, len(points) + 1, dtype=np.uint64)
     places -= np.repeat(starts.astype(np.uint64), lengths)
     sums = np.zeros(len(points) + 1, np.uint64)
-    # Modulo 2^64, so that differences are exact.
+    # Sums are modulo 2^64, so that differences are exact.
     np.cumsum(mix(places * GOLDEN + points), out=sums[1:])
     return mix(sums[ends] - sums[starts])
 
 
 def code_points(text: str) -> U32:
-    """Returns the [characters] of a text, halves of surrogate pairs too."""
+    """Returns the [characters] of a text, including halves of surrogate pairs."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def both(first: U64, second: U64) -> U64:
-    """Returns [n] 64 bits of each pair, from those of its sides."""
+    """Returns [n] 64-bit hashes of pairs, from those of their sides."""
     return mix(first * np.uint64(3) + mix(second))
 
 
 class Digests:
     """A growing set of 64-bit numbers, 8 bytes each: sorted runs, each at most half the one before.
 
-    Python's own sets need about 70 bytes a number.
+    Python's sets need about 70 bytes per number.
     """
 
     def __init__(self, numbers: U64 | None = None) -> None:
@@ -56,13 +56,13 @@ class Digests:
         return sum(map(len, self._runs))
 
     def numbers(self) -> U64:
-        """Returns all that were added, sorted."""
+        """Returns all added numbers, sorted."""
         if len(self._runs) > 1:
             self._runs = [np.sort(np.concatenate(self._runs))]
         return self._runs[0] if self._runs else np.zeros(0, np.uint64)
 
     def contains(self, numbers: U64) -> Mask:
-        """Returns [n]: whether each number was added before."""
+        """Returns [n]: whether each number is in the set."""
         found = np.zeros(len(numbers), bool)
         for run in self._runs:
             place = np.searchsorted(run, numbers)
@@ -70,7 +70,7 @@ class Digests:
         return found
 
     def add(self, numbers: U64) -> Mask:
-        """Adds numbers; returns [n]: whether each was new, only the first of equal ones."""
+        """Adds numbers; returns [n]: whether each was new, or the first of equal new ones."""
         unique, first = np.unique(numbers, return_index=True)
         fresh = ~self.contains(unique)
         new = np.zeros(len(numbers), bool)
@@ -79,20 +79,20 @@ class Digests:
         if len(run):
             while self._runs and len(self._runs[-1]) <= 2 * len(run):
                 run = np.concatenate([self._runs.pop(), run])
-                run.sort(kind="stable")  # two sorted runs: merged in linear time
+                run.sort(kind="stable")  # merges two sorted runs in linear time
             self._runs.append(run)
         return new
 
 
 class Numbers:
-    """Numbers texts in the order in which they first come, 12 bytes each: as `Digests`."""
+    """Numbers texts in the order of first occurrence, with 12 bytes each, like `Digests`."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[U64, U32]] = []
         self.count = 0
 
     def __call__(self, digests: U64) -> tuple[Ints, Ints]:
-        """Returns [n] the number of each text, and the places of those that are new."""
+        """Returns the [n] numbers of the texts, and the places of new ones."""
         unique, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
         found = np.full(len(unique), -1)
         for keys, numbers in self._runs:
@@ -113,23 +113,23 @@ class Numbers:
         return found[inverse], places
 
 
-# Sentences of a language that files can number with 32 bits.
+# Maximum number of sentences of a language, which files number with 32 bits.
 MOST_SENTENCES = 1 << 32
 
 
 def check_sentences(language: str, count: int) -> None:
-    """Raises InputError for more sentences of a language than a corpus can number."""
+    """Raises InputError if a language has more sentences than a corpus can number."""
     if count > MOST_SENTENCES:
         most = f"more than {MOST_SENTENCES:,} different sentences"
         raise InputError(f"{language}: {most}, which one corpus cannot have; give fewer files")
 
 
-# Large enough for numpy, small enough for the arrays to stay in the processor's cache.
+# Large enough for numpy, small enough for the processor's cache.
 PAIRS = 1024
 
 
 class Chunk:
-    """Columns of n pairs, and their [n] numbers in the source, from 1. Never changed in place."""
+    """Immutable columns of n pairs, with their [n] numbers in the source, from 1."""
 
     def __init__(self, numbers: Ints, first: list[str], second: list[str]) -> None:
         assert len(numbers) == len(first) == len(second)
@@ -140,7 +140,7 @@ class Chunk:
         return len(self.first)
 
     def side(self, name: str) -> list[str]:
-        """Returns [n] sides, "first" or "second"."""
+        """Returns the [n] sentences of a side, "first" or "second"."""
         return self.first if name == "first" else self.second
 
     def lengths(self, side: str) -> Ints:
@@ -148,21 +148,21 @@ class Chunk:
         return np.fromiter(map(len, self.side(side)), np.int64, len(self))
 
     def code_points(self, side: str) -> U32:
-        """Returns all characters of a side, one sentence after another."""
+        """Returns all characters of a side, sentence after sentence."""
         return code_points("".join(self.side(side)))
 
     def digests(self, side: str) -> U64:
-        """Returns [n] 64 bits of each sentence as it is."""
+        """Returns [n] 64-bit hashes of the sentences."""
         return digests(self.side(side))
 
     def normal_digests(self, side: str) -> U64:
-        """Returns [n] 64 bits of each sentence without case, width and spacing (`normal`)."""
+        """Returns [n] 64-bit hashes of the sentences without case, width and spacing (`normal`)."""
         if side not in self._normal:
             self._normal[side] = digests([*map(normal, self.side(side))])
         return self._normal[side]
 
     def take(self, mask: Mask) -> Chunk:
-        """Returns the pairs that a mask [n] marks, in their order."""
+        """Returns the pairs that a mask [n] selects, in order."""
         if mask.all():
             return self
         wanted = mask.tolist()

@@ -1,8 +1,8 @@
-"""Takes the pairs of a source through the stages of cleaning and counts all in the ledger.
+"""Cleaning: passes a source's pairs through stages and counts everything in the ledger.
 
-Training pairs are dropped or changed. Dev and test pairs go through the same stages and are only
-flagged; the cache normalises their text (`Cleaning.normalise`), for a model reads and writes no
-other.
+Training pairs are dropped or changed. Dev and test pairs pass through the same stages but are only
+flagged; the cache normalises their text (`Cleaning.normalise`), as models read and write normalised
+text.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from m4.data.sources import Pair, Source
 from m4.data.sources.reading.lines import Tally, plain
 from m4.settings import InputError, SettingError, checked, configurable
 
-# (reason, pair of languages, split, number, the pair), for every training pair that is dropped.
+# (reason, language pair, split, number, the pair), for every dropped training pair.
 OnDrop = Callable[[str, str, str, int, Pair], None]
-# (pair of languages, split, sentence pairs), for all that is read.
+# (language pair, split, sentence pairs), for everything that is read.
 OnRead = Callable[[str, str, Chunk], None]
-Checks = Mapping[str, AnyCheck]  # by the name of their stage, in its order
+Checks = Mapping[str, AnyCheck]  # checks by name of their stage, in order
 
 
 @checked
 @dataclass(frozen=True)
 class Cleaning:
-    """Cleaning of a corpus before it is tokenized, by stages in their order.
+    """Cleaning of a corpus, by stages in order, before tokenization.
 
-    By default they leave a sound corpus as it is; `thorough` has all of them.
+    Attributes:
+        stages: Stages. The default leaves a sound corpus unchanged; `thorough` has all stages.
     """
 
     stages: Sequence[CleaningStage] = (Normalise(), Empty(), Duplicates(), Overlap())
@@ -55,12 +56,12 @@ class Cleaning:
             raise SettingError("Cleaning.stages", names, "stages of different kinds")
 
     def identity(self) -> dict[str, Any]:
-        """Returns all that decides the result, as JSON: {stage: settings}, and their order."""
+        """Returns what decides the result, as JSON: {stage: settings}, and their order."""
         settings = {stage.name: stage.identity() for stage in self.stages}
         return json.loads(json.dumps({"order": list(settings), **settings}))
 
     def normalise(self, text: str) -> str:
-        """Returns a text as training text is, also what users translate and score."""
+        """Normalises a text like training text, also for what users translate and score."""
         text = plain(text)
         for stage in self.stages:
             if isinstance(stage, Normalise):
@@ -83,16 +84,18 @@ NOTHING = Cleaning(())
 def english_overlap() -> Cleaning:
     """Returns a cleaning that drops training pairs whose first side is in a dev or test set.
 
-    It suits a corpus that is made, not found, such as cldr, where that side is English.
+    It suits a generated corpus with English as that side, such as cldr.
     """
     return Cleaning([Overlap(sides=["first"])])
 
 
 @configurable
 def thorough(stages: Sequence[CleaningStage] = ()) -> Cleaning:
-    """Returns a cleaning of all stages, with these in the place of those of their kind.
+    """Returns a cleaning of all stages, some of which may be replaced.
 
-    The others have their defaults, except that duplicates also disregard case, width and spacing.
+    Args:
+        stages: Replacements for the stages of their kind. The others have their defaults, except
+            that duplicates also disregard case, width and spacing.
     """
     every: tuple[CleaningStage, ...] = (
         Normalise(),
@@ -110,14 +113,14 @@ def thorough(stages: Sequence[CleaningStage] = ()) -> Cleaning:
 
 
 class Cleaner:
-    """One run of a cleaning over a corpus: test of all languages first, then dev, then train.
+    """One cleaning of a corpus: test of all languages first, then dev, then train.
 
-    Training text counts as overlapping only with text that came before it.
+    Training text overlaps only with text that was read before it.
 
     Args:
-        spool: Folder for text that is read twice.
-        on_drop: Called for every training pair that is dropped.
-        on_read: Called for every chunk that is read.
+        spool: Folder for text that must be read twice.
+        on_drop: Called for every dropped training pair.
+        on_read: Called for every chunk.
     """
 
     def __init__(
@@ -133,13 +136,13 @@ class Cleaner:
         self._on_drop, self._on_read = on_drop, on_read
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})
         self.opened = {stage.name: stage.open(language_pairs) for stage in cleaning.stages}
-        # Counts of the source's files that were read last; not every source has files.
+        # Counts of the files read last, if the source has files.
         self.tallies: dict[str, Tally] = getattr(getattr(source, "reading", None), "tallies", {})
-        # File -> its counts, and the (pair of languages, split) that it was read for.
+        # File -> its counts, and the (language pair, split) for which it was read.
         self._files: dict[str, tuple[Tally, set[tuple[str, str]]]] = {}
 
     def checks(self, pair: str, split: str) -> tuple[Checks, dict[str, str]]:
-        """Returns the checks of two languages and a split by stage, and why others cannot judge."""
+        """Returns the checks of a language pair and split, and why other stages cannot judge."""
         found = {name: opened(pair, split) for name, opened in self.opened.items()}
         return (
             {name: one for name, one in found.items() if not isinstance(one, str)},
@@ -147,7 +150,7 @@ class Cleaner:
         )
 
     def pairs(self, pair: str, split: str) -> Iterator[Chunk]:
-        """Yields what is left of a split; at the end its counts are complete."""
+        """Yields what is left of a split, whose counts are complete at the end."""
         checks, not_checked = self.checks(pair, split)
         part = Part(pair, split, self.ledger.count(pair, split), self._on_drop)
         self.tallies.clear()
@@ -157,7 +160,7 @@ class Cleaner:
         part.leave_to_others(not_checked)
 
     def add(self, pair: str, split: str, count: Count, tallies: Mapping[str, Tally]) -> None:
-        """Adds a later part of a split, which was cleaned elsewhere."""
+        """Adds the counts of a part of a split that was cleaned elsewhere."""
         self.ledger.count(pair, split).add(count)
         self._keep_tallies(pair, split, tallies)
 
@@ -168,9 +171,9 @@ class Cleaner:
                 self._files[name] = tally, read_for | {(pair, split)}
 
     def finish(self) -> Ledger:
-        """Returns the ledger, with the lines of the source that were no pair.
+        """Returns the ledger, with the source's lines that were not pairs.
 
-        Those of a file that several pairs of languages or splits are read from are under `ANY`.
+        Lines of a file with several language pairs or splits are listed under `ANY`.
         """
         for name, (tally, read_for) in sorted(self._files.items()):
             self.tallies[name] = tally
@@ -186,7 +189,7 @@ class Cleaner:
         return self.ledger
 
     def _flag(self, part: Part, checks: Checks, read: Iterator[Chunk]) -> Iterator[Chunk]:
-        """Yields dev or test as it came, after flagging it. It is held in memory."""
+        """Flags dev or test pairs, in memory, and yields them unchanged."""
         seen = original = list(read)
         for name, check in checks.items():
             look = alone(check, lambda seen=seen: iter(seen))
@@ -200,7 +203,7 @@ class Cleaner:
         yield from original
 
     def _drop(self, part: Part, checks: Checks, stream: Iterator[Chunk]) -> Iterator[Chunk]:
-        """Yields training pairs; a check that must see all first reads them from the spool."""
+        """Yields kept training pairs; a check that must see all pairs first uses the spool."""
         for number, (name, check) in enumerate(checks.items()):
             spool = self._spool / f"{part.split}.{part.pair}.{number}.jsonl"
             if isinstance(check, FittedCheck):
@@ -212,7 +215,7 @@ class Cleaner:
 
 
 def alone(check: AnyCheck, chunks: Callable[[], Iterator[Chunk]]) -> Check:
-    """Returns a check as one process runs it; a `FittedCheck` looks at all `chunks` in advance."""
+    """Returns a check for a single process; a `FittedCheck` looks at all `chunks` in advance."""
     if isinstance(check, FittedCheck):
         counts: Counter[Any] = Counter()
         for chunk in chunks():
@@ -231,13 +234,13 @@ def alone(check: AnyCheck, chunks: Callable[[], Iterator[Chunk]]) -> Check:
 
 
 class Part:
-    """Some pairs of two languages and a split on their way through the checks, counted."""
+    """Pairs of two languages and a split on their way through the checks, with counts."""
 
     def __init__(self, pair: str, split: str, count: Count, on_drop: OnDrop | None = None) -> None:
         self.pair, self.split, self.count, self._on_drop = pair, split, count, on_drop
 
     def read(self, pairs: Iterable[Pair], on_read: OnRead = lambda *_: None) -> Iterator[Chunk]:
-        """Yields and counts what is read."""
+        """Yields and counts chunks as they are read."""
         for chunk in chunks(pairs):
             self.count.read += len(chunk)
             self.count.kept += len(chunk)
@@ -245,12 +248,12 @@ class Part:
             yield chunk
 
     def leave_to_others(self, not_checked: Mapping[str, str]) -> None:
-        """Counts all that was read as not judged by some stages: {name: why}."""
+        """Counts everything read as not judged by some stages: {name: reason}."""
         for name, why in not_checked.items() if self.count.read else ():
             self.count.not_checked[f"{name}: {why}"] += self.count.read
 
     def checked(self, name: str, check: Check, stream: Iterator[Chunk]) -> Iterator[Chunk]:
-        """Yields the stream without what a check drops, and with what it changes."""
+        """Yields the stream with a check's changes, without the pairs that it drops."""
         for chunk in stream:
             found = check(chunk)
             self.note("not_checked", name, found.not_checked)
@@ -267,7 +270,7 @@ class Part:
                 yield chunk
 
     def note(self, what: str, name: str, masks: Mapping[str, Mask]) -> None:
-        """Counts pairs that a stage changed, flagged or could not judge."""
+        """Counts pairs that a stage has changed, flagged or not judged."""
         for reason, mask in masks.items():
             if pairs := int(mask.sum()):
                 getattr(self.count, what)[f"{name}: {reason}"] += pairs
@@ -280,7 +283,7 @@ class Part:
 
 
 def sentence_lines(texts: Sequence[str], chunk: Chunk, pair: str, split: str) -> bytes:
-    """Returns sentences of a chunk, a line each; InputError for a tab or line end inside."""
+    """Returns a chunk's sentences as lines. Raises InputError for a tab or line break inside."""
     lines = "".join([f"{text}\n" for text in texts])
     if lines.count("\n") != len(texts) or "\t" in lines or "\r" in lines:
         pairs = map(Pair, chunk.first, chunk.second)
@@ -290,7 +293,7 @@ def sentence_lines(texts: Sequence[str], chunk: Chunk, pair: str, split: str) ->
 
 
 def _write_spool(path: Path, stream: Iterator[Chunk]) -> None:
-    """Writes chunks as JSON, a line each."""
+    """Writes chunks as JSON lines."""
     with path.open("w", encoding="utf-8", errors="surrogatepass") as file:
         for chunk in stream:
             columns = chunk.numbers.tolist(), chunk.first, chunk.second
@@ -298,7 +301,7 @@ def _write_spool(path: Path, stream: Iterator[Chunk]) -> None:
 
 
 def _read_spool(path: Path, remove: bool = False) -> Iterator[Chunk]:
-    """Yields the chunks of a file of `_write_spool`, and then may remove it."""
+    """Yields the chunks of a file by `_write_spool`, which may be removed afterwards."""
     with path.open(encoding="utf-8", errors="surrogatepass") as file:
         for line in file:
             numbers, first, second = json.loads(line)

@@ -1,4 +1,4 @@
-"""Checks that a text is in the language that it claims: by English words, and by the script."""
+"""Checks that a text is in the language it claims, by English words and by the script."""
 
 import re
 from collections import Counter
@@ -17,8 +17,8 @@ _WORDS = """
 the and you that she they what this with are was were your his her not which when would there from
 it's i'm don't can could my has had been their will him who how why
 """
-# Frequent words of languages in Latin letters that are not English. In Tatoeba at most 0.2% of the
-# words of English are of these, and 3% or more of those of nearly all other languages.
+# Frequent words of other languages in Latin script. In Tatoeba, they are at most 0.2% of the words
+# of English, and 3% or more of the words of nearly all other languages.
 _OTHERS = """
 aku ang ar az að aš bir bu che co czy có da das de der det di du dut een egy ei ek el en er es est
 et että ez ha hij hogy hän hänen il inte ir ist için ja jag je jeg jest jis jos ka kas không la là
@@ -27,8 +27,8 @@ tidak tu tá të tôi un unha ut van var você vous ya yang yeye yra zuen ég é
 """
 _ENGLISH, _OTHER = frozenset(_WORDS.split()), frozenset(_OTHERS.split())
 _WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
-# A side is of a language if its share of such words is at least this one, and twice that of the
-# other side, or of English words.
+# A side is in a language if its share of such words is at least this, and twice that of the other
+# side or of English words.
 _LEAST_SHARE, _LEAST_WORDS, _MOST_WORDS = 0.04, 50, 20_000
 _LEAST_OTHER = 0.03
 NO_ENGLISH = "the text of en is not English; other pairs are named by their languages, as fr-wo"
@@ -44,7 +44,7 @@ class EnglishSides:
         self._counts: dict[tuple[str, str], dict[str, Counter]] = {}
 
     def add(self, pair: str, split: str, chunk: Chunk) -> None:
-        """Counts the words of a chunk of pairs, up to 20,000 a side of a pair and split."""
+        """Counts the words of a chunk, up to 20,000 per side of a pair and split."""
         counts = self._counts.setdefault((pair, split), {side: Counter() for side in SIDES})
         for side, count in counts.items():
             if count["words"] < _MOST_WORDS:
@@ -59,14 +59,14 @@ class EnglishSides:
                     count[script] += int(scripts[script])
 
     def read(self, pair: str, split: str, chunks: Iterable[Chunk]) -> None:
-        """Counts what `add` would count of all chunks, and reads no further."""
+        """Counts like `add` on all chunks, but stops reading when it has enough."""
         for chunk in chunks:
             self.add(pair, split, chunk)
             if min(of["words"] for of in self._counts[pair, split].values()) >= _MOST_WORDS:
                 break
 
     def english(self, pair: str, split: str) -> str | None:
-        """Returns the side that clearly is English, "first" or "second"."""
+        """Returns the side that is clearly English, "first" or "second"."""
         if (counts := self._counts.get((pair, split))) is None:
             return None
         shares = {side: _share(count, "english") for side, count in counts.items()}
@@ -74,7 +74,7 @@ class EnglishSides:
         return more if shares[more] >= max(_LEAST_SHARE, 2 * shares[less]) else None
 
     def wrong(self, pair: str, split: str) -> str | None:
-        """Returns what is clearly wrong with the languages of a pair, or None."""
+        """Describes what is clearly wrong with the languages of a pair, or returns None."""
         if (counts := self._counts.get((pair, split))) is None:
             return None
         english = self.english(pair, split)
@@ -88,11 +88,11 @@ class EnglishSides:
         return None
 
     def found(self) -> dict[tuple[str, str], str]:
-        """Returns (pair, split) -> what is wrong, for all in which something is."""
+        """Returns (pair, split) -> description of what is wrong, for all that have a fault."""
         return {of: said for of in self._counts if (said := self.wrong(*of))}
 
     def check(self, pair: str, split: str) -> None:
-        """Raises InputError where a side clearly is in another language than it claims."""
+        """Raises InputError if a side is clearly in another language than it claims."""
         if said := self.wrong(pair, split):
             raise InputError(f"{pair}, {split}: {said}")
 
@@ -104,7 +104,7 @@ def _is_other(count: Counter) -> bool:
 
 
 def _is_in_another_script(count: Counter, language: str) -> bool:
-    """Returns whether most letters of a text are of none of its language's scripts."""
+    """Returns whether most letters of a text are in none of its language's scripts."""
     scripts = scripts_of(language)
     if scripts is None or count["words"] < _LEAST_WORDS:
         return False

@@ -1,4 +1,4 @@
-"""The stage language_id: text in another language than it should be."""
+"""The stage language_id, which drops text in the wrong language."""
 
 import importlib.util
 import sys
@@ -18,10 +18,10 @@ from m4.settings import Between, checked
 
 PACKAGE = "py3langid"
 NOT_INSTALLED = f"{PACKAGE} is not installed (`make langid`)"
-# ISO 639's codes for undetermined and for no linguistic content.
+# ISO 639's codes for undetermined text and no linguistic content.
 _NO_LANGUAGE = ("und", "zxx")
 
-# Parts of languages that identifiers distinguish and m4's table does not: not held against a text.
+# Varieties that identifiers distinguish but m4's table does not; they count as the same language.
 _PARTS = {
     "hbo": "he", "ary": "ar", "arz": "ar", "wuu": "zh", "yue": "zh", "uzs": "uz", "grc": "el",
     "sdh": "ku", "nn": "no", "nb": "no",
@@ -29,18 +29,18 @@ _PARTS = {
 
 
 class Identifier(Protocol):
-    """Identifies the language of a text. Codes are ISO 639-1, or 639-3 where there is none."""
+    """Identifier of a text's language. Codes are ISO 639-1 if they exist, otherwise 639-3."""
 
     def languages(self) -> set[str]:
-        """Returns the codes that it can give."""
+        """Returns the codes that it may return."""
         ...
 
     def identify(self, text: str) -> tuple[str, float]:
-        """Returns the likeliest language and how likely it is, 0 to 1."""
+        """Returns the likeliest language and its probability, 0 to 1."""
         ...
 
     def identity(self) -> dict[str, Any]:
-        """Returns all that decides its answers, as JSON."""
+        """Returns, as JSON, everything that decides its answers."""
         ...
 
 
@@ -55,10 +55,10 @@ class LanguageId(CleaningStage):
     for large ones above all.
 
     Attributes:
-        least_sure: Probability from which an identification counts.
-        least_letters: Letters from which a side is identified.
-        identifier: Makes the identifier. Defaults to py3langid (140 languages); where it is not
-            installed (`make langid`) the stage does not run, and the report says so.
+        least_sure: Least probability of an identification that counts.
+        least_letters: Least number of letters of a side that is identified.
+        identifier: Function that makes the identifier. Defaults to py3langid (140 languages). If it
+            is not installed (`make langid`), the stage does not run, and the report says so.
     """
 
     name: ClassVar[str] = "language_id"
@@ -67,7 +67,7 @@ class LanguageId(CleaningStage):
     identifier: Callable[[], Identifier] | None = None
 
     def identity(self) -> dict[str, Any]:
-        own = _package() if installed() else None  # where it is installed, other text is left
+        own = _package() if installed() else None  # the package changes which text is kept
         by = own if self.identifier is None else self.identifier().identity()
         settings = {"least_sure": self.least_sure, "least_letters": self.least_letters}
         return {**settings, "identifier": by}
@@ -82,7 +82,7 @@ class LanguageId(CleaningStage):
             languages = dict(zip(SIDES, split_direction(pair), strict=True))
             codes = {side: identifiers_code(code, known) for side, code in languages.items()}
             checked = [side for side in SIDES if codes[side] in known]
-            # Of English alone little can be said: nearly every text is rightly English.
+            # A mere claim of English tells little: nearly every text is rightly English.
             if not {languages[side] for side in checked} - {"en"}:
                 return "the identifier does not know the language"
             return lambda chunk: Findings(
@@ -117,7 +117,7 @@ class Py3langid:
         return set(self._model.labels)
 
     def choose_among(self, codes: Collection[str]) -> None:
-        """Limits the answers to these codes, which are of `languages`."""
+        """Limits the answers to these codes out of `languages`."""
         self._model.set_languages(sorted(codes))
 
     def identify(self, text: str) -> tuple[str, float]:
@@ -132,19 +132,19 @@ def _package() -> dict[str, Any]:
 
 
 def installed() -> bool:
-    """Returns whether py3langid is a package of Python's, or where `make langid` puts it."""
+    """Returns whether py3langid is installed, or in the folder of `make langid`."""
     folder = Path(sys.prefix) / "share" / "m4" / "langid"
     if folder.is_dir() and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # last: what else is there, such as numpy, stays Python's own
+        sys.path.append(str(folder))  # last, so that its other packages are not used
     return importlib.util.find_spec(PACKAGE) is not None
 
 
-# Identifiers' names of languages of m4's table that they do not tell apart.
+# Codes of identifiers for languages of m4's table that they do not distinguish.
 _OTHER_NAMES = {"nb": "no", "nn": "no", "fil": "tl", "yue": "zh", "ckb": "ku"}
 
 
 def identifiers_code(language: str, known: Collection[str]) -> str:
-    """Returns the name of a language among the codes that an identifier knows, or another one."""
+    """Returns a language's code among those that an identifier knows, if any."""
     described = describe(language)
     plain = described.code.split("_")[0]
     names = (plain, described.iso639_3, _OTHER_NAMES.get(plain, ""))

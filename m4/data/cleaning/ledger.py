@@ -1,7 +1,6 @@
 """The ledger of a corpus: pairs read, kept and dropped, with reasons, by languages and split.
 
-read = kept + dropped, for every pair of languages and split: `Ledger.check`, and a test on every
-path to it.
+read = kept + dropped, for every language pair and split (`Ledger.check`, and tests of all paths).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Stands for the languages or split of lines in a file that several of them are read from.
+# Stands for the languages or split of lines in a file with several of them.
 ANY = "*"
 _COUNTERS = ("dropped", "changed", "flagged", "not_checked")
 
@@ -22,9 +21,9 @@ class Count:
 
     read: int = 0
     kept: int = 0
-    # Reason -> pairs. Each dropped pair has one reason.
+    # Reason -> dropped pairs, each with one reason.
     dropped: Counter[str] = field(default_factory=Counter)
-    # Reason -> pairs. A pair may have several reasons, here and below.
+    # Reason -> changed pairs. A pair may have several reasons, here and below.
     changed: Counter[str] = field(default_factory=Counter)
     # Reason -> pairs of dev and test, which are never dropped.
     flagged: Counter[str] = field(default_factory=Counter)
@@ -32,13 +31,13 @@ class Count:
     not_checked: Counter[str] = field(default_factory=Counter)
 
     def drop(self, reason: str, pairs: int) -> None:
-        """Drops `pairs` of those that were kept so far."""
+        """Moves `pairs` pairs from kept to dropped."""
         if pairs:
             self.kept -= pairs
             self.dropped[reason] += pairs
 
     def leave_out(self, reason: str, pairs: int, split: str) -> None:
-        """Drops training pairs; pairs of dev and test are flagged."""
+        """Counts training pairs as dropped, and dev and test pairs as flagged."""
         if split == "train":
             self.drop(reason, pairs)
         elif pairs:
@@ -52,7 +51,7 @@ class Count:
             getattr(self, name).update(getattr(other, name))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns JSON, with reasons in the order of their names, without empty ones."""
+        """Returns JSON without empty counts, with reasons sorted by name."""
         made: dict[str, Any] = {"read": self.read, "kept": self.kept}
         for name in _COUNTERS:
             if counted := {r: n for r, n in sorted(getattr(self, name).items()) if n}:
@@ -71,7 +70,7 @@ class Ledger:
     """Counts by pair of languages and split.
 
     Attributes:
-        stages: The stages that ran, {name: {settings}}, in their order.
+        stages: Stages that ran, {name: {settings}}, in order.
     """
 
     def __init__(self, stages: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -79,7 +78,7 @@ class Ledger:
         self.counts: dict[str, dict[str, Count]] = {}
 
     def count(self, pair: str, split: str) -> Count:
-        """Returns the counts of one pair and split; new ones where there are none."""
+        """Returns the counts of one pair and split, which may be new."""
         return self.counts.setdefault(pair, {}).setdefault(split, Count())
 
     def check(self) -> None:
@@ -91,11 +90,11 @@ class Ledger:
                 assert count.kept >= 0, (pair, split, count)
 
     def reasons(self, what: str) -> list[str]:
-        """Returns the reasons of a counter, such as "dropped", the most frequent ones first."""
+        """Returns the reasons in a counter such as "dropped", the most frequent first."""
         return [reason for reason, pairs in getattr(self.total(), what).most_common() if pairs]
 
     def total(self, split: str | None = None) -> Count:
-        """Returns the sum over pairs of one split or of all."""
+        """Returns the sum over language pairs for one split or all."""
         sums = Count()
         for splits in self.counts.values():
             for name, count in splits.items():
@@ -104,7 +103,7 @@ class Ledger:
         return sums
 
     def summary(self) -> list[str]:
-        """Returns a line for the log on what was left out of the training text, if anything was."""
+        """Returns a line for the log on dropped training text, if any."""
         count = self.total("train")
         count.add(self.total(ANY))
         if not (dropped := sum(count.dropped.values())):

@@ -1,4 +1,4 @@
-"""The stage normalise: canonical forms of Unicode, without characters that say nothing."""
+"""The stage normalise: canonical Unicode without meaningless characters."""
 
 import re
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from m4.data.directions import SIDES
 from m4.settings import checked
 
 _LINE_ENDS = re.compile("[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
-# Controls, halves of surrogate pairs, and code points that Unicode says are no characters.
+# Controls, halves of surrogate pairs, and noncharacters of Unicode.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufdd0-\ufdef\ufff9-\ufffb\ufffe\uffff"
     "\U0001fffe\U0001ffff\U0010fffe\U0010ffff]"
 )
 # The byte order mark, word joiner, soft hyphen, invisible operators.
 _INVISIBLE = re.compile("[\ufeff\u00ad\u2060-\u2064]")
-# A zero-width space divides words in scripts without spaces; elsewhere it is junk.
+# A zero-width space separates words in scripts without spaces; elsewhere it is junk.
 _ZERO_WIDTH_SPACE = re.compile("\u200b")
 _DIVIDED_BY_IT = re.compile(
     "[\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1bbf\ua980-\ua9df]"
@@ -43,7 +43,7 @@ _ANY = re.compile(
 @checked
 @dataclass(frozen=True)
 class Normalise(CleaningStage):
-    """Changes text and drops nothing: NFC, without junk.
+    """Normalises text to NFC without junk, and drops nothing.
 
     Line ends and tabs become a space. Control characters, halves of surrogate pairs, byte order
     marks, soft hyphens and joiners that join nothing are removed, and direction marks where nothing
@@ -66,7 +66,7 @@ class Normalise(CleaningStage):
         change: dict[str, np.ndarray] = {}
         sides = {side: chunk.side(side) for side in SIDES}
         for side, texts in sides.items():
-            # Nearly always nothing is to do, and a line end takes part in no composition.
+            # Nearly always there is nothing to do, and a line break takes part in no composition.
             if not _ANY.search("".join(texts)) and is_normalized("NFC", "\n".join(texts)):
                 continue
             sides[side], every = map(list, zip(*map(self.fix, texts), strict=True))
@@ -84,7 +84,7 @@ def _without_junk(text: str) -> tuple[str, list[str]]:
         ("invisible characters", _INVISIBLE, ""),
         ("invisible characters", None if _DIVIDED_BY_IT.search(text) else _ZERO_WIDTH_SPACE, ""),
         ("direction marks", None if _RIGHT_TO_LEFT.search(text) else _DIRECTIONS, ""),
-        ("invisible characters", _JOINERS, ""),  # by what stands before them in the end
+        ("invisible characters", _JOINERS, ""),  # judged by what precedes them in the result
     ):
         changed = text if pattern is None else pattern.sub(instead, text)
         if changed != text:

@@ -1,4 +1,4 @@
-"""The stage overlap: training text that a model is tested on."""
+"""The stage overlap, which drops training text that is in a dev or test set."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,16 +28,16 @@ TRANSLATED = "a translation of a test set"
 class Overlap(CleaningStage):
     """Drops a training pair with a side that is in a dev or test set.
 
-    Sentences are compared normalised (`Normalise`), without case, width and spacing, and in their
-    own language, whatever the other side's: a model that has seen a test sentence's English next to
+    Sentences are compared normalised (`Normalise`), without case, width and spacing, within their
+    language, whatever the other side's: a model that has seen a test sentence's English paired with
     French has seen what it must produce from Galician. The corpus's own dev and test sets always
-    count. In pairs without English, whose turn comes after those with it, so does the other side of
-    each pair with English that was dropped: French of a test sentence's English is its translation.
+    count. For pairs without English, which are cleaned after those with English, so does the other
+    side of each dropped pair with English, as it is a translation of a test sentence.
 
     Attributes:
-        sides: "first", "second" or both.
+        sides: Sides to compare: "first", "second" or both.
         sources: Name -> Source whose dev and test pairs count too.
-        files: Name -> {language: path or paths} of sentences that count too, one a line.
+        files: Name -> {language: path or paths} of files whose lines count too.
     """
 
     name: ClassVar[str] = "overlap"
@@ -78,7 +78,7 @@ class Overlap(CleaningStage):
 
 
 class _Registered:
-    """The sentences of all dev and test sets: (set, language) -> 64 bits of each sentence."""
+    """Sentences of all dev and test sets: (set, language) -> 64-bit hashes."""
 
     def __init__(self, sides: Sequence[str]) -> None:
         self._sides = sides
@@ -86,7 +86,7 @@ class _Registered:
 
     def __call__(self, pair: str, split: str) -> Check:
         def look(chunk: Chunk) -> Findings:
-            # Test, dev and train come in this order: each is compared with earlier splits.
+            # Test, dev and train come in this order, and each is compared with earlier splits.
             drop = self._found(pair, split, _normal(chunk))
             if split in HELD_OUT:
                 self.add(split, pair, chunk)
@@ -129,12 +129,12 @@ class _Registered:
 
 
 def _normal(chunk: Chunk) -> Chunk:
-    """Returns pairs without characters that say nothing, whatever other stages there are."""
+    """Returns normalised pairs, whatever other stages there are."""
     return Normalise().check(chunk).chunk or chunk
 
 
 def _paths(of: str | Sequence[str]) -> list[epath.Path]:
-    """Returns one path or several as a list; InputError where a file does not exist."""
+    """Returns one path or several as a list. Raises InputError if a file does not exist."""
     found = [epath.Path(path) for path in ([of] if isinstance(of, str) else of)]
     for path in found:
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""The stage script: text that is not written in the letters of its language."""
+"""The stage script, which drops text in another script than its language's."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from m4.data.directions import SIDES, split_direction
 from m4.data.scripts import NUMBERS, WEIGHTS, likely_scripts_of, script_numbers, scripts_of
 from m4.settings import checked
 
-# A side without a letter of its language's script is a name if it has at most so many words.
+# Maximum number of words of a name, a side without any letter of its language's script.
 _NAME_WORDS = 3
 
 
@@ -33,8 +33,7 @@ class Script(CleaningStage):
     sentence that was not translated.
 
     For a language that is not in m4's table, and for a code with a territory ('pt_BR'), the likely
-    script counts, if most of its text is written so. A language of which nothing is known is not
-    checked.
+    script counts, if most of its text is written so. Unknown languages are not checked.
 
     Attributes:
         most_latin: Largest share of Latin letters.
@@ -67,14 +66,14 @@ class Script(CleaningStage):
         return Findings({f"{s} side": self.wrong(chunk, s, of) for s, of in scripts.items()})
 
     def wrong(self, chunk: Chunk, side: str, scripts: frozenset[str]) -> Mask:
-        """Returns [n]: whether too much of each sentence is written in none of `scripts`."""
+        """Returns [n]: whether too much of each sentence is in none of `scripts`."""
         strange = WEIGHTS > 0
         strange[[NUMBERS[script] for script in scripts]] = False
         numbers = script_numbers(chunk.code_points(side))
         places = np.flatnonzero(strange[numbers])
         if not len(places):
             return np.zeros(len(chunk), bool)
-        # Strange letters are few; the letters of a side are counted where there is one.
+        # Foreign letters are rare: a side's letters are counted only if it has one.
         ends = np.cumsum(chunk.lengths(side))
         rows = np.searchsorted(ends, places, side="right")
         latin = numbers[places] == NUMBERS["Latn"]
@@ -93,12 +92,12 @@ class Script(CleaningStage):
         return wrong
 
     def _too_much(self, latin: Any, other: Any, letters: Any) -> Any:
-        """Compares weights of letters, or arrays of them, with the bounds."""
+        """Compares weights of letters (or arrays) with the bounds."""
         too_latin = (latin > self.most_latin * letters) & (latin > 0)
         return too_latin | ((other > self.most_other * letters) & (other > 0))
 
     def _is_wrong(self, text: str, numbers: U8, strange: Mask, other: str) -> bool:
-        """Judges one sentence without the words that the pair's other sentence has too."""
+        """Judges one sentence, ignoring words that the other side also has."""
         theirs = {word for word, _ in _words(other, strange[script_numbers(code_points(other))])}
         counted = np.ones(len(numbers), bool)
         for word, place in _words(text, strange[numbers]):
@@ -112,14 +111,14 @@ class Script(CleaningStage):
 
 
 def _words(text: str, of: Mask) -> list[tuple[str, slice]]:
-    """Returns the runs of characters that a mask [characters] marks, casefolded."""
+    """Returns the casefolded runs of characters that a mask [characters] selects."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], of, [False]]).astype(np.int8)))
     runs = [slice(start, end) for start, end in edges.reshape(-1, 2).tolist()]
     return [(text[run].casefold(), run) for run in runs]
 
 
 class _Likely(NamedTuple):
-    """The check of a pair with a script that is only likely; `fit` finds if its text has it."""
+    """The check for a script that is only likely; `fit` finds whether the text uses it."""
 
     settings: Script
     scripts: Mapping[str, frozenset[str]]

@@ -14,7 +14,7 @@ from m4.data.cleaning.chunk import Chunk, both
 from m4.data.directions import SIDES
 from m4.settings import Between, OneOf, checked, configurable
 
-# Letters that show nothing.
+# Letters that are invisible.
 _FILLERS = "\u115f\u1160\u3164\uffa0"
 _VISIBLE = re.compile(
     "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e"
@@ -23,8 +23,8 @@ _VISIBLE = re.compile(
 
 
 def is_empty(text: str) -> bool:
-    """Returns whether a text shows nothing."""
-    # Most sentences begin with a letter, so that one look at it is enough.
+    """Returns whether a text has no visible character."""
+    # Most sentences begin with a letter, so checking the first character is enough.
     if text[:1].isalnum() and text[0] not in _FILLERS:
         return False
     return _VISIBLE.search(text) is None
@@ -44,10 +44,13 @@ class Empty(CleaningStage):
 @checked
 @dataclass(frozen=True)
 class Length(CleaningStage):
-    """Drops a pair with a side of more than `most_characters`.
+    """Drops a pair with a long side.
 
-    Sentences that are too long in pieces are dropped when they are tokenized, whatever is set here
-    (CorpusSpec.lengths); this stage saves the work, and drops whole paragraphs.
+    Sentences with too many pieces are dropped at tokenization in any case (CorpusSpec.lengths);
+    this stage saves the work, and drops whole paragraphs.
+
+    Attributes:
+        most_characters: Maximum number of characters of a side.
     """
 
     name: ClassVar[str] = "length"
@@ -60,9 +63,10 @@ class Length(CleaningStage):
 @checked
 @dataclass(frozen=True)
 class Identical(CleaningStage):
-    """Drops a pair whose sides are the same, apart from case, width and spacing.
+    """Drops a pair whose sides are equal up to case, width and spacing.
 
-    Sides of at most `name_words` words stay: names, numbers and titles are rightly the same.
+    Attributes:
+        name_words: Maximum words of sides that stay, as names, numbers and titles may be equal.
     """
 
     name: ClassVar[str] = "identical"
@@ -78,14 +82,14 @@ class Identical(CleaningStage):
 @checked
 @dataclass(frozen=True)
 class Duplicates(CleaningStage):
-    """Keeps the first of the pairs of two languages and a split that are the same.
+    """Keeps only the first of equal pairs of two languages and a split.
 
-    It takes 8 bytes of memory a pair, 16 with `normalised`.
+    It takes 8 bytes of memory per pair, or 16 with `normalised`.
 
     Attributes:
-        by: "pair" compares both sides; "first" or "second" that side alone, which leaves one
-            translation a sentence.
-        normalised: Also drops pairs that differ in case, width and spacing only.
+        by: "pair" compares both sides, "first" or "second" only that side, which leaves one
+            translation per sentence.
+        normalised: Whether to drop also pairs that differ only in case, width and spacing.
     """
 
     name: ClassVar[str] = "duplicates"
@@ -114,19 +118,19 @@ class Duplicates(CleaningStage):
 class LengthRatio(CleaningStage):
     """Drops a pair whose second side is more than `bound` times too long or too short.
 
-    A Chinese sentence has a quarter of the characters of an English one: what is expected is the
-    median of second / first over the languages' own pairs. `slack`, in characters of the first, is
-    added to both sides (to the second times the median), so that a few characters more or less
-    in a short sentence are no bad ratio:
+    A Chinese sentence has a quarter of the characters of an English one, so the expected ratio is
+    the median of second / first over the languages' own pairs. `slack`, in characters of the first
+    side, is added to both sides (times the median to the second), so that a few characters do not
+    make a bad ratio in a short sentence:
 
-        r = (second / median + slack) / (first + slack), kept where 1/bound <= r <= bound.
+        r = (second / median + slack) / (first + slack), kept if 1/bound <= r <= bound.
 
-    Languages with fewer than `fewest` pairs have no median to trust and are not checked.
+    Languages with fewer than `fewest` pairs have no reliable median and are not checked.
 
     Attributes:
         bound: Largest allowed ratio.
-        slack: Characters of the first side that are added to both.
-        fewest: Pairs below which two languages are not checked.
+        slack: Number of characters of the first side that is added to both.
+        fewest: Least number of pairs of two languages that are checked.
     """
 
     name: ClassVar[str] = "length_ratio"
@@ -144,7 +148,7 @@ class LengthRatio(CleaningStage):
         return Counter(ratios.tolist())
 
     def fit(self, counts: Counter[float]) -> float | None:
-        # The median of the ratios, which are of small numbers: far fewer than pairs.
+        # The median of the distinct ratios of small numbers, far fewer than pairs.
         if (pairs := counts.total()) < self.fewest:
             return None
         ratios = np.array(sorted(counts), np.float32)

@@ -1,1 +1,1 @@
-"""Reports on a corpus: its cleaning, and a preview of the sampling."""
+"""Reports on a corpus: its cleaning, and a preview of sampling."""

@@ -1,4 +1,4 @@
-"""Cleans a corpus without training, and reports what is dropped, changed and flagged."""
+"""Cleaning of a corpus without training, with a report on dropped, changed and flagged pairs."""
 
 import dataclasses
 import gzip
@@ -26,7 +26,7 @@ REPORT = "data_report"
 PIECES = "pieces: too long"
 WRONG = "languages: "
 _TEMPLATE = Path(__file__).with_name("cleaning_report.html.j2")
-# A language that loses a larger share of its training pairs is named in a warning.
+# Share of a language's training pairs whose loss causes a warning.
 _LARGE_LOSS = 0.2
 
 
@@ -37,12 +37,12 @@ def clean_corpus(
     on_drop: OnDrop | None = None,
     progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Ledger:
-    """Cleans all pairs of languages and splits of a corpus; nothing is tokenized.
+    """Cleans all language pairs and splits of a corpus, without tokenizing.
 
     Args:
-        folder: Where the tokenized corpus is, if it was built. Its counts of pairs that are too
-            long in pieces are taken over; else these are "not checked".
-        cleaning: Defaults to the corpus's own.
+        folder: Folder of the tokenized corpus, if it was built. Its counts of pairs with too many
+            pieces are copied; otherwise these are "not checked".
+        cleaning: Cleaning to apply. Defaults to the corpus's own.
         progress: Called with (done, total, what is read).
     """
     cleaning = cleaning or spec.cleaning
@@ -84,7 +84,7 @@ def listing(path: Path, reason: str) -> Iterator[OnDrop]:
     with (
         whole(path) as unfinished,
         unfinished.open("wb") as raw,
-        # Without a name and a time in it, the same list is the same file.
+        # Without name and time, so that the same list gives the same file.
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
     ):
 
@@ -99,7 +99,7 @@ def listing(path: Path, reason: str) -> Iterator[OnDrop]:
 
 def write_report(folder: Path, ledger: Ledger) -> tuple[Path, Path]:
     """Writes data_report.json and data_report.html; returns their paths."""
-    from m4 import html  # jinja2: not for jobs that only read
+    from m4 import html  # imports jinja2, which jobs that only read do not need
 
     total = {split: ledger.total(split) for split in SPLITS}
     not_run, lines = stages_not_run(ledger), warnings(ledger)
@@ -118,12 +118,12 @@ def write_report(folder: Path, ledger: Ledger) -> tuple[Path, Path]:
 
 
 def stages_not_run(ledger: Ledger) -> list[str]:
-    """Returns the names of the stages that exist and that the corpus's cleaning does not have."""
+    """Returns the names of stages that the corpus's cleaning does not have."""
     return [stage.name for stage in clean.thorough().stages if stage.name not in ledger.stages]
 
 
 def english_variants(ledger: Ledger) -> list[str]:
-    """Returns a line for each language of the corpus that is a variant of English."""
+    """Returns a line for each language that is a variant of English."""
     return [
         f"{_name(pair)} ({key_of(pair)}): English on both sides of its pairs; where you do not "
         "mean to translate into it, name the other languages (CorpusSpec.languages)"
@@ -133,7 +133,7 @@ def english_variants(ledger: Ledger) -> list[str]:
 
 
 def warnings(ledger: Ledger) -> list[str]:
-    """Returns a line for each thing that somebody should look at."""
+    """Returns a line for each problem that a user should look at."""
     lines = english_variants(ledger)
     for pair, splits in ledger.counts.items():
         name = f"{_name(pair)} ({key_of(pair)})"
@@ -192,7 +192,7 @@ def _tables(ledger: Ledger) -> list[tuple[str, list[str], list[list[str]]]]:
 
 
 def _by_stage(counted: Mapping[str, int]) -> Counter[str]:
-    """Sums reasons by stage: 'overlap: first side in dev' is of 'overlap'."""
+    """Sums counts of reasons by stage: 'overlap: first side in dev' belongs to 'overlap'."""
     sums: Counter[str] = Counter()
     for reason, pairs in counted.items():
         sums[reason.split(":")[0]] += pairs

@@ -1,4 +1,4 @@
-"""Counts how often each language would be seen in training, with the stream's own arithmetic."""
+"""Counts of how often each language would be seen in training, by the stream's arithmetic."""
 
 import math
 from collections.abc import Mapping
@@ -12,28 +12,28 @@ from m4.data.directions import key_of, pair_of, split_direction
 from m4.data.languages import title_of
 from m4.data.stream.mixture import pair_tokens
 
-# Languages that one line of warning names.
+# Maximum number of languages named in a warning.
 _MOST_NAMES = 12
 
 
 class DrawnPair(NamedTuple):
-    """Pairs and tokens that a whole run draws of two languages."""
+    """Pairs and tokens of two languages that a whole run draws."""
 
-    pairs: int  # pairs drawn, in all its directions together
+    pairs: int  # pairs drawn in all directions
     pair_share: float  # their share of the run's pairs
-    tokens: int  # tokens drawn, in all its directions together
+    tokens: int  # tokens drawn in all directions
     token_share: float  # their share of the run's tokens
-    epochs: float  # how often its pairs are seen, in its most frequent direction
-    repeated: int  # pairs that are seen more than once there
-    times: int  # how often the most repeated pair is seen there
+    epochs: float  # epochs of the most frequent direction
+    repeated: int  # pairs seen more than once in that direction
+    times: int  # number of times that its most repeated pair is seen
 
 
 def drawn_of(cache: Cache, seen: Mapping[str, int]) -> dict[str, DrawnPair]:
-    """Returns what a run draws of each pair of languages, by `key_of`.
+    """Returns what a run draws of each language pair, by `key_of`.
 
     Args:
-        seen: Pairs of each direction (`Stream.examples_seen`). Tokens are pairs times the mean
-            length.
+        seen: Number of pairs of each direction (`Stream.examples_seen`). Tokens are pairs times the
+            mean length.
     """
     tokens = {d: count * pair_tokens(cache, d) for d, count in seen.items()}
     all_pairs, all_tokens = max(sum(seen.values()), 1), max(sum(tokens.values()), 1)
@@ -48,7 +48,7 @@ def drawn_of(cache: Cache, seen: Mapping[str, int]) -> dict[str, DrawnPair]:
             round(ids),
             ids / all_tokens,
             most / max(size, 1),
-            # Every pair comes once before any comes twice (`m4.data.stream.draws`).
+            # Every pair is drawn once before any is drawn twice (`m4.data.stream.draws`).
             min(max(most - size, 0), size),
             math.ceil(most / max(size, 1)),
         )
@@ -56,17 +56,17 @@ def drawn_of(cache: Cache, seen: Mapping[str, int]) -> dict[str, DrawnPair]:
 
 
 def repeated_more_than(drawn: Mapping[str, DrawnPair], most_epochs: float) -> dict[str, float]:
-    """Returns pair -> epochs where they exceed a bound, the worst first.
+    """Returns pair -> epochs, for those that exceed a bound, the worst first.
 
-    Source of such bounds: Muennighoff et al. 2023, "Scaling Data-Constrained Language Models": up
-    to 4 epochs are nearly as good as new data, beyond 16 repeating gives next to nothing.
+    For such bounds, see Muennighoff et al. 2023, "Scaling Data-Constrained Language Models": up to
+    4 epochs are nearly as good as new data, and repeating beyond 16 gains almost nothing.
     """
     over = {code: one.epochs for code, one in drawn.items() if one.epochs > most_epochs}
     return {code: over[code] for code in sorted(over, key=lambda code: (-over[code], code))}
 
 
 def warnings(drawn: Mapping[str, DrawnPair], most_epochs: float) -> list[str]:
-    """Returns a line for each thing that somebody should look at."""
+    """Returns a line for each problem that a user should look at."""
     lines = []
     if over := repeated_more_than(drawn, most_epochs):
         most = [f"{code} {times(epochs)}" for code, epochs in list(over.items())[:_MOST_NAMES]]
@@ -90,8 +90,8 @@ def table(
     for name in ("pairs", "tokens", "share", "epochs", "repeated", "times"):
         made.add_column(name, justify="right", no_wrap=True)
     pairs = {key_of(pair): cache.size(pair, "train") for pair in cache.language_pairs()}
-    # The first direction of each pair: the other one differs by the tag alone, or where sources
-    # and targets have separate vocabularies.
+    # The first direction of each pair; the other one differs only by the tag, unless sources and
+    # targets have separate vocabularies.
     unit = {key_of(pair_of(d)): pair_tokens(cache, d) for d in reversed(cache.directions)}
     for code in sorted(pairs, key=lambda code: (-pairs[code], code)):
         one, known = drawn[code], title_of(code)
@@ -109,7 +109,7 @@ def table(
 
 
 def matrix(seen: Mapping[str, int]) -> Table:
-    """Returns a table for the terminal: pairs drawn, with a row a source and a column a target."""
+    """Returns a table of drawn pairs for the terminal: sources as rows, targets as columns."""
     sides = [split_direction(direction) for direction in seen]
     sources, targets = (sorted({*codes}) for codes in zip(*sides, strict=True))
     made = Table("pairs drawn", box=SIMPLE_HEAD)

@@ -1,4 +1,4 @@
-"""Samplers say how often each direction is drawn: one file each, a plain function."""
+"""Samplers decide how often each direction is drawn: plain functions, one per file."""
 
 import dataclasses
 import math
@@ -10,18 +10,18 @@ from m4.settings import InputError, SettingError, shown
 
 
 class Sampler(Protocol):
-    """Turns the sizes of the directions' training data into rates that sum to 1.
+    """Function from the sizes of directions' training data to rates that sum to 1.
 
-    Sizes and rates are in one unit: pairs, or tokens (`m4.data.stream.mixture`). A sampler with a
-    parameter `drawn` also gets what the whole run draws, in that unit; one with `rates` gets those
-    of the corpus's source, or None.
+    Sizes and rates are in one unit: pairs or tokens (`m4.data.stream.mixture`). A sampler with the
+    parameter `drawn` also gets the number that the whole run draws, in that unit; one with `rates`
+    gets those of the corpus's source, or None.
     """
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]: ...
 
 
 class Phase(NamedTuple):
-    """Rates of the directions from `first_step` on; one without a rate is not drawn."""
+    """Rates from `first_step` on; directions without a rate are not drawn."""
 
     first_step: int
     rates: dict[str, float]
@@ -29,14 +29,14 @@ class Phase(NamedTuple):
 
 @runtime_checkable
 class Planned(Protocol):
-    """A sampler whose rates change at given steps; called, it returns those of the first phase."""
+    """A sampler whose rates change at given steps; a call returns those of the first phase."""
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]: ...
     def plan(self, sizes: dict[str, int]) -> list[Phase]: ...
 
 
 def plan(sampler: Sampler, sizes: dict[str, int]) -> list[Phase]:
-    """Returns the phases of any sampler: one from step 0 on, where it does not plan them."""
+    """Returns the phases of any sampler: one from step 0 on, unless it plans them."""
     if isinstance(sampler, Planned):
         return sampler.plan(sizes)
     rates: Any = sampler(sizes)
@@ -51,7 +51,7 @@ def plan(sampler: Sampler, sizes: dict[str, int]) -> list[Phase]:
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:
-    """Raises InputError where there is nothing to sample from, or a direction has no data."""
+    """Raises InputError if there is nothing to sample from, or a direction has no data."""
     if not sizes:
         raise InputError("no directions to sample from (CorpusSpec.languages)")
     if empty := [name for name, size in sizes.items() if size <= 0]:
@@ -65,7 +65,7 @@ def normalized(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def matching(languages: Sequence[str], directions: Sequence[str], setting: str) -> list[str]:
-    """Returns the directions of some languages: 'gl' means en-gl and gl-en, 'en-gl' itself.
+    """Returns the directions of languages: 'gl' means en-gl and gl-en, 'en-gl' only itself.
 
     Raises:
         SettingError: One of them is neither a language nor a direction here.
@@ -83,13 +83,13 @@ def matching(languages: Sequence[str], directions: Sequence[str], setting: str) 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """Another sampler's rates, apart for kept directions and all others (`Data.keep`).
+    """Another sampler's rates, separately for kept directions and all others (`Data.keep`).
 
     Attributes:
-        sampler: Rates among the kept directions, and among the others.
-        keep: Languages or directions that are kept.
-        share: Share of the draws for kept directions that have training pairs, together; 0 does
-            not train on them, and leaves the others their draws as if there were no kept ones.
+        sampler: Sampler for rates among the kept directions, and among the others.
+        keep: Kept languages or directions.
+        share: Share of all draws for kept directions with training pairs; with 0, the others are
+            drawn as if there were no kept ones.
     """
 
     sampler: Sampler
@@ -97,7 +97,7 @@ class Kept:
     share: float
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
-        """Returns the rates of all directions, which sum to 1. SettingError: none has text."""
+        """Returns the rates of all directions, which sum to 1. Raises SettingError without text."""
         kept = kept_of(self.keep, [*sizes])
         new = {name: size for name, size in sizes.items() if name not in kept}
         old = {name: sizes[name] for name in kept if sizes[name]}
@@ -111,7 +111,7 @@ class Kept:
 
 
 def kept_of(keep: Sequence[str], directions: Sequence[str]) -> list[str]:
-    """Returns the directions that `keep` names. SettingError: an unknown one, or all of them."""
+    """Returns the directions that `keep` names. Raises SettingError for unknown ones, or all."""
     kept = matching(keep, directions, "Data.keep")
     if kept and len(kept) == len(directions):
         raise SettingError("Data.keep", keep, "some of the directions, so that one is trained")

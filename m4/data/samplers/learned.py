@@ -1,4 +1,4 @@
-"""Learned sampling: weights of the directions follow measurements of the training."""
+"""Learned sampling: weights of directions follow measurements during training."""
 
 import dataclasses
 import inspect
@@ -14,11 +14,11 @@ State = dict[str, Any]  # JSON
 
 
 class Signal(Protocol):
-    """Turns measured numbers into rewards of directions; a higher one asks for more of it.
+    """Function from measured numbers to rewards; a higher reward asks for more of a direction.
 
-    `before` and `now` are the numbers of two evaluations by name, as in metrics.jsonl
+    `before` and `now` have the numbers of two evaluations by name, as in metrics.jsonl
     ("dev/nll/en-gl"). The result has the directions that the signal can judge. Rewards are centred
-    and scaled, so that only their order and proportions count.
+    and scaled, so only their order and proportions count.
     """
 
     def __call__(
@@ -31,10 +31,10 @@ _DEV, ALIGNMENT = "dev/nll/", "gradients/alignment/"
 
 @configurable
 def improvement(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Rewards the share by which the dev loss of a direction fell: more of what is being learned.
+    """Rewards the relative fall of a direction's dev loss: more of what is being learned.
 
     Source: loss-driven progress, Graves et al. 2017, "Automated Curriculum Learning for Neural
-    Networks"; here on dev sets, and relative, since directions differ in difficulty.
+    Networks"; here it is on dev sets, and relative, since directions differ in difficulty.
     """
     return {
         name.removeprefix(_DEV): (before[name] - nll) / before[name]
@@ -45,7 +45,7 @@ def improvement(before: Mapping[str, float], now: Mapping[str, float]) -> dict[s
 
 @configurable
 def loss(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Rewards the dev loss of a direction: more of what is still bad.
+    """Rewards the dev loss of a direction: more of what is still poor.
 
     Source: Sagawa et al. 2020, "Distributionally Robust Neural Networks", Algorithm 1: the same
     exponentiated ascent on the losses of groups.
@@ -60,14 +60,14 @@ def alignment(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str
     `Training.cosines` measures it, and names the sets.
     Source: Wang, Tsvetkov and Neubig 2020 (MultiDDS, arXiv 2004.06748), section 3: a language's
     reward is the cosine of its gradient and the dev gradients, averaged over languages. Here both
-    gradients are of dev sentences, a group's own is left out (it would be 1), and weights follow by
+    gradients are of dev sentences, a set's own is left out (it would be 1), and weights follow by
     Hedge instead of by policy gradients.
     """
     named = now.items()
     return {k.removeprefix(ALIGNMENT): value for k, value in named if k.startswith(ALIGNMENT)}
 
 
-# Beginnings of the names that the signals of this file read.
+# Prefixes of the names that the signals of this file read.
 _READS: dict[Any, str] = {improvement: _DEV, loss: _DEV, alignment: ALIGNMENT}
 
 
@@ -76,20 +76,21 @@ _READS: dict[Any, str] = {improvement: _DEV, loss: _DEV, alignment: ALIGNMENT}
 class Learned:
     """Exponentiated weights: after each evaluation w_d *= exp(step_size * reward_d).
 
-    rates = (1 - floor) * w_d start_d / sum + floor * start_d, where `start` are the rates at the
-    beginning. Rewards are centred (a direction that the signal does not know keeps its weight) and
-    divided by the largest, so that step_size is the most that the logarithm of a weight moves at
-    once. All directions are measured each time, so nothing has to be explored: this is Hedge, not a
-    bandit. Weights change with evaluations only: `Training.dev_period` is their period, or that
-    of `Training.cosines`.
+    rates = (1 - floor) * w_d start_d / sum + floor * start_d, where `start` gives the initial
+    rates. Rewards are centred (a direction that the signal does not know keeps its weight) and
+    divided by the largest, so that step_size is the largest change of a weight's logarithm. All
+    directions are
+    measured each time, so nothing has to be explored: this is Hedge, not a bandit. Weights change
+    only at evaluations, with the period of `Training.dev_period` or `Training.cosines`.
 
-    Source: Hedge, Freund and Schapire 1997, section 2; the floor is the mixing of Exp3, Auer et
-    al. 2002, with `start` in the place of the uniform distribution.
+    Source: Hedge, Freund and Schapire 1997, section 2. The floor is the mixing of Exp3, Auer et al.
+    2002, with `start` instead of the uniform distribution.
 
     Attributes:
-        start: Rates at the beginning.
+        start: Sampler of the initial rates.
+        signal: Function that rewards directions by measurements.
         step_size: Largest change of a weight's logarithm in one evaluation.
-        floor: No direction falls below floor * its start.
+        floor: No rate falls below this share of its start.
     """
 
     start: Sampler = temperature
@@ -102,20 +103,20 @@ class Learned:
             raise SettingError("Learned.start", self.start, "a sampler without phases")
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
-        """Returns the rates at the beginning."""
+        """Returns the initial rates."""
         return self.start(sizes)
 
     def begin(self) -> State:
-        """Returns the state before the first evaluation: JSON that checkpoints hold."""
+        """Returns the initial state, JSON that checkpoints keep."""
         return {"log_weights": {}, "measured": {}}
 
     @property
     def reads(self) -> str:
-        """Beginning of the names that the signal reads; "" for a signal of another file."""
+        """Prefix of the names that the signal reads; "" for a signal from another file."""
         return _READS.get(inspect.unwrap(self.signal), "")
 
     def update(self, state: State, measured: Mapping[str, float]) -> State:
-        """Returns the state after an evaluation; the first one has nothing to compare with."""
+        """Returns the state after an evaluation; the first one only sets the reference."""
         rewards = self.signal(state["measured"], measured)
         if bad := [name for name, reward in rewards.items() if not math.isfinite(reward)]:
             raise InputError(
@@ -128,17 +129,17 @@ class Learned:
         for name, reward in rewards.items():
             moved = self.step_size * (reward - mean) / most if most else 0.0
             log_weights[name] = log_weights.get(name, 0.0) + moved
-        # A number that was not measured this time is compared with its next measurement.
+        # A number not measured this time is compared at its next measurement.
         return {"log_weights": log_weights, "measured": {**state["measured"], **measured}}
 
     def weights(self, state: State, directions: list[str]) -> dict[str, float]:
-        """Returns the factor of each direction to its start; the largest is 1, against overflow."""
+        """Returns directions' weights relative to the start; the largest is 1."""
         log_weights = {name: state["log_weights"].get(name, 0.0) for name in directions}
         largest = max(log_weights.values())
         return {name: math.exp(value - largest) for name, value in log_weights.items()}
 
     def rates(self, state: State, start: Mapping[str, float]) -> dict[str, float]:
-        """Returns the present rates; `start` are those at the beginning."""
+        """Returns the present rates, given the initial ones."""
         weights = self.weights(state, list(start))
         learned = normalized({name: rate * weights[name] for name, rate in start.items()})
         return {n: (1 - self.floor) * learned[n] + self.floor * start[n] for n in start}

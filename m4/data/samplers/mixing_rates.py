@@ -1,4 +1,4 @@
-"""Mixing rates: the rates that the corpus's source gives, such as a seqio Mixture."""
+"""Mixing rates: the rates that the corpus's source gives, such as those of a seqio Mixture."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ def mixing_rates(
 ) -> dict[str, float]:
     """Returns the rates of the corpus (`Cache.source_rates`), divided by their sum.
 
-    Rates are shares of pairs. Inside of another sampler they are not known.
+    They are shares of pairs, and not available inside another sampler.
     """
     check_sizes(sizes)
     if rates is None:

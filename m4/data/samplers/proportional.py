@@ -1,4 +1,4 @@
-"""Proportional sampling: every pair as often as every other."""
+"""Proportional sampling: every pair is drawn equally often."""
 
 from m4.data.samplers import check_sizes, normalized
 from m4.settings import configurable

@@ -1,4 +1,4 @@
-"""A schedule: another sampler, or other languages, from given steps on."""
+"""A schedule: other samplers or languages from given steps on."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ class Schedule:
 
     Attributes:
         phases: (first step, sampler, languages) of each phase. Languages are codes ('gl') or
-            directions ('en-gl'), or None for all; others are not drawn in the phase. It begins at
-            the first group of steps that begins at or after its first step (`m4.data.stream`). Its
-            sampler is not told what the run draws: unimax needs its own budget there.
+            directions ('en-gl'), or None for all; others are not drawn in the phase. A phase begins
+            at the first window of steps at or after its first step (`m4.data.stream`). Its sampler
+            does not learn what the run draws, so unimax needs a budget there.
 
     Raises:
         SettingError: No phase begins at step 0, or the steps do not rise.
@@ -52,7 +52,7 @@ class Schedule:
             raise SettingError(f"{name}: first steps", steps, "whole numbers from 0, rising")
 
     def __call__(self, sizes: dict[str, int]) -> dict[str, float]:
-        """Returns the rates of the first phase, 0 for directions that it does not draw."""
+        """Returns the rates of the first phase, with 0 for directions that it does not draw."""
         return dict.fromkeys(sizes, 0.0) | self.plan(sizes)[0].rates
 
     def plan(self, sizes: dict[str, int]) -> list[Phase]:

@@ -1,4 +1,4 @@
-"""Shares: given shares of the draws for some directions; another sampler divides the rest."""
+"""Shares: fixed shares of the draws for some directions; another sampler divides the rest."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from m4.settings import Between, SettingError, checked
 @checked
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Another sampler's rates, with given shares for the directions that match a pattern.
+    """Another sampler's rates, with fixed shares for directions that match a pattern.
 
     {"en-*": 0.5} gives half of the draws to the directions from English: those to English teach the
     decoder one language, and are learned long before the others at equal shares (Arivazhagan et al.
@@ -23,12 +23,12 @@ class Shares:
     English-to-any). {"gl~bt-en": 0.2} is for back-translations.
 
     Attributes:
-        shares: Pattern -> share of the draws for all directions that match it together. A direction
-            counts for the first pattern that it matches, and keeps its proportion to the others
-            there. What is left is for those that match none, in their proportions; where there are
-            none, or a pattern with * matches none, the other shares are divided by their sum.
-        sampler: Rates of all directions. It is not told what the run draws: unimax needs its own
-            budget here, and its bound on repeats does not hold, since rates rise with their share.
+        shares: Pattern -> total share of the directions that match it. A direction counts for the
+            first pattern that it matches, and keeps its proportion to others there. The rest is for
+            directions without a match, in proportion. If there are none, or a pattern with *
+            matches none, the other shares are divided by their sum.
+        sampler: Sampler for rates of all directions. It does not learn what the run draws: unimax
+            needs a budget here, and its bound on repeats fails, as rates rise with their share.
 
     Raises:
         SettingError: The sampler is a schedule, which can have this one in its phases, or learns,

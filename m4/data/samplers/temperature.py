@@ -24,13 +24,15 @@ def temperature(
 ) -> dict[str, float]:
     """Returns rates min(n * scale, maximum) ** (1 / temperature), divided by their sum.
 
-    The order (scale, then cap, then root) and the numbers are those of
-    seqio.mixing_rate_num_examples. temperature 1 is proportional, a high one nearly uniform.
+    The order (scale, cap, root) and the numbers are those of seqio.mixing_rate_num_examples.
     Source: Arivazhagan et al. 2019, "Massively Multilingual NMT in the Wild", section 4.2.
 
     Args:
-        by: What is drawn by these rates: a direction, a target language or a pair of languages; the
-            directions of one share its rate by their sizes.
+        temperature: 1 is proportional sampling, and a high temperature nearly uniform.
+        scale: Factor of sizes.
+        maximum: Largest scaled size. Defaults to no limit.
+        by: Unit of these rates: a direction, a target language or a language pair, whose directions
+            share its rate by size.
     """
     check_sizes(sizes)
     totals: dict[str, int] = {}

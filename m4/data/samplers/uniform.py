@@ -1,4 +1,4 @@
-"""Uniform sampling: every direction as often as every other."""
+"""Uniform sampling: every direction is drawn equally often."""
 
 from m4.data.samplers import check_sizes
 from m4.settings import configurable
@@ -6,6 +6,6 @@ from m4.settings import configurable
 
 @configurable
 def uniform(sizes: dict[str, int]) -> dict[str, float]:
-    """Returns equal rates, whatever the sizes; small languages repeat the most."""
+    """Returns equal rates for any sizes, so that small languages repeat most."""
     check_sizes(sizes)
     return dict.fromkeys(sizes, 1.0 / len(sizes))

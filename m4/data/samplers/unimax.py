@@ -15,16 +15,17 @@ def unimax(
 ) -> dict[str, float]:
     """Returns rates at which no direction is seen more than `max_epochs` times.
 
-    The budget is shared out evenly, the smallest direction first; one that would be seen more than
-    max_epochs times gets just that, and what is left over goes to the larger ones. Draws are random
-    in the short run, so that a small direction may be seen a little more often.
+    The budget is divided evenly, beginning with the smallest direction; one that would be seen more
+    than max_epochs times gets just that, and the rest goes to the larger ones. Draws are random in
+    the short run, so a small direction may be seen a little more often.
 
     Args:
-        budget: Draws of the training, in the unit of the sizes. Defaults to `drawn`.
-        drawn: Draws of the whole run, which m4 computes from the steps.
+        max_epochs: Maximum number of times that a direction is seen.
+        budget: Number of draws of the training, in the unit of the sizes. Defaults to `drawn`.
+        drawn: Number of draws of the whole run, which m4 computes from the steps.
 
     Raises:
-        SettingError: All data max_epochs times is less than the budget; the budget is not known.
+        SettingError: All data max_epochs times is less than the budget, or there is no budget.
 
     Source: Chung et al. 2023, "UniMax: Fairer and more Effective Language Sampling for Large-Scale
     Multilingual Pretraining", Algorithm 1 (there in characters).

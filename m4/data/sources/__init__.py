@@ -1,4 +1,4 @@
-"""Sources of sentence pairs: one file each, with a class that is a Source."""
+"""Sources of sentence pairs: one file per source, with a class that is a Source."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, TypeGuard
@@ -11,14 +11,14 @@ SPLITS = ("train", "dev", "test")
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation, in the languages that the name of their pair says."""
+    """A sentence and its translation, in the languages of their pair's name."""
 
     first: str
     second: str
 
 
 class Source(Protocol):
-    """A source of sentence pairs, by pair of languages ("en-gl", "fr-wo": `m4.data.directions`).
+    """A source of sentence pairs by language pair ("en-gl", "fr-wo": `m4.data.directions`).
 
     It may also have `shards(pair, split) -> list[Shard]`, parts that other processes may read;
     `subsets(pair, split) -> dict[str, list[bool]]`, marks of the sentences in
@@ -28,34 +28,34 @@ class Source(Protocol):
     """
 
     def language_pairs(self) -> list[str]:
-        """Returns the names of its pairs of languages, English first, else by their codes."""
+        """Returns the names of its language pairs, English first, otherwise sorted by code."""
         ...
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
-        """Yields the sentence pairs of one of SPLITS, in the same order every time."""
+        """Yields the sentence pairs of one of SPLITS, always in the same order."""
         ...
 
     def identity(self) -> dict:
-        """Returns all that decides the text, as JSON; it is quick, and the key of a corpus."""
+        """Returns, quickly, JSON of everything that decides the text: the key of a corpus."""
         ...
 
 
 class Shard(NamedTuple):
-    """A part of a split that is read on its own, such as a file: its path, and its pairs."""
+    """A part of a split that can be read separately, such as a file: its path and pairs."""
 
     path: epath.Path | None
     pairs: Callable[[], Iterator[Pair]]
 
 
 def shards_of(source: Source, pair: str, split: str) -> list[Shard]:
-    """Returns the shards of a split, which in their order have its pairs: by default one."""
+    """Returns the shards that make up a split, in order; by default a single one."""
     if (own := getattr(source, "shards", None)) is not None:
         return own(pair, split)
     return [Shard(None, lambda: source.pairs(pair, split))]
 
 
 class IdBlock(NamedTuple):
-    """Some pairs as ids, with eos, and with their texts before tokenizing, or ''."""
+    """Some pairs as ids, with eos, and their texts before tokenizing, or ''."""
 
     inputs: Ragged
     targets: Ragged
@@ -63,19 +63,19 @@ class IdBlock(NamedTuple):
 
 
 class IdSource(Source, Protocol):
-    """A source of ids in its own vocabulary, which are trained on as they are, without tag.
+    """A source of ids in its own vocabulary, which training uses unchanged, without tag.
 
-    The first side is what a model reads and the second one what it writes, in whatever language.
+    A model reads the first side and writes the second one, in any language.
     """
 
     gives_ids: bool
 
     def blocks(self, pair: str, split: str) -> Iterator[IdBlock]:
-        """Yields the pairs of one of SPLITS, in the same order every time."""
+        """Yields the pairs of one of SPLITS, always in the same order."""
         ...
 
     def vocabularies(self) -> dict[str, bytes]:
-        """Returns SentencePiece models of "source" and "target"; equal ones are one vocabulary."""
+        """Returns the SentencePiece models of "source" and "target"; equal ones are shared."""
         ...
 
 

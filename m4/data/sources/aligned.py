@@ -1,4 +1,4 @@
-"""Aligned folders, of text to train on and of test sets: a file a language, line by line."""
+"""Aligned folders, for training text and test sets: a file per language, line by line."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +16,11 @@ from m4.settings import checked
 @checked
 @dataclass(eq=False)
 class Aligned(Folder):
-    """Files of any number of languages, line n of each the translation of line n of the others.
+    """Files in any number of languages, where line n of each translates line n of the others.
 
-    Any two languages are a pair, if their files' names differ by {lang} alone. Files of different
-    lengths are an error. Without {split}, dev_every and test_every a folder is a test set. In a
-    test set several files of a language are several references; the first by name is translated.
+    Any two languages are a pair if the names of their files differ only by {lang}. Files of
+    different lengths are an error. Without {split}, dev_every and test_every, a folder is a test
+    set. Several files of a language in it are several references; the first by name is translated.
 
     Attributes:
         files: Pattern of names with {lang}, the language of a file.
@@ -34,7 +34,7 @@ class Aligned(Folder):
     documents: str | None = None
 
     def language_pairs(self) -> list[str]:
-        """Returns the pairs that have training data: those of English, then others, sorted."""
+        """Returns the language pairs with training data, sorted, those with English first."""
         return self._pairs_with("train", self._groups.values())
 
     def directions(self) -> list[str]:
@@ -44,8 +44,8 @@ class Aligned(Folder):
         return directions_of("direct", self._pairs_with("test", groups))
 
     def segments(self, direction: str) -> list[Segment]:
-        """Returns the lines of the test set. InputError: two files are not of equal length."""
-        if self._hashed:  # some of the training files' pairs
+        """Returns the lines of the test set. Raises InputError for files of different lengths."""
+        if self._hashed:  # pairs of training files
             return segments_of_pairs(self, direction)
         source, targets = (
             [f.path for f in self._files if f.language == code and self._holds(f, "test")]
@@ -64,7 +64,7 @@ class Aligned(Folder):
 
     @cached_property
     def _groups(self) -> dict[tuple, dict[str | None, File]]:
-        """Files that belong together, by language."""
+        """Yields parallel files by language."""
         found: dict[tuple, dict[str | None, File]] = {}
         for file in self._files:
             found.setdefault((file.split, file.stars), {})[file.language] = file

@@ -1,4 +1,4 @@
-"""The embedded corpus: English and up to 137 languages from Unicode CLDR, through Babel.
+"""The embedded corpus: English and up to 137 languages from Unicode CLDR, by Babel.
 
 Names of places, languages, scripts, currencies, cities and time zones; amounts, money, dates,
 times, intervals, relative times, durations; and lists of them, joined by CLDR's own patterns. It is
@@ -47,14 +47,14 @@ from m4.data.sources import SPLITS, Pair
 from m4.data.splits import text_hash
 from m4.settings import Between, Count, InputError, SettingError, checked
 
-# Raise it when drawing, rendering or filtering changes the text; a test holds both together.
+# Raised when drawing, rendering or filtering changes the text, which a test checks.
 GENERATOR = 1
-# Draws in a row without a new pair after which a language counts as exhausted.
+# Number of consecutive draws without a new pair after which a language is exhausted.
 PATIENCE = 20_000
 MOST_CHARACTERS = 120
 TEST_PERMILLE, DEV_PERMILLE = 20, 10
 HELD_ONE_IN = 16
-_WORDS = re.compile(r"[^\W\d_]{2,}")  # letters only, two or more: digits and "e" are no words
+_WORDS = re.compile(r"[^\W\d_]{2,}")  # two or more letters: digits and "e" are no words
 Atom = tuple[str, str]
 Key = TypeVar("Key")
 
@@ -86,16 +86,16 @@ _DURATIONS = ["year", "month", "week", "day", "hour", "minute", "second"]
 _FIRST_DAY = date(1850, 1, 1).toordinal()
 _DAYS = date(2100, 1, 1).toordinal() - _FIRST_DAY  # 91,310
 
-# CLDR gives some 50,000 different sentences a language.
+# CLDR gives about 50,000 different sentences per language.
 Pairs = Annotated[int, Between(1, 10**7)]
 
 
-# A language's pairs of a split, each with its names and units.
+# A language's pairs in a split, each with its names and units.
 _Drawn = list[tuple[Pair, tuple[Atom, ...]]]
 
 
 def power_law(largest: int, smallest: int) -> dict[str, int]:
-    """Returns training pairs a language, log-linear in rank (as in M4)."""
+    """Returns training pairs by language, log-linear in rank (as in M4)."""
     ratio = smallest / largest
     last = len(LANGUAGES) - 1
     return {code: round(largest * ratio ** (rank / last)) for rank, code in enumerate(LANGUAGES)}
@@ -104,19 +104,19 @@ def power_law(largest: int, smallest: int) -> dict[str, int]:
 @checked
 @dataclass(eq=False)
 class Cldr:
-    """The corpus `cldr`, which depends on its arguments and the CLDR version alone.
+    """The corpus `cldr`, which depends only on its arguments and the CLDR version.
 
     Pairs are made when a language is first asked for and kept. Digits are those of the locale's
     default numbering system: fa, ps, bn, as, mr, ne, my, sd and ckb have their own.
 
     Attributes:
-        sizes: Language -> training pairs. Defaults to all 137 languages, from `largest` to
-            `smallest`.
-        largest: Training pairs of the first language, without `sizes`.
-        smallest: Training pairs of the last one.
+        sizes: Language -> number of training pairs. Defaults to all 137 languages, from `largest`
+            to `smallest`.
+        largest: Number of training pairs of the first language, without `sizes`.
+        smallest: Number of training pairs of the last one.
         seed: Seed of the sentences of all splits.
-        test_pairs: Test pairs of each language.
-        dev_pairs: Dev pairs of each language.
+        test_pairs: Number of test pairs of each language.
+        dev_pairs: Number of dev pairs of each language.
     """
 
     sizes: Mapping[str, Pairs] | None = None
@@ -156,12 +156,12 @@ class Cldr:
         return iter([texts for texts, _ in self._of(pair, split)])
 
     def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
-        """Marks sentences all of whose names and units are in the training pairs as 'seen'."""
+        """Marks sentences as 'seen' if all their names and units are in the training pairs."""
         trained = {atom for _, atoms in self._of(pair, "train") for atom in atoms}
         return {"seen": [trained.issuperset(atoms) for _, atoms in self._of(pair, split)]}
 
     def identity(self) -> dict:
-        """Returns all that decides the text, as JSON."""
+        """Returns everything that decides the text, as JSON."""
         return {
             "source": "cldr",
             "generator": GENERATOR,
@@ -183,7 +183,7 @@ class Cldr:
         return self._drawn[language, split]
 
     def _draw(self, language: str) -> _Drawn:
-        """Draws training pairs."""
+        """Draws a language's training pairs."""
         wanted = self._sizes[language]
         drawer = Drawer(text_hash(f"{self.seed} {language}"))
         source, target = english(), phrases(language)

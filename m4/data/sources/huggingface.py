@@ -1,6 +1,6 @@
-"""Files of Hugging Face's datasets: Parquet, and Arrow as `save_to_disk` and the cache have it.
+"""Files of Hugging Face's datasets: Parquet, and Arrow from `save_to_disk` or the cache.
 
-Read by pyarrow: neither the library `datasets` nor the network is needed.
+pyarrow reads them; neither the library `datasets` nor the network is needed.
 """
 
 import os
@@ -19,7 +19,7 @@ from m4.data.sources.reading.lines import Reason, Tally
 from m4.settings import InputError, checked
 
 _BATCH_ROWS = 1000
-# An Arrow stream ends with a continuation and a message of no bytes.
+# An Arrow stream ends with a continuation and an empty message.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -28,7 +28,7 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 class HuggingFace(RecordFolder):
     """Sentence pairs from Arrow files (stream or file format) or Parquet.
 
-    The default is the hub's layout of a dataset with a configuration a pair, and its column
+    The default is the hub's layout of a dataset with a configuration per pair, and a column
     `translation`: {"en": ..., "gl": ...}. The first part of a field (`RecordFolder`) is a column.
     """
 
@@ -41,7 +41,7 @@ class HuggingFace(RecordFolder):
         super().__post_init__()
 
     def _choose(self, files: list[File]) -> list[File]:
-        """Returns the files, after a check that no part such as train-00000-of-00002 is missing."""
+        """Returns the files. InputError: a part such as train-00000-of-00002 is missing."""
         shards: dict[tuple[str, int], set[int]] = {}
         for file in files:
             if match := re.search(r"-(\d{5})-of-(\d{5})(?=\.)", file.name):
@@ -82,7 +82,7 @@ def _open(stream: IO[bytes]) -> tuple[list[str], Callable[[list[str]], Iterator[
         return reader.schema.names, lambda columns: (
             reader.get_batch(number).select(columns) for number in range(reader.num_record_batches)
         )
-    # Without its end a stream can still be read, up to where it was cut off.
+    # A stream without its end can be read up to the cut.
     stream.seek(-min(stream.seek(0, os.SEEK_END), len(_END)), os.SEEK_END)
     if stream.read() != _END:
         raise OSError("it ends in the middle")
@@ -94,7 +94,7 @@ def _open(stream: IO[bytes]) -> tuple[list[str], Callable[[list[str]], Iterator[
 def _rows(batch: Any) -> Iterator[dict[str, Any] | Reason]:
     try:
         yield from batch.to_pylist()
-    except UnicodeDecodeError:  # in one of the rows; none was given yet
+    except UnicodeDecodeError:  # the fault is in one of the rows, none of which was yielded yet
         for row in range(batch.num_rows):
             try:
                 yield from batch.slice(row, 1).to_pylist()

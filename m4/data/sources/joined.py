@@ -1,4 +1,4 @@
-"""A source and, for its other languages, the corpus of an older model."""
+"""A source that is joined with the corpus of an older model."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ from m4.settings import InputError, checked
 @checked
 @dataclass(frozen=True)
 class Joined:
-    """The pairs of languages of a source, and of a corpus those that the source does not have.
+    """The language pairs of a source, and those of a corpus that the source lacks.
 
     Attributes:
+        source: Source, or a function that makes it.
         corpus: Folder of a tokenized corpus (MODEL_DIR/data/<fingerprint>), whose text is read.
     """
 
@@ -33,15 +34,15 @@ class Joined:
 
     @property
     def reading(self) -> Any:
-        """Origins and bad lines of the new source; those in the corpus are of its text."""
+        """Origins and bad lines of the new source; for the corpus, those of its text."""
         return self._new.reading  # type: ignore[attr-defined]
 
     def language_pairs(self) -> list[str]:
-        """Returns the source's, then the others of the corpus."""
+        """Returns the source's language pairs, then the corpus's others."""
         return list(dict.fromkeys([*self._new.language_pairs(), *self._old.language_pairs()]))
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
-        """Yields the pairs of two languages, all of one of the two. InputError: none has them."""
+        """Yields the pairs of two languages. Raises InputError if neither has them."""
         if (pair := pair_of(pair)) not in self.language_pairs():
             there = ", ".join(self.language_pairs())
             raise InputError(f"no {pair}; there is {there} (Joined.source, Joined.corpus)")
@@ -55,7 +56,7 @@ class Joined:
             yield texts
 
     def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
-        """Returns the named parts of a split."""
+        """Returns the named subsets of a split."""
         if not self._is_new(pair):
             return self._old.subsets(pair, split)
         subsets = getattr(self._new, "subsets", None)

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line."""
+"""JSON lines: one object per line."""
 
 import abc
 import json
@@ -18,15 +18,15 @@ _LANG = "{lang}"
 
 @dataclass(eq=False)
 class RecordFolder(Folder):
-    """A folder of records; a subclass reads them from a file.
+    """A folder of records, which a subclass reads from files.
 
     'translation.en' is the field en of the field translation.
 
     Attributes:
-        translation_field: Field of the translation; {lang} in it is the language's code. Where
-            neither a file's name nor language_field has the language, every field that fits is one.
+        translation_field: Field of the translation, where {lang} is the language code. If neither a
+            file's name nor language_field has the language, every matching field is a translation.
         english_field: Field of English, or of the first language in the name of a pair without
-            English. Defaults to translation_field with its code.
+            English. Defaults to translation_field with that code.
         language_field: Field of the translation's code, if neither names nor fields have it.
         source_language_field: Field of the code of english_field's language. Defaults to English.
     """
@@ -62,7 +62,7 @@ class RecordFolder(Folder):
 
     @abc.abstractmethod
     def _records(self, file: File, tally: Tally) -> Iterator[Mapping[str, Any] | Reason]:
-        """Yields the records of a file, or reasons why there is none."""
+        """Yields the records of a file, or reasons for bad ones."""
 
     def _settings(self) -> dict:
         names = ("translation", "english", "language", "source_language")
@@ -79,11 +79,11 @@ class RecordFolder(Folder):
                     yield pair, texts
 
     def _path(self, code: str) -> list[str]:
-        """Returns the path of the first side's field, whose language has this code."""
+        """Returns the path of the first side's field, for this language code."""
         return (self.english_field or self.translation_field.replace(_LANG, code)).split(".")
 
     def _columns(self, names: Iterable[str], codes: tuple[str, str] | None) -> list[str]:
-        """Returns the top-level fields that are needed, including those missing in `names`."""
+        """Returns the needed top-level fields, including those missing in `names`."""
         wanted = [self._path(codes[0] if codes else self.english)[0]]
         for field in (self.language_field, self.source_language_field):
             wanted += [] if field is None else field.split(".")[:1]
@@ -127,7 +127,7 @@ class RecordFolder(Folder):
             texts = {
                 (self.english, match[1]): parent[match[0]]
                 for match in fitting
-                # A column without a text is one that other records use.
+                # A column without text is used by other records.
                 if match and match[1] != self.english and parent[match[0]] is not None
             }
         if not texts:
@@ -148,7 +148,7 @@ def _value(record: Any, path: list[str]) -> Any:
 @checked
 @dataclass(eq=False)
 class Jsonl(RecordFolder):
-    """Sentence pairs from JSON objects, UTF-8, one a line; files may be compressed.
+    """Sentence pairs from JSON objects, one per line, in UTF-8; files may be compressed.
 
     The language is in the file's name ({lang} or {pair}), in language_field, or in the names of the
     fields: {"translation": {"en": ..., "gl": ..., "pt": ...}} is two pairs (`RecordFolder`).
@@ -167,6 +167,6 @@ def _object(text: str) -> dict | Reason:
         return Reason("an empty line")
     try:
         record = json.loads(text)
-    except (ValueError, RecursionError):  # a line of brackets is nested too deep for the parser
+    except (ValueError, RecursionError):  # deeply nested brackets exceed the parser's limit
         return Reason("not JSON")
     return record if isinstance(record, dict) else Reason("not a JSON object")

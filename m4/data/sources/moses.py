@@ -1,4 +1,4 @@
-"""Moses' format: two files of a pair of languages, line n of one the translation of line n."""
+"""Moses' format: two files for a language pair, where equal line numbers are translations."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from m4.settings import InputError, checked
 class Moses(Folder):
     """Sentence pairs from files like train.en-gl.en and train.en-gl.gl, UTF-8; also compressed.
 
-    `files` must have {side}. With both languages in the name ({pair} or {lang}) the two files
-    of a pair have all but {side} in common; without them ('{split}/{side}.txt') all languages share
-    one English file, as in many-way test sets. Files of different lengths are an error
-    whatever on_bad_line says, because it is not known which of their lines belong together.
+    `files` must have {side}. With both languages in the name ({pair} or {lang}), the names of the
+    two files of a pair differ only in {side}. Without them ('{split}/{side}.txt'), all languages
+    share one English file, as in many-way test sets. Files of different lengths are an error with
+    any on_bad_line, because it is unknown which of their lines belong together.
     """
 
     files_rule = {"side"}, set(), "a pattern with {side}, the code of a file's language"
@@ -36,7 +36,7 @@ class Moses(Folder):
         return files
 
     def _first_of(self, file: File) -> File:
-        for pair in (file.pair, None):  # None: all languages share its English
+        for pair in (file.pair, None):  # None: all languages share its English file
             if first := self._first.get((pair, file.split, file.stars)):
                 return first
         side = split_direction(file.pair)[0] if file.pair else "English"

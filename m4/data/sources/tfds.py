@@ -1,4 +1,4 @@
-"""Reads TensorFlow Datasets that `tfds build` has prepared; nothing is downloaded."""
+"""Reading of TensorFlow Datasets prepared by `tfds build`; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from m4.settings import InputError, OneOf, SettingError, checked
 from m4.storage.files import read_json
 
 _BATCH = 1024
-_OWN = "tensorflow_datasets."  # whose features are read
+_OWN = "tensorflow_datasets."  # packages whose features are read
 
 
 @checked
@@ -32,17 +32,16 @@ class Tfds:
     """Sentence pairs of prepared datasets: opus, wmt*, flores, ted_hrlr, ted_multi ...
 
     A dataset has a feature `Translation` (a language pair, or several languages of which one is
-    English) or `TranslationVariableLanguages` (as ted_multi: then it is read once and its pairs are
+    English) or `TranslationVariableLanguages` (like ted_multi: it is read once and its pairs are
     sorted by language on disk). Several datasets with one language follow each other.
 
     Attributes:
-        datasets: 'name/config' or 'name/config:version' (without it the newest), as for
-            `tfds build`.
-        data_dir: Defaults to TFDS_DATA_DIR, else ~/tensorflow_datasets.
+        datasets: 'name/config' or 'name/config:version' (default: the newest), as for `tfds build`.
+        data_dir: Folder of datasets. Defaults to TFDS_DATA_DIR, otherwise ~/tensorflow_datasets.
         splits: Split -> TFDS's, which may be a part ('train[:90%]'). Defaults to train, validation
-            and test; with dev_every and test_every to train alone, split by a hash of the English.
-
-    The others are those of `m4.data.sources.reading.folder.Folder`.
+            and test; with dev_every and test_every to train, split by a hash of the English.
+        english, codes, dev_every, test_every, on_bad_line: See the settings of other folders, such
+            as `tsv.Tsv`.
     """
 
     datasets: str | Sequence[str]
@@ -77,7 +76,7 @@ class Tfds:
         return sorted(found.union(self._spool.language_pairs()))
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
-        """Yields the pairs of a language with English, dataset by dataset, as in their files."""
+        """Yields the pairs of a language with English, dataset by dataset, in file order."""
         assert split in SPLITS, split
         if (pair := pair_of(pair)) not in (there := self.language_pairs()):
             said = f"no {pair} in {', '.join(self._folders)}; there is {', '.join(there)}"
@@ -95,7 +94,7 @@ class Tfds:
         yield from self._spool.pairs(pair, split)
 
     def identity(self) -> dict:
-        """Returns the settings, and sizes and SHA-256 of the files; without TensorFlow."""
+        """Returns the settings, and sizes and SHA-256 of the files, without TensorFlow."""
         return {
             "source": "tfds",
             "splits": self._splits,
@@ -162,7 +161,7 @@ class Tfds:
                 for number, sides in enumerate(dataset.examples(part), 1):
                     english = [text for code, text in sides if code == self.english]
                     if not english:
-                        tally.leave_out("no English side")  # of other languages alone
+                        tally.leave_out("no English side")  # only other languages
                         continue
                     for code, text in sides:
                         if code == self.english:
@@ -177,13 +176,13 @@ class Tfds:
 
 
 class _Dataset:
-    """A prepared dataset with its feature of translations; InputError where it has not all."""
+    """A prepared dataset with its feature of translations."""
 
     def __init__(self, name: str, folder: epath.Path, english: str, splits: Iterable[str]) -> None:
         import tensorflow_datasets as tfds  # seconds, and hundreds of megabytes
 
         self.name, self.folder, self._english, self._tfds = name, folder, english, tfds
-        self.codes: dict[str, str] = {}  # pair of languages -> TFDS's code of the other one
+        self.codes: dict[str, str] = {}  # language pair -> TFDS's code of the other language
         _check_code(folder)
         self._builder: Any = tfds.builder_from_directory(folder)
         features: Any = self._builder.info.features
@@ -197,7 +196,7 @@ class _Dataset:
                 raise InputError(f"{folder}: {said} {', '.join(features)} (Tfds.datasets)")
             self._feature = fitting[0]
             features = features[self._feature]
-        # None: each example names its own.
+        # None if each example names its own.
         self.languages = list(features.languages) if isinstance(features, same) else None
         if self.languages is not None and english not in self.languages:
             said = f"has {', '.join(self.languages)}, no {english!r}"
@@ -210,19 +209,19 @@ class _Dataset:
                 raise InputError(f"{folder}: {said} ({settings})")
 
     def pairs(self, split: str, code: str) -> Iterator[tuple[bytes, bytes]]:
-        """Yields both sides of every example, where all have the same languages."""
+        """Yields both sides of every example, if all have the same languages."""
         for sides in self._read(split, _BATCH):
             yield from zip(sides[self._english], sides[code], strict=True)
 
     def examples(self, split: str) -> Iterator[list[tuple[str, bytes]]]:
-        """Yields (code, text) of all sides of every example, where each names its languages."""
+        """Yields (code, text) of all sides of every example, if each names its languages."""
         for sides in self._read(split):
             codes = (code.decode() for code in sides["language"])
             yield list(zip(codes, sides["translation"], strict=True))
 
     def _read(self, split: str, batch: int = 0) -> Iterator[Any]:
         """Yields the feature of each example, or of each batch."""
-        # In the order of the files; nothing read ahead, nothing kept.
+        # In file order, without reading ahead or caching.
         config = self._tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
         dataset = self._builder.as_dataset(split=split, shuffle_files=False, read_config=config)
         for one in self._tfds.as_numpy(dataset.batch(batch) if batch else dataset):
@@ -230,7 +229,7 @@ class _Dataset:
 
 
 def _check_code(folder: epath.Path) -> None:
-    """Raises InputError where reading a dataset would import a module, which its files name."""
+    """Raises InputError if reading a dataset would import a module that its files name."""
 
     def classes(found: Any) -> Iterator[str]:
         if isinstance(found, dict):

@@ -14,16 +14,16 @@ from m4.data.sources.reading.folder import LANGUAGE_OR_PAIR, File, Folder
 from m4.data.sources.reading.lines import Reason, Tally
 from m4.settings import InputError, checked
 
-_MARKUP = ("bpt", "ept", "it", "ph", "ut")  # elements with codes of a text processor, not text
+_MARKUP = ("bpt", "ept", "it", "ph", "ut")  # elements with formatting codes instead of text
 
 
 @checked
 @dataclass(eq=False)
 class Tmx(Folder):
-    """Sentence pairs from TMX files, one for two languages; they may be compressed.
+    """Sentence pairs from TMX files, one per language pair; they may be compressed.
 
-    Languages are known by xml:lang, whose territory matters only where a file has two of one
-    language. A file that declares entities, or that is no XML, is an error.
+    xml:lang gives the languages; its territory matters only if a file has two of one language. A
+    file that declares entities, or is not XML, is an error.
     """
 
     files_rule = LANGUAGE_OR_PAIR
@@ -39,7 +39,7 @@ class Tmx(Folder):
 
 @lru_cache
 def _place(codes: tuple[str, ...], wanted: str) -> str | None:
-    """Returns the code that is a language's, or else is it without a territory."""
+    """Returns the code that equals a language's, or does so without territory."""
     known = {describe(code).code: code for code in codes}
     bases = {base_of(code): code for code in codes[::-1]}
     return known.get(describe(wanted).code) or bases.get(base_of(wanted))
@@ -52,7 +52,7 @@ def _side(unit: dict[str, str], wanted: str) -> str | Reason:
 
 
 def _units(file: File) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields (line, xml:lang -> text) of each <tu>, in memory for one piece of the file alone."""
+    """Yields (line, xml:lang -> text) of each <tu>, holding one piece of the file in memory."""
     parser = expat.ParserCreate()
     found: list[tuple[int, dict[str, str]]] = []
     line, unit, code = 0, {}, ""

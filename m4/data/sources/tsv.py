@@ -14,15 +14,15 @@ from m4.settings import Between, checked
 @checked
 @dataclass(eq=False)
 class Tsv(Folder):
-    """Sentence pairs, one a line: english<TAB>translation, UTF-8; files may be compressed.
+    """Sentence pairs, one per line: english<TAB>translation, in UTF-8; files may be compressed.
 
     Columns of a pair without English ('fr-wo') are in the order of the name.
 
     Bad lines (no tab, several tabs, and those of `reading.lines`) are errors, or with
-    on_bad_line='skip' left out and counted.
+    on_bad_line='skip' skipped and counted.
 
     Attributes:
-        english_column: 2 where lines are translation<TAB>english.
+        english_column: Column of English: 1, or 2 for translation<TAB>english.
     """
 
     files_rule = LANGUAGE_OR_PAIR

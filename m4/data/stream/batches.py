@@ -1,4 +1,4 @@
-"""Packs pairs into the rows of batches and lays them out; makes the batches of dev and test."""
+"""Packing of pairs into rows of batches, their layout, and the batches of dev and test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from m4.data.stream import numba_loops
 from m4.settings import InputError
 
 Batch = dict[str, Array]
-# In the order in which numba_loops.lay_out takes them.
+# Arrays in the order of numba_loops.lay_out's arguments.
 ENCODER_KEYS = (
     "encoder_input_tokens",
     "encoder_segment_ids",
@@ -31,10 +31,10 @@ DECODER_KEYS = (
     "decoder_positions",
     "direction_ids",
 )
-# Shares of the load that a plan's steps take, in thousandths of an even one, in order of trial.
+# Load of a plan's steps to try, in order, in thousandths of an even share.
 _HURRIES = (1000, 1005, 1010, 1020, 1050)
 TRIES = len(_HURRIES)
-# First fit looks at every row: with more of them, parts of a step are packed apart.
+# First fit looks at every row, so with more rows, parts of a step are packed separately.
 _MOST_ROWS = 512
 
 
@@ -47,21 +47,21 @@ class Shape(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """Step and row of each of K pairs; a pair that fits in no row has row -1."""
+    """Step and row of each of K pairs; pairs that fit in no row have row -1."""
 
     step_of: Ints
     row_of: Ints
 
     @property
     def left(self) -> int:
-        """Number of pairs that fit in no row."""
+        """Number of pairs without a row."""
         return int((self.row_of < 0).sum())
 
 
 class Examples(NamedTuple):
     """K pairs to lay out.
 
-    Lengths count tag and eos (of a `marked` corpus); starts are places among all ids.
+    Lengths include tag and eos (for a `marked` corpus); starts are positions among all ids.
     """
 
     directions: Ints
@@ -75,10 +75,10 @@ class Examples(NamedTuple):
 
 
 class SplitReader:
-    """A split's arrays, and the pairs of some directions in it as Examples.
+    """Reader of a split's arrays, with the pairs of some directions as Examples.
 
-    A training sentence may be in the arrays in several ways (Cache.segmentations): in epoch e of
-    its direction it is read in way e mod their number.
+    A training sentence may have several segmentations (Cache.segmentations): in epoch e of its
+    direction, number e mod segmentations is read.
     """
 
     def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
@@ -100,13 +100,13 @@ class SplitReader:
         self._sentences = sum(cache.manifest["sentences"][split].values())
 
     def examples(self, directions: Ints, indices: Ints, epochs: Ints | None = None) -> Examples:
-        """Returns the pairs `indices` of their directions, each segmented by its epoch (or 0)."""
+        """Returns the pairs `indices` of their directions, segmented by epoch (default: 0)."""
         sources, targets = self._entries(directions, indices, epochs)
         of_sources = self.sources.places(sources, self.extra[0])
         return Examples(directions, *of_sources, *self.targets.places(targets, self.extra[1]))
 
     def fetch(self, directions: Ints, indices: Ints, epochs: Ints) -> None:
-        """Fetches the shards of these pairs, where the corpus is in a bucket."""
+        """Fetches the shards of these pairs if the corpus is in a bucket."""
         if self.bounded is not None:
             self.bounded.need(self._numbers.names(self.first_rows[directions] + indices))
             entries = self._entries(directions, indices, epochs)
@@ -114,7 +114,7 @@ class SplitReader:
             self.bounded.need(name for of_side in names for name in of_side)
 
     def _entries(self, directions: Ints, indices: Ints, epochs: Ints | None) -> tuple[Ints, Ints]:
-        """Returns the places of sources and targets among the split's sentences."""
+        """Returns the numbers of sources and targets among the split's sentences."""
         numbers = self._numbers.take(self.first_rows[directions] + indices)
         sources, targets = numba_loops.entries(directions, numbers, self._forward, self._first)
         if epochs is not None and self.ways > 1:
@@ -123,7 +123,7 @@ class SplitReader:
         return sources, targets
 
     def release(self) -> None:
-        """Releases the files' pages that were read (`shards.release`)."""
+        """Releases the read pages of files (`shards.release`)."""
         for one in (self._numbers, self.sources, self.targets):
             one.release()
 
@@ -137,17 +137,17 @@ def plan(
     shape: Shape,
     tries: int = TRIES,
 ) -> BatchPlan:
-    """Plans steps of about the same load for pairs in the order of their draws.
+    """Plans steps of similar load for pairs in the order of their draws.
 
-    Each step takes the next pairs, its part of the remaining load, or fewer where these do not pack
-    (`first_fit_decreasing`). The gaps then go to later pairs, the largest first, up to that part of
-    the load, but only to pairs of their direction's present epoch: after every step no pair has
-    been seen twice before another one of its direction was seen once. If pairs are left over in the
-    end, all steps are planned again to take a little more than their part, which leaves the last
-    ones more room. Lengths, directions and epochs are those of [K] pairs, K >= steps * rows.
+    Each step takes the next pairs, its share of the remaining load, or fewer if these do not pack
+    (`first_fit_decreasing`). Gaps then go to later pairs, the largest first, up to that share of
+    the load, but only to pairs of their direction's present epoch: after every step, no pair has
+    been seen twice before another one of its direction was seen once. If pairs remain in the end,
+    all steps are planned again with a slightly larger share, which leaves the last ones more room.
+    Lengths, directions and epochs are those of [K] pairs, K >= steps * rows.
     """
     assert len(source_lengths) >= steps * shape.rows
-    # The fewest equal parts of at most _MOST_ROWS rows; 1 where only many are equal.
+    # The fewest equal parts of at most _MOST_ROWS rows, or 1 if that takes many parts.
     fewest = -(-shape.rows // _MOST_ROWS)
     parts = next((n for n in range(fewest, 2 * fewest + 1) if shape.rows % n == 0), 1)
     rows, number = shape.rows // parts, int(directions.max()) + 1
@@ -168,10 +168,10 @@ def plan(
 
 
 def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:
-    """Returns [K] rows of pairs, -1 for pairs that fit in none.
+    """Returns [K] rows of pairs, with -1 for pairs that fit in none.
 
-    Pairs go, the longest first, into the first row that has room for both sides. Source: Johnson
-    1973, in two dimensions as vector bin packing; the size of a pair is its larger share of a row.
+    Pairs, the longest first, go into the first row with room for both sides. Source: Johnson 1973,
+    in two dimensions as vector bin packing; the size of a pair is its larger share of a row.
     """
     lengths = source_lengths, target_lengths
     share = numba_loops.shares(*lengths, *shape[1:])
@@ -190,13 +190,13 @@ def lay_out(
     shape: Shape,
     part: tuple[int, int] = (0, 1),
 ) -> Batch:
-    """Lays out the chosen pairs, each in its row, as a batch or as part i of n equal ones.
+    """Lays out the chosen pairs in their rows, as a batch or as part i of n equal parts.
 
     Returns encoder_input_tokens, encoder_segment_ids, encoder_positions, encoder_direction_ids
     [B, L]; decoder_input_tokens (targets moved right inside each segment, 0 first),
     decoder_target_tokens, decoder_loss_weights (float32), decoder_segment_ids, decoder_positions,
-    direction_ids [B, T]. Pairs of a row stand in the order of `chosen`. Segments count from 1 in
-    each row; 0 is padding everywhere (also where directions count from 0: see the segments).
+    direction_ids [B, T]. Pairs of a row are in the order of `chosen`. Segments count from 1 in each
+    row. Padding is 0 everywhere; for directions, which count from 0, the segments tell it.
 
     Raises:
         InputError: The corpus is damaged: a pair is longer than its row or the arrays.
@@ -231,14 +231,14 @@ def evaluation_batches(
     shape: Shape,
     limit: int | None = None,
 ) -> Iterator[Batch]:
-    """Yields the pairs of a split once, in packed batches.
+    """Yields each pair of a split once, in packed batches.
 
-    They are in order, but a pair for which a batch has no room comes in the next one. The last
-    batch is filled up with empty rows (segment 0, weight 0). Longer pairs are trimmed.
+    They are in order, except that a pair without room in a batch is in the next one. The last batch
+    is filled with empty rows (segment 0, weight 0). Longer pairs are trimmed.
 
     Args:
-        directions: The directions, in which `direction_ids` count.
-        limit: Takes the first pairs of each direction only. Defaults to all.
+        directions: Directions, in the order that `direction_ids` count.
+        limit: Number of first pairs of each direction to take. Defaults to all.
 
     Raises:
         InputError: Two languages have no pairs in this split.
@@ -259,7 +259,7 @@ def evaluation_batches(
 
 
 def _rows_in_order(examples: Examples, shape: Shape) -> Iterator[tuple[Ints, Ints]]:
-    """Yields (indices of the pairs, their rows) of one batch after another."""
+    """Yields (indices of pairs, their rows) for each batch."""
     most, *widths = shape
     left = np.arange(len(examples.directions))
     while left.size:

@@ -1,4 +1,4 @@
-"""Draws pairs: the k-th is a pure function of (seed, k), with exact shares and strict epochs."""
+"""Draws of pairs: the k-th is a pure function of (seed, k), with exact shares and strict epochs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,13 @@ from m4.data.stream import numba_loops
 from m4.settings import InputError
 
 _ONE = 1 << 48
-# More pairs than a shuffle buffer holds: 5 MB with 70 ids a pair.
+# Size of a window, larger than a shuffle buffer: 5 MB with 70 ids per pair.
 WINDOW = 1 << 15
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 12, 1 << 20
 
 
 class Drawn(NamedTuple):
-    """Pairs of K draws."""
+    """Results of K draws."""
 
     directions: Ints  # [K] numbers of the directions
     examples: Ints  # [K] numbers of the pairs within their directions
@@ -30,27 +30,27 @@ class Drawn(NamedTuple):
 
 
 class Draws:
-    """An endless sequence of pairs of which any stretch can be asked for.
+    """An endless sequence of pairs, of which any range can be computed.
 
-    Draws come in blocks. A block holds each direction floor or ceil of its share (or one more or
-    less), so that after any number of blocks no count is off by more than 1; a keyed permutation
-    orders the block. So the o-th draw of a direction is known by arithmetic, and a second keyed
-    permutation, a new one each epoch, names the example: permute(o mod n) under the key of epoch
-    o div n, of n examples. Every example is drawn once before any is drawn twice. A direction with
-    more than `window` examples is drawn from one stretch of so many after the other, in another
-    order each epoch: reads of a corpus that is larger than memory stay close together.
-    Source: shared stateless sampling as in grain's MapDataset.mix; Feistel: permutation.py.
+    Draws come in blocks. A block has each direction floor or ceil of its share (or one more or
+    less) times, so that after any number of blocks no count is off by more than 1; a keyed
+    permutation orders the block. Thus arithmetic gives the o-th draw of a direction, and a second
+    keyed
+    permutation, a new one each epoch, gives the example: permute(o mod n) of n examples, under the
+    key of epoch o div n. Every example is drawn once before any is drawn twice. A direction with
+    more than `window` examples is drawn window by window, in another order each epoch, so that
+    reads of a corpus larger than memory stay close together.
+    Source: stateless sampling as in grain's MapDataset.mix; Feistel: permutation.py.
 
     Args:
-        rates: [D] rates; a direction with rate 0 is not drawn.
-        names, sizes: [D] names, which decide the order with the seed, and numbers of pairs.
-        seed: Decides the order, with `phase`, the number of the phase.
-        first: [D] draws of each direction before these, from where its epochs continue. Defaults to
-            none.
-        window: Examples of a stretch.
+        rates: [D] rates; directions with rate 0 are not drawn.
+        names, sizes: [D] names, which with the seed decide the order, and numbers of pairs.
+        seed: Seed of the order, together with `phase`, the number of the phase.
+        first: [D] earlier draws of each direction, after which its epochs continue. Defaults to 0.
+        window: Number of examples in a window.
 
     Raises:
-        InputError: A rate that is negative, infinite, of no pairs, or too small next to the others.
+        InputError: A rate is negative, infinite, too small next to others, or for no pairs.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Draws:
         self.names, self.phase = list(names), phase
         self.first = [0] * len(names) if first is None else list(first)
         total, upto = float(sum(rates)), 0.0
-        # Shares as whole numbers of 2^-48, cumulative: no rounding, however far k goes.
+        # Cumulative shares as multiples of 2^-48, without rounding for any k.
         self.bounds = [0]
         for rate in rates:
             upto += float(rate)
             self.bounds.append(round(upto / total * _ONE))
-        # Rates of 0 at the end stay empty, too.
+        # Directions with rate 0 at the end also stay empty.
         self.bounds = [_ONE if bound == self.bounds[-1] else bound for bound in self.bounds]
         drawn = [i for i, rate in enumerate(rates) if rate]
         least = min(self.bounds[i + 1] - self.bounds[i] for i in drawn)
@@ -110,7 +110,7 @@ class Draws:
         return Drawn(directions, *found)
 
     def counts(self, stop: int) -> list[int]:
-        """Returns how often each direction is drawn before draw `stop`, with those of `first`."""
+        """Returns how often each direction is drawn before draw `stop`, including `first`."""
         number, rest = divmod(stop, self.block)
         counts = self._before(number)
         if rest:
@@ -125,7 +125,7 @@ class Draws:
         return [first + count for first, count in zip(self.first, counts, strict=True)]
 
     def _make_block(self, number: int) -> tuple[Ints, Ints]:
-        """Returns the directions of a block's draws, and each one's earlier draws, [block] both."""
+        """Returns the directions of a block's draws and their earlier draws, both [block]."""
         before, after = (np.array(self._before(n)) for n in (number, number + 1))
         key = permutation.key("order", self._block_key, number)
         order = permutation.permutation(self.block, key)
@@ -134,7 +134,7 @@ class Draws:
 
 
 class Stretch(NamedTuple):
-    """The groups of steps of one phase."""
+    """The windows of steps (groups) of one phase."""
 
     first_group: int
     draws: Draws
@@ -146,14 +146,14 @@ class Stretch(NamedTuple):
 
 
 class Phases:
-    """Rates that change between groups of steps.
+    """Rates that change between windows of steps (groups).
 
     A phase starts at the first group that begins at or after its first step. Draws and epochs of a
-    direction are counted over all phases. How many pairs a group has is found once a phase, when it
-    is first needed: pairs_of(draws).
+    direction are counted over all phases. pairs_of(draws) finds the number of pairs of a group,
+    once per phase and when first needed.
 
     Attributes:
-        entries: All phases, first the `initial_count` ones of the beginning.
+        entries: All phases, beginning with the `initial_count` initial ones.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Phases:
         window: int,
         pairs_of: Callable[[Draws], int],
     ) -> None:
-        """Raises InputError for phases that cannot be."""
+        """Takes the initial phases. Raises InputError for impossible ones."""
         self._directions, self._sizes, self._seed = list(directions), list(sizes), seed
         self._group_steps, self._window, self._pairs_of = group_steps, window, pairs_of
         self.entries: list[Phase] = []
@@ -179,7 +179,7 @@ class Phases:
             raise InputError(f"phases begin at steps {steps}: the first one must begin at 0")
 
     def of(self, group: int) -> Stretch:
-        """Returns the stretch of the phase that a group belongs to."""
+        """Returns the stretch to which a group belongs."""
         last = max(i for i in range(len(self.entries)) if self._first_group(i) <= group)
         for i in range(len(self._stretches), last + 1):
             first_group = self._first_group(i)
@@ -192,11 +192,11 @@ class Phases:
         return self._stretches[last]
 
     def begin(self, step: int, rates: Mapping[str, float]) -> int:
-        """Appends a phase; returns the step at which it starts, `step` or the next possible one."""
+        """Appends a phase; returns its first step, the next possible one from `step` on."""
         start = -(-step // self._group_steps) * self._group_steps
         entry = Phase(start, dict(rates))
         later = len(self.entries) > self.initial_count
-        if later and self.entries[-1].first_step == start:  # it would never have been in force
+        if later and self.entries[-1].first_step == start:  # the one before was never used
             self._draws(entry)
             self.entries.pop()
             del self._stretches[len(self.entries) :]
@@ -204,12 +204,12 @@ class Phases:
         return start
 
     def restart(self) -> None:
-        """Forgets the phases that began later."""
+        """Removes the appended phases."""
         del self.entries[self.initial_count :]
         del self._stretches[self.initial_count :]
 
     def initial(self) -> list[list[Any]]:
-        """Returns first step and cumulative shares of each phase that `__init__` got."""
+        """Returns the first step and cumulative shares of each initial phase."""
         initial = self.entries[: self.initial_count]
         return [[entry.first_step, self._draws(entry).bounds] for entry in initial]
 
@@ -217,7 +217,7 @@ class Phases:
         if self.entries and (step := entry.first_step) < (last := self.entries[-1].first_step):
             said = f"a phase begins at step {step}, the one before it at step {last}"
             raise InputError(f"{said}: must not fall")
-        self._draws(entry)  # mistakes in the rates are raised at once, not when the phase begins
+        self._draws(entry)  # raises for wrong rates now, not when the phase begins
         self.entries.append(entry)
 
     def _draws(self, entry: Phase, before: Sequence[int] | None = None, number: int = 0) -> Draws:
@@ -229,7 +229,7 @@ class Phases:
 
 
 def listed(phases: Any, sizes: dict[str, int]) -> Sequence[Phase]:
-    """Returns the phases of a stream's argument: rates, phases of them, or None: temperature."""
+    """Returns the phases of a stream's argument: rates, phases, or None for temperature."""
     phases = temperature(sizes) if phases is None else phases
     if isinstance(phases, Mapping):
         phases = [Phase(0, dict(phases))]

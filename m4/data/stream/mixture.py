@@ -1,9 +1,8 @@
-"""Turns a sampler's rates into the phases of pairs that the stream draws.
+"""Conversion of a sampler's rates to the phases of pairs that the stream draws.
 
-A sampler counts in pairs ("examples") or in tokens ("tokens"). With tokens, its sizes are tokens
-and its rates are shares of the tokens; pairs are then drawn at share / mean tokens of a pair, so
-that a language with long sentences is drawn less often. Tokens are the ids of source and target
-together, with tag and eos, as a packed row holds them.
+A sampler counts pairs ("examples") or tokens ("tokens"). With tokens, sizes are tokens and rates
+are shares of tokens; pairs are drawn at share / mean tokens per pair, so that a language with long
+sentences is drawn less often. Tokens are the ids of source and target, with tag and eos.
 """
 
 import functools
@@ -18,19 +17,19 @@ from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
 from m4.settings import InputError, OneOf, check_value
 
-# The number of pairs a step changes little with the rates: two rounds suffice for most corpora.
+# The pairs per step change little with the rates, so two rounds suffice for most corpora.
 _ROUNDS, _MORE = 8, 1.0005
 UNITS = ("examples", "tokens")
 Unit = Annotated[str, OneOf(UNITS)]
 
 
 def pair_tokens(cache: Cache, direction: str) -> float:
-    """Returns the mean ids of a training pair, source and target, with tag and eos."""
+    """Returns the mean length of a training pair, source and target, with tag and eos."""
     return sum(cache.mean_pieces(direction)) + sum(cache.extra_ids)
 
 
 def units(cache: Cache, sample_by: str, mixture: Mixture | None = None) -> dict[str, float]:
-    """Returns the size of a mean pair of each direction, in the sampler's unit."""
+    """Returns the mean size of a pair of each direction, in the sampler's unit."""
     check_value("make_stream.sample_by", sample_by, Unit)
     names = directions_of(mixture or cache.mixture, cache.language_pairs())
     if sample_by == "examples":
@@ -39,20 +38,20 @@ def units(cache: Cache, sample_by: str, mixture: Mixture | None = None) -> dict[
 
 
 def sizes(cache: Cache, sample_by: str) -> dict[str, int]:
-    """Returns the training pairs of each direction, or their tokens, for a sampler."""
+    """Returns the number of training pairs or tokens of each direction, for a sampler."""
     unit = units(cache, sample_by)
     return {direction: round(pairs * unit[direction]) for direction, pairs in cache.sizes().items()}
 
 
 def pair_rates(shares: Mapping[str, float], unit: Mapping[str, float]) -> dict[str, float]:
-    """Turns a sampler's rates into shares of the pairs, without directions of rate 0."""
+    """Converts a sampler's rates to shares of pairs, without directions of rate 0."""
     return normalized({name: rate / unit[name] for name, rate in shares.items() if rate > 0})
 
 
 def phases(
     cache: Cache, sampler: Sampler, sample_by: str = "examples", drawn: float | None = None
 ) -> list[Phase]:
-    """Returns shares of the pairs by phase; `drawn` is all that training draws, in the unit."""
+    """Returns shares of pairs by phase; `drawn` is the total that training draws, in the unit."""
     known = {"drawn": drawn, "rates": cache.source_rates}
     wanted = {n: v for n, v in known.items() if takes(sampler, n) and (n, v) != ("drawn", None)}
     informed: Any = functools.partial(sampler, **wanted) if wanted else sampler
@@ -62,7 +61,7 @@ def phases(
 
 
 def takes(sampler: Sampler, name: str) -> bool:
-    """Returns whether a sampler takes "drawn", of the whole run, or "rates", of the source."""
+    """Returns whether a sampler has the parameter "drawn" or "rates"."""
     return name in inspect.signature(sampler).parameters
 
 
@@ -76,16 +75,16 @@ def make_stream(
 ) -> Stream:
     """Returns the training stream of a sampler.
 
-    The number of pairs in a step depends on their lengths, and so on the rates; the rates of a
-    sampler like UniMax depend on the number of pairs. Both are found together here: the sampler is
-    told at least what the stream then draws in `total_steps`, and at most about 1% more.
+    The number of pairs in a step depends on their lengths, and so on the rates, and the rates of a
+    sampler like UniMax depend on the number of pairs. This function finds both: the sampler gets at
+    least the number that the stream draws in `total_steps`, and at most about 1% more.
 
     Args:
         sample_by: Unit of sizes and rates, "examples" or "tokens".
         **options: Arguments of the stream, such as seed, rows and lengths.
 
     Raises:
-        InputError: A phase that never begins, or no rates that agree with the pairs drawn.
+        InputError: A phase never begins, or no rates agree with the pairs drawn.
     """
     if not takes(sampler, "drawn"):
         planned = phases(cache, sampler, sample_by)
@@ -95,7 +94,7 @@ def make_stream(
     unit = units(cache, sample_by)
     made = stream(cache, phases=phases(cache, proportional, sample_by), **options)
     at_most = 0.0
-    for _ in range(_ROUNDS):  # at_most only rises, so this ends
+    for _ in range(_ROUNDS):  # at_most only increases, so this ends
         at_most = max(at_most, _drawn(made, total_steps, unit) * _MORE)
         made = stream(cache, phases=phases(cache, sampler, sample_by, at_most), **options)
         if _drawn(made, total_steps, unit) <= at_most:
@@ -107,7 +106,7 @@ def make_stream(
 
 
 def _check_they_begin(planned: Sequence[Phase], stream: Stream, total_steps: int) -> None:
-    """Raises InputError where training has a phase by which no group of steps is drawn."""
+    """Raises InputError for a phase in which training draws no window of steps."""
     group = stream.group_steps
     starts = [-(-phase.first_step // group) * group for phase in planned]
     for phase, start, after in zip(planned, starts, [*starts[1:], -1], strict=True):
@@ -119,6 +118,6 @@ def _check_they_begin(planned: Sequence[Phase], stream: Stream, total_steps: int
 
 
 def _drawn(stream: Stream, total_steps: int, unit: Mapping[str, float]) -> float:
-    """Returns all that is drawn before `total_steps`, in the sampler's unit."""
+    """Returns the total drawn before `total_steps`, in the sampler's unit."""
     seen = stream.examples_seen(total_steps)
     return sum(pairs * unit[direction] for direction, pairs in seen.items())

@@ -1,8 +1,8 @@
-"""The stream's loops over pairs, compiled by Numba: drawing, packing, laying out.
+"""The stream's loops over pairs, compiled by Numba: drawing, packing and layout.
 
-All of them are in one file and take constants of other files as arguments, because Numba's cache
-does not see changes elsewhere (`m4.data.compiled`). tests/data/stream_reference.py has the same in
-plain numpy.
+They are all in one file and get constants of other files as arguments, because Numba's cache does
+not see changes elsewhere (`m4.data.compiled`). tests/data/stream_reference.py has the same in plain
+numpy.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from m4.data import permutation
 from m4.data.compiled import compiled
 
-# Gaps of a step are filled from this many times as many pairs as it has.
+# Pairs among which to look for those that fill a step's gaps, in multiples of its pairs.
 AHEAD = 1
 
 
@@ -21,10 +21,10 @@ mix = compiled(permutation.mix)  # takes one number here
 def permute(index, size, key):
     """Permutes range(size) under `key`; all three are uint64.
 
-    A Feistel network of 4 rounds over the fewest bits that hold size - 1, walked until it lands in
-    the range (fewer than 2 walks on average).
+    This is a Feistel network of 4 rounds over the fewest bits that hold size - 1, repeated until
+    the result is in the range (fewer than 2 rounds on average).
     Source: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", sections 4 and 5.
-    It never changes: corpora and batches depend on it.
+    It must never change, as corpora and batches depend on it.
     """
     bits, last = np.uint64(0), size - np.uint64(1)
     while last > np.uint64(0):
@@ -55,10 +55,10 @@ def permute_each(index, size, key):
 
 @compiled
 def permute_in_windows(index, size, window, key):
-    """Permutes range(size) under `key` so that nearby places are nearby numbers.
+    """Permutes range(size) under `key` so that nearby positions have nearby numbers.
 
-    Windows of consecutive numbers come in a permuted order, each permuted inside. The rest comes
-    last; all numbers are moved on by a keyed distance, so that it is not always the same ones.
+    Windows of consecutive numbers come in a permuted order, each permuted inside, and the remainder
+    comes last. All numbers are shifted by a keyed distance, so that the remainder varies.
     """
     if size <= window:
         return permute(index, size, key)
@@ -73,7 +73,7 @@ def permute_in_windows(index, size, window, key):
 
 @compiled
 def occurrences(directions, before):
-    """Returns [K] earlier draws of each draw's direction, with those `before` these, [D]."""
+    """Returns [K] earlier draws of each draw's direction, including [D] draws `before` these."""
     counts = before.copy()
     result = np.empty(len(directions), np.int64)
     for k in range(len(directions)):
@@ -100,10 +100,10 @@ def examples(directions, occurrence, sizes, keys, window):
 
 @compiled
 def entries(directions, numbers, forward, first):
-    """Returns the places of [K] sources and of [K] targets among a split's sentences.
+    """Returns the numbers of [K] sources and [K] targets among a split's sentences.
 
     Args:
-        numbers: [K, 2] sentences of the pairs' first and second languages.
+        numbers: [K, 2] sentence numbers in the pairs' first and second languages.
         forward: [D] whether a direction's source is its pair's first language.
         first: [D, 2] first sentence of a direction's source and target language.
     """
@@ -118,7 +118,7 @@ def entries(directions, numbers, forward, first):
 
 @compiled
 def shares(source_lengths, target_lengths, source_length, target_length):
-    """Returns [K] larger shares of a row that pairs take, as whole numbers of equal parts."""
+    """Returns [K] shares of a row that pairs take on their larger side, as integers."""
     divisor, rest = source_length, target_length
     while rest:
         divisor, rest = rest, divisor % rest
@@ -131,16 +131,16 @@ def shares(source_lengths, target_lengths, source_length, target_length):
 
 @compiled
 def decreasing(members, share):
-    """Sorts members by share[member], the largest first, equal ones in their order."""
-    # A radix sort, digit by digit from the lowest. Shares have few different values: mostly one
-    # digit. (np.argsort would take longer, and seconds to compile.)
+    """Sorts members stably by share[member], the largest first."""
+    # A radix sort from the lowest digit. Shares have few different values, mostly of one digit.
+    # (np.argsort would take longer, and seconds to compile.)
     most = np.int64(0)
     for k in members:
         most = max(most, share[k])
     before, after = members, np.empty(len(members), np.int64)
     shift = 0
     while shift == 0 or most >> shift:
-        # places[d]: where the next member goes whose digit is 255 - d, the highest digit first.
+        # places[d] is the position of the next member with digit 255 - d, the highest digit first.
         places = np.zeros(257, np.int64)
         for k in before:
             places[256 - (share[k] >> shift & 255)] += 1
@@ -157,7 +157,7 @@ def decreasing(members, share):
 
 @compiled
 def first_row(source, target, source_room, target_room):
-    """Takes room for both sides in the first row that has it; returns the row, or -1."""
+    """Takes room for both sides in the first row that has it; returns the row or -1."""
     for row in range(len(source_room)):
         if source_room[row] >= source and target_room[row] >= target:
             source_room[row] -= source
@@ -168,10 +168,9 @@ def first_row(source, target, source_room, target_room):
 
 @compiled
 def first_fit(order, stop, source_lengths, target_lengths, source_room, target_room, row_of):
-    """Puts pairs in `order`, before pair `stop`, into the first row with room for both sides.
+    """Puts the pairs of `order` before pair `stop` into the first row with room for both sides.
 
-    Writes row_of (-1 where there is no row) and the room that is left. Returns the number of pairs
-    without a row.
+    It writes row_of (-1 without a row) and the remaining room; returns the number of pairs without.
     """
     left = 0
     for k in order:
@@ -187,10 +186,10 @@ def fill_gaps(
     window, stop, most, budget, load, directions, epochs, epoch_of,
     source_lengths, target_lengths, source_room, target_room, row_of,
 ):  # fmt: skip
-    """Puts pairs of `window` from pair `stop` on into rows with room for both sides.
+    """Puts pairs of `window`, from pair `stop` on, into rows with room for both sides.
 
-    It takes at most `most` of them, at most the load `budget`, and only pairs of the epoch
-    `epoch_of` their direction. Returns their load.
+    It takes at most `most` of them, up to the load `budget`, and only pairs in the epoch `epoch_of`
+    of their direction. It returns their load.
     """
     count, taken, source_most, target_most = 0, 0, 0, 0
     for row in range(len(source_room)):
@@ -218,14 +217,14 @@ def plan(
     source_lengths, target_lengths, directions, epochs, epoch_of, steps,
     source_length, target_length, source_room, target_room, hurry, step_of, row_of,
 ):  # fmt: skip
-    """Writes step_of and row_of [K], and returns how many pairs fit in no row (`batches.plan`).
+    """Writes step_of and row_of [K], and returns the number of pairs without a row.
 
-    `epoch_of` [directions], `source_room` and `target_room` [rows] are memory to work in.
+    See `batches.plan`. `epoch_of`, `source_room` and `target_room` are working memory.
     """
     pairs, rows = len(source_lengths), len(source_room)
     share = shares(source_lengths, target_lengths, source_length, target_length)
     load, load_left = np.empty(pairs, np.int64), 0
-    # The pairs that have no place yet are waiting[head:], in the order of their draws.
+    # Pairs without a place are waiting[head:], in the order of their draws.
     waiting, head = np.arange(pairs), 0
     for k in range(pairs):
         load[k] = source_lengths[k] * target_length + target_lengths[k] * source_length
@@ -233,7 +232,7 @@ def plan(
     for step in range(steps - 1):
         later = steps - 1 - step
         budget = load_left * hurry // (1000 * (later + 1))
-        # As many pairs as there are rows always fit; so many are left for every later step.
+        # As many pairs as rows always fit; that many are left for every later step.
         most = pairs - head - rows * later
         count, taken = 0, 0
         while count < most and (count < rows or taken + load[waiting[head + count]] <= budget):
@@ -251,14 +250,14 @@ def plan(
             for _ in range(left):  # the last ones wait
                 count -= 1
                 taken -= load[waiting[head + count]]
-        # The gaps go to later pairs, the largest first, where that brings no epoch forward.
+        # Gaps go to later pairs, the largest first, if that does not start a new epoch early.
         for w in range(end - 1, head + count - 1, -1):
             epoch_of[directions[waiting[w]]] = epochs[waiting[w]]
         load_left -= taken + fill_gaps(
             window, stop, most - count, budget - taken, load, directions, epochs, epoch_of,
             source_lengths, target_lengths, source_room, target_room, row_of,
         )  # fmt: skip
-        # What still waits moves up to the end of the window.
+        # Waiting pairs move to the end of the window.
         head = end
         for w in range(end - 1, end - 1 - len(window), -1):
             k = waiting[w]
@@ -279,7 +278,7 @@ def plan(
 @compiled
 def fill(array, at, length, value):
     """Sets array[at : at + length] to a value."""
-    # Unsigned indices: signed ones may count from the end, which the compiler cannot vectorize.
+    # Unsigned, as signed indices may count from the end, which the compiler cannot vectorize.
     first = np.uint64(at)
     for j in range(np.uint64(length)):
         array[first + j] = value
@@ -309,11 +308,11 @@ def lay_out(
     inputs, input_segments, input_positions, input_directions,
     shifted, targets, weights, target_segments, target_positions, target_directions,
 ):  # fmt: skip
-    """Writes the chosen pairs of `rows` rows from `first_row` on into the last ten arrays.
+    """Writes the chosen pairs of `rows` rows, from `first_row` on, into the last ten arrays.
 
-    These are flat and zero before (`batches.lay_out`). Starts are in `source` and `target`.
-    With `marked` a source gets a tag, and both sides an eos. Returns -1, or the first pair that
-    does not fit or is not in `source` and `target`: nothing outside of arrays is read or written.
+    These are flat and initially zero (`batches.lay_out`). Starts refer to `source` and `target`.
+    With `marked`, a source gets a tag and both sides get an eos. Returns -1, or the first pair that
+    does not fit or is outside `source` and `target`: nothing outside arrays is read or written.
     """
     tag, both = np.int64(marked), 2 * np.int64(marked)
     segments = np.zeros(rows, np.int32)

@@ -38,34 +38,33 @@ from m4.settings import (
     nearest_valid,
 )
 
-# Raised whenever the same arguments would give other batches.
+# Raised when the same arguments would give other batches.
 FORMAT = 2
 LAYOUTS = ("packed", "single")
-# Rows and steps that a group has at least. The load of larger groups varies less, so that they can
-# be filled better; but a group is planned at once.
+# Least rows and steps of a group (window of steps). The load of larger groups varies less, so they
+# can be filled better; but a group is planned at once.
 _GROUP_ROWS, _GROUP_STEPS = 2048, 4
-# Shares of the rows' room that a plan may use. The rest is lost: no packing is perfect, and a step
-# has more of sources or more of targets.
+# Shares of the rows' room that a plan may use. The rest is lost, as no packing is perfect and steps
+# have more of sources or of targets.
 _FILLS = [percent / 100 for percent in range(99, 0, -1)]
-# Trials are few, so plans have something to spare: more tries, fewer pairs than the trials held.
+# Trials are few, so plans get a margin: more tries, and fewer pairs than the trials held.
 _TRIAL_GROUPS, _TRIAL_TRIES = 4, 2
 _SPARE = 0.99
-# Groups after which the pages that were read are released: tens of megabytes a group.
+# Groups after which read pages are released: tens of megabytes per group.
 _RELEASE_GROUPS = 128
-# Groups whose shards are fetched from a bucket before they are planned.
+# Number of groups whose shards are fetched from a bucket in advance.
 _AHEAD_GROUPS = 2
 
 
 class Stream:
     """Batches of training pairs; `batch(step)` is a pure function of the arguments and `step`.
 
-    Steps are planned in groups. A group owns a fixed number of draws, so that its first draw is
-    known without any other group. That number is nearly the largest for which all pairs fit in a
-    few groups that are tried at the beginning of a phase; where they do not fit later, the rest is
-    left out.
+    Steps are planned in windows, called groups. A group has a fixed number of draws, so that its
+    first draw is known without any other group: nearly the largest number for which all pairs fit
+    in a few trial groups at the beginning of a phase. Pairs that do not fit later are left out.
 
-    Layouts. "packed": several pairs a row; every pair of a direction comes once before any comes
-    twice, after every single step. "single": one pair a row.
+    The layout "packed" has several pairs per row; after every step, each pair of a direction was
+    drawn once before any was drawn twice.
     """
 
     def __init__(
@@ -82,18 +81,19 @@ class Stream:
         layout: Annotated[str, OneOf(LAYOUTS)] = "packed",
         window: Annotated[int, Between(1, 10**9)] = WINDOW,
     ) -> None:
-        """Plans nothing yet, but tries a few groups to find their number of pairs.
+        """Tries a few groups to find their number of pairs, without planning.
 
         Args:
-            directions: Defaults to those that a phase has rates for.
-            phases: Rates by direction (shares of the pairs, which need not sum to 1), or phases of
+            directions: Directions to draw. Defaults to those with rates.
+            phases: Rates by direction (shares of pairs, which need not sum to 1), or phases of
                 them. Defaults to temperature(T=5).
-            batch_rows: Rows of a batch of full lengths.
-            source_length: Ids of a row, as target_length. Defaults to the corpus's.
-            window: A direction with more pairs is read in stretches of so many (`Draws`).
+            batch_rows: Number of rows of a batch.
+            source_length: Ids per row, like target_length. Defaults to the corpus's.
+            layout: "packed" for several pairs per row, "single" for one.
+            window: Number of pairs of a window, in which larger directions are read (`Draws`).
 
         Raises:
-            InputError: A direction has no rate, or phases or rates that cannot be.
+            InputError: A direction has no rate, or phases or rates are impossible.
             SettingError: A length is below the longest training pair.
         """
         check_arguments(Stream, locals())
@@ -113,7 +113,7 @@ class Stream:
         self._phases = Phases(phases, *given, self._most_pairs)
         self._cache_fingerprint = cache.fingerprint
         self._groups: OrderedDict[int, _Group] = OrderedDict()
-        # A thread may load ahead while the loop asks for counts or begins a phase.
+        # A thread may load ahead while the loop reads counts or begins a phase.
         self._lock = threading.RLock()
         self._given, self._planned = -1, 0
         self._thread = ThreadPoolExecutor(1)
@@ -137,24 +137,24 @@ class Stream:
         return lay_out(self._split, group.examples, chosen, group.plan.row_of, self.shape, part)
 
     def begin(self, step: int, rates: Mapping[str, float]) -> int:
-        """Appends a phase with other rates and returns the step at which it starts.
+        """Appends a phase with other rates and returns its first step.
 
-        The batch of the next step may be loading already, so the phase starts at the first group
-        after it: always at the same step, whatever the loading thread has done by now.
+        The next step's batch may be loading already, so the phase starts at the first group after
+        it: always at the same step, whatever the loading thread has done by then.
 
         Raises:
-            InputError: A direction that is not in this stream, or rates that cannot be.
+            InputError: A direction is not in this stream, or rates are impossible.
         """
         if unknown := [name for name in rates if name not in self.directions]:
             raise InputError(f"rates for {', '.join(unknown)}: not in this stream")
         with self._lock:
             start = self._phases.begin(max(step, self._given) + 1, rates)
             for number in [n for n in self._groups if n * self.group_steps >= start]:
-                del self._groups[number]  # looked at, but no batch was given out
+                del self._groups[number]  # it was only looked at; no batch was returned
         return start
 
     def pairs(self, step: int) -> tuple[list[StepPair], Batch]:
-        """Returns the pairs of a step's batch, and the same unpacked, with one pair a row."""
+        """Returns the pairs of a step's batch, and the batch unpacked, with one pair per row."""
         number, place = divmod(step, self.group_steps)
         with self._lock:
             group, stretch = self._group(number), self._phases.of(number)
@@ -170,18 +170,18 @@ class Stream:
         return found, lay_out(self._split, group.examples.take(chosen), rows, rows, alone)
 
     def later_phases(self) -> list[Phase]:
-        """Returns the phases that began later."""
+        """Returns the appended phases."""
         return self._phases.entries[self._phases.initial_count :]
 
     def restart(self) -> None:
-        """Forgets the phases that began later, as if no batch had been given."""
+        """Removes the appended phases, as if no batch had been returned."""
         with self._lock:
             self._phases.restart()
             self._groups.clear()
             self._given = -1
 
     def examples_seen(self, step: int) -> dict[str, int]:
-        """Returns the pairs of each direction before `step`; those left out count as seen."""
+        """Returns each direction's number of pairs before `step`; left-out pairs count as seen."""
         number, place = divmod(step, self.group_steps)
         with self._lock:
             stretch = self._phases.of(number)
@@ -194,12 +194,12 @@ class Stream:
         return dict(zip(self.directions, counts, strict=True))
 
     def epochs(self, step: int) -> dict[str, float]:
-        """Returns how often each direction's pairs were seen in the steps before `step`."""
+        """Returns each direction's number of epochs before `step`."""
         seen = self.examples_seen(step)
         return {d: seen[d] / n for d, n in zip(self.directions, self._split.sizes, strict=True)}
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of all that decides the batches, but phases that began later."""
+        """Returns the SHA-256 of everything that decides the batches, except appended phases."""
         corpus = self._cache_fingerprint, self.directions, self._split.sizes
         shape = self.layout, self.group_steps, self.shape
         parts = FORMAT, *corpus, self._phases.initial(), self.seed, self._window, shape
@@ -217,21 +217,21 @@ class Stream:
                     raise SettingError(f"Stream.{name}", length, allowed)
 
     def _most_pairs(self, draws: Draws) -> int:
-        """Returns the draws of a group: nearly the most of which the trials left nothing over."""
+        """Returns the number of draws of a group: nearly the most that fit in all trials."""
         if self.layout == "single":
             return self.batch_rows
         most = self._capacity(draws)
         least = self.group_steps * self.batch_rows
         for fill in _FILLS:
             pairs = max(int(fill * most), least)
-            # Any groups will do, but at the beginning of a phase their blocks are needed anyway.
+            # Any groups would do, but the blocks at the beginning of a phase are needed anyway.
             trials = (self._plan(draws, n, pairs, _TRIAL_TRIES) for n in range(_TRIAL_GROUPS))
             if not any(trial.plan.left for trial in trials):
                 break
         return max(int(_SPARE * pairs), least)
 
     def _capacity(self, draws: Draws) -> float:
-        """Returns about how many pairs a group would hold if no place in it were empty."""
+        """Returns the approximate number of pairs that would fill a group completely."""
         shares = np.diff(np.array(draws.bounds, np.float64))
         shares /= shares.sum()
         source, target = shares @ np.array(self._means) + self._extra
@@ -239,7 +239,7 @@ class Stream:
         return rows * min(self.source_length / source, self.target_length / target)
 
     def _group(self, number: int) -> _Group:
-        """Returns a group, planned now or kept from the last two; the caller has the lock."""
+        """Returns a group, planned now or cached from the last two; the caller has the lock."""
         if number not in self._groups:
             stretch = self._phases.of(number)
             place = number - stretch.first_group
@@ -253,11 +253,11 @@ class Stream:
         return self._groups[number]
 
     def _fetch_ahead(self, number: int, stretch: Stretch) -> None:
-        """Lets another thread fetch what the next groups read, if the corpus is in a bucket."""
+        """Lets another thread fetch shards for the next groups if the corpus is in a bucket."""
         if self._split.bounded is None:
             return
         if self._ahead is not None and self._ahead.done():
-            self._ahead.result()  # raises what it raised
+            self._ahead.result()  # raises that thread's error
         first = number + 1 - stretch.first_group
 
         def fetch() -> None:
@@ -268,7 +268,7 @@ class Stream:
         self._ahead = self._thread.submit(fetch)
 
     def _plan(self, draws: Draws, number: int, pairs: int, tries: int = TRIES) -> _Group:
-        """Plans the number-th group of a phase, with so many pairs a group."""
+        """Plans the number-th group of a phase, with this number of pairs per group."""
         drawn = draws.draw(number * pairs, (number + 1) * pairs)
         self._split.fetch(*drawn)
         examples = self._split.examples(*drawn)
@@ -286,7 +286,7 @@ class Stream:
 
 
 class StepPair(NamedTuple):
-    """A pair of a batch: `index` is its row in its languages' split, `row` that of the batch."""
+    """A pair of a batch: `index` is its row in the languages' split, `row` that in the batch."""
 
     direction: str
     index: int

@@ -1,4 +1,4 @@
-"""Subword vocabularies and tokenization, whose results are `Ragged`."""
+"""Subword vocabularies and tokenization into `Ragged` arrays."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from m4.data.arrays import Integers, Ints
 
 
 class Ragged(NamedTuple):
-    """Rows of ids of different lengths: all of them one after another, and each row's length."""
+    """Rows of ids of different lengths, as concatenated ids with each row's length."""
 
     ids: Integers
     lengths: Ints
 
     def take(self, rows: Integers) -> Ragged:
-        """Returns the rows of these numbers, in that order."""
+        """Returns the rows with these numbers, in that order."""
         starts = np.cumsum(self.lengths) - self.lengths
         return Ragged.within(self.ids, starts[rows], self.lengths[rows])
 
@@ -29,8 +29,8 @@ class Ragged(NamedTuple):
 
     @staticmethod
     def within(ids: Integers, starts: Ints, lengths: Ints) -> Ragged:
-        """Returns the rows that begin at `starts` of an array of ids."""
-        # The place of every id: its place in its row, counted from the row's start.
+        """Returns the rows that begin at `starts` in an array of ids."""
+        # The position of every id: its position in the row plus the row's start.
         begins = starts - np.cumsum(lengths) + lengths
         return Ragged(ids[np.arange(lengths.sum()) + np.repeat(begins, lengths)], lengths)
 

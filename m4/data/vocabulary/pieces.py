@@ -1,8 +1,8 @@
-"""Other pieces for a vocabulary: it grows, or is trimmed to those that a text uses.
+"""Growing a vocabulary by new pieces, or trimming it to the pieces of a text.
 
-Grown, all pieces keep their ids, and new ones come behind them. Trimmed, the text keeps its
-segmentation: with a unigram model the best one has its pieces only, so it stays the best one
-without the others; with merges (BPE) every piece comes with those that it is merged from.
+In a grown vocabulary, all pieces keep their ids and new ones come behind them. In a trimmed one,
+the text keeps its segmentation: a unigram model's best segmentation stays the best without unused
+pieces, and with merges (BPE), every piece is kept with those that it is merged from.
 """
 
 import itertools
@@ -22,17 +22,17 @@ _BATCH = 10_000
 def grow(
     path: Path, old: Vocabulary, texts: Iterable[str], size: int, languages: Sequence[str]
 ) -> dict[str, int | float]:
-    """Writes the old vocabulary with new tags and pieces behind its own.
+    """Writes the old vocabulary with new tags and pieces at the end.
 
     Old pieces keep their ids and the order of their merges; new merges come after all of them.
 
     Args:
-        texts: Text of which a vocabulary is trained; its characters are taken first, then its
-            merges in the order in which they were learned.
-        languages: Languages that get a tag, unless they have one.
+        texts: Text on which a new vocabulary is trained; its characters are added first, then its
+            merges in the order of learning.
+        languages: Languages that get a tag unless they have one.
 
     Returns:
-        What `train` returns, where there is room for pieces, and "grown_from".
+        The result of `train`, if there is room for pieces, and "grown_from".
 
     Raises:
         InputError: `size` is too small for the old pieces and the new tags.
@@ -52,7 +52,7 @@ def grow(
         known = {piece.piece for piece in model.pieces}
         learned = (piece.piece for piece in Model.FromString(path.read_bytes()).pieces
                    if piece.type == _NORMAL and piece.piece not in known)  # fmt: skip
-        # SentencePiece lists characters behind all merges; without them a new script is bytes.
+        # SentencePiece lists characters behind all merges; without them, a new script is bytes.
         for piece in sorted(learned, key=lambda piece: len(piece) > 1)[:room]:
             _append(model, piece, _NORMAL)
     model.trainer_spec.vocab_size = len(model.pieces)
@@ -62,7 +62,7 @@ def grow(
 
 
 def _append(model: Any, piece: str, kind: int) -> None:
-    # BPE's merges come in the order of scores: a new one after all that there are.
+    # BPE merges in the order of scores, so new merges come after all old ones.
     lowest = min((one.score for one in model.pieces), default=0.0)
     model.pieces.add(piece=piece, type=kind, score=lowest - 1 if kind == _NORMAL else 0.0)
 
@@ -70,7 +70,7 @@ def _append(model: Any, piece: str, kind: int) -> None:
 def used_ids(
     vocabulary: Vocabulary, texts: Iterable[str], languages: Sequence[str] | None = None
 ) -> list[int]:
-    """Returns the ids that texts use as sources or targets, and those of all special pieces.
+    """Returns the ids that texts use as sources or targets, and all special ids.
 
     languages: Languages that keep their tag. Defaults to all.
     """
@@ -92,13 +92,13 @@ def used_ids(
 
 
 def trimmed(vocabulary: Vocabulary, ids: Iterable[int]) -> bytes:
-    """Returns the file of a vocabulary that has only these ids, in the order of its own file."""
+    """Returns a vocabulary file with only these ids, in the order of the original file."""
     model = with_pieces(vocabulary.path.read_bytes(), sorted(vocabulary.old_ids[i] for i in ids))
     return model.SerializeToString(deterministic=True)
 
 
 def _parts(piece: str, scores: Mapping[str, float]) -> Iterator[str]:
-    """Yields the characters of a piece, and what SentencePiece merges them to on the way to it."""
+    """Yields the characters of a piece and the intermediate pieces of its merges."""
     symbols = list(piece)
     yield from symbols
     while len(symbols) > 1:

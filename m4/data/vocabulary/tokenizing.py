@@ -1,6 +1,6 @@
-"""Tokenizes stretches of a corpus's text on all cores.
+"""Tokenization of ranges of a corpus's text on all cores.
 
-A worker has its own vocabularies: its result depends on the stretch alone, so that the number of
+A worker has its own vocabularies, and its result depends only on the range, so the number of
 workers changes nothing.
 """
 
@@ -29,11 +29,11 @@ _mix = compiled(mix)
 
 
 class TokenArray(NamedTuple):
-    """The ids of one side of all pairs: its vocabulary, and its largest number of ids.
+    """Ids of one side of all pairs: the vocabulary, and the maximum length.
 
     Attributes:
-        role: 'source' or 'target'. Defaults to both, whose ids are the same.
-        store: The role where roles have their own ids, else ''.
+        role: 'source' or 'target'. Defaults to both, with the same ids.
+        store: The role if roles have separate ids, otherwise ''.
     """
 
     side: str
@@ -49,15 +49,14 @@ class TokenArray(NamedTuple):
 
 
 def array_name(first: str, store: str) -> str:
-    """Returns the name of a side or a split in a store: 'first', or 'first.source'."""
+    """Returns the name of a side or split in a store: 'first' or 'first.source'."""
     return f"{first}.{store}" if store else first
 
 
 class TextRange(NamedTuple):
-    """Whole lines of a language's text, from byte `start` up to `stop`.
+    """Whole lines of a language's text, from byte `start` to `stop`.
 
-    In `train` there are several segmentations. The sources of a `synthetic` language get a mark in
-    front.
+    In `train`, it has several segmentations. Sources of a `synthetic` language get a mark.
     """
 
     path: Path
@@ -68,16 +67,15 @@ class TextRange(NamedTuple):
     synthetic: bool = False
 
 
-# Store -> a Ragged for each segmentation of the sentences of a range, the best one first.
+# Store -> a Ragged for each segmentation of a range's sentences, the best one first.
 Tokenized = dict[str, list[Ragged]]
 
 
 class RangeTokenizer:
     """Tokenizes ranges of text.
 
-    Training sentences are tokenized `segmentations` times: once in the best way, then with
-    BPE-dropout `alpha`, from the sentence's own seed. A sampled segmentation that is longer than
-    allowed is replaced by the best one.
+    Training sentences are tokenized `segmentations` times: first in the best way, then with
+    BPE-dropout `alpha` by the sentence's own seed, with the best one instead of one too long.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class RangeTokenizer:
             return self.of(span, file.read(span.stop - span.start))
 
     def of(self, span: TextRange, text: bytes) -> Tokenized:
-        """Tokenizes a range, whose text is given."""
+        """Tokenizes a range, given its text."""
         texts = text.decode().split("\n")[:-1]
         ways = self.segmentations if span.train else 1
         found = {}
@@ -127,7 +125,7 @@ def id_type(vocabulary: Path) -> type[np.uint16] | type[np.int32]:
 
 
 def in_parts(text: TextRange) -> Iterator[TextRange]:
-    """Yields a range in stretches of about a megabyte."""
+    """Yields a range in parts of about a megabyte."""
     start = text.start
     with text.path.open("rb") as file:
         while start < text.stop:
@@ -144,11 +142,11 @@ def tokenized(
     alpha: float | None,
     workers: int,
 ) -> Iterator[Tokenized]:
-    """Yields the ranges' results in their order; a few of them are in memory at a time."""
+    """Yields the results of ranges in order, with a few in memory at a time."""
     if workers < 2:
         yield from map(RangeTokenizer(arrays, segmentations, alpha), spans)
         return
-    # Spawned, not forked: the program around may have threads and an accelerator.
+    # Spawned, not forked, as the program may have threads and an accelerator.
     pool = ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
@@ -172,7 +170,7 @@ _tokenizer: RangeTokenizer | None = None
 
 def _start(parent: int, *given: Any) -> None:
     global _tokenizer
-    # A parent that was killed closes no pool. Ctrl-C is for the parent, which ends the workers.
+    # A killed parent cannot close its pool. On Ctrl-C, the parent ends the workers.
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _tokenizer = RangeTokenizer(*given)
@@ -184,25 +182,25 @@ def _tokenize(span: TextRange) -> Tokenized:
 
 
 class Dropout:
-    """BPE-dropout: leaves merges out at random, of the best segmentation's ids, taken apart.
+    """BPE-dropout, which randomly leaves out merges, starting from the best segmentation.
 
-    Source: Provilkov et al. 2020, arXiv 1910.13267, algorithm 1. SentencePiece can do this too, but
-    its random numbers differ from process to process, whatever the seed (measured with 0.2.3): a
-    corpus that is built twice would not be the same.
+    Source: Provilkov et al. 2020, arXiv 1910.13267, algorithm 1. SentencePiece can also do this,
+    but its random numbers differ between processes with any seed (measured with 0.2.3), so a corpus
+    that is built twice would differ.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         pieces = vocabulary.pieces
-        # Special pieces, tags and bytes are left whole.
+        # Special pieces, tags and bytes are not split.
         whole = {*range(vocabulary.byte_ids.stop), *vocabulary.tag_ids}
         number = {piece: i for i, piece in enumerate(pieces) if i not in whole}
         self._characters = Ragged.of(
             [[i] if i in whole else [number[c] for c in p] for i, p in enumerate(pieces)]
         )
-        # Without pieces that have a space inside, the ids of a text are those of its words.
+        # If no piece has a space inside, the ids of a text are those of its words.
         by_words = not any(SPACE in piece[1:] for piece in vocabulary.pieces)
         self._space = number.get(SPACE, -1) if by_words else -1
-        # A merged piece's id is its priority: merges stand in the order in which they were learned.
+        # A merged piece's id is its priority, as merges are in the order of learning.
         pairs = [
             (number[p[:cut]] * len(pieces) + number[p[cut:]], merged)
             for p, merged in number.items()
@@ -216,11 +214,11 @@ class Dropout:
     def sample(self, best: Ragged, alpha: float, seeds: U64) -> Ragged:
         """Returns other segmentations of texts, from the best ones.
 
-        Each merge is left out with probability `alpha`, drawn again at every step. A text's ids
-        depend on its own seed alone.
+        Each merge is left out with probability `alpha`, drawn anew at every step. A text's ids
+        depend only on its own seed.
         """
         characters = self._characters.take(best.ids)
-        # The ends of each text's characters. np.add.reduceat has no empty rows.
+        # Ends of each text's characters. (np.add.reduceat does not support empty rows.)
         ends = np.concatenate([[0], np.cumsum(characters.lengths)])[np.cumsum(best.lengths)]
         table = (self._keys, self._merged, self._size)
         ends = ends.astype(np.int64)
@@ -229,7 +227,7 @@ class Dropout:
 
 @compiled
 def _place(keys: Ints, key: int | np.int64) -> int:
-    """Returns the place of a key in the table, or the next free one."""
+    """Returns the position of a key in the table, or the next free one."""
     mask = len(keys) - 1
     place = (np.uint64(key) * GOLDEN) >> np.uint64(20)
     index = np.int64(place & np.uint64(mask))
@@ -240,7 +238,7 @@ def _place(keys: Ints, key: int | np.int64) -> int:
 
 @compiled
 def _table(keys: Ints, values: Int32) -> tuple[Ints, Int32]:
-    """Makes a hash table with open addressing, at most half full; free places have the key -1."""
+    """Makes a hash table with open addressing, at most half full, with key -1 for free places."""
     size = 2
     while size < 2 * len(keys) + 2:
         size *= 2
@@ -253,7 +251,7 @@ def _table(keys: Ints, values: Int32) -> tuple[Ints, Int32]:
 
 @compiled
 def _merged(table: tuple[Ints, Int32, int], left: int, right: int) -> int:
-    """Returns the piece that two pieces make, or -1."""
+    """Returns the piece into which two pieces merge, or -1."""
     keys, values, size = table
     return int(values[_place(keys, np.int64(left) * size + right)])
 
@@ -267,9 +265,9 @@ def _sample(
     alpha: float,
     seeds: U64,
 ) -> tuple[Int32, Ints]:
-    """Returns ids and their number by text; `ends` are the ends of each text's characters."""
+    """Returns ids, and their number by text; `ends` has the ends of each text's characters."""
     ids, lengths = np.empty(len(characters), np.int32), np.zeros(len(ends), np.int64)
-    pair = np.empty(len(characters), np.int32)  # the piece that a symbol makes with the next one
+    pair = np.empty(len(characters), np.int32)  # piece of a symbol and the next one
     limit = np.uint64(alpha * 2.0**53)
     written, start = 0, 0
     for text in range(len(ends)):
@@ -278,7 +276,7 @@ def _sample(
             stop = start + 1
             while stop < ends[text] and characters[stop] != space:
                 stop += 1
-            # A word is taken apart where its ids will be.
+            # A word is processed in the place of its final ids.
             count, word, pairs = stop - start, ids[written:], pair[written:]
             for i in range(count):
                 word[i] = characters[start + i]

@@ -1,13 +1,13 @@
-"""The SentencePiece vocabulary: trained on sampled text, used in batches.
+"""SentencePiece vocabularies: trained on sampled text, used on batches.
 
-Ids as in T5 (those of other files are changed, `Vocabulary.old_ids`): pad 0, eos 1, unk 2, no bos;
-then the target-language tags, the 256 byte pieces, the merges and the characters; and what has
-grown since. A tag's piece is '▁<2gl>', with the space that SentencePiece puts before every word, so
-that a tag costs one id and not two.
+Ids are those of T5 (others are converted, `Vocabulary.old_ids`): pad 0, eos 1, unk 2, no bos; then
+the target-language tags, the 256 byte pieces, the merges and the characters; and pieces added by
+growth. A tag's piece is '▁<2gl>', with the space that SentencePiece puts before every word, so that
+a tag costs only one id.
 
-m4's models have no normalisation of their own: text gets its normal form here
-(`m4.data.preprocess`), whose name stands in the model, and comes back in it. T5's models, and
-others that m4 did not train, normalise as they were made to.
+m4's models do not normalise: text is normalised before (`m4.data.preprocess`; the name of the rules
+is in the model), and decoded in that form. T5's models, and others that m4 did not train, normalise
+by their own rules.
 """
 
 import hashlib
@@ -32,30 +32,29 @@ from m4.storage.files import whole
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 _BYTES = 256
 SPACE = "▁"
-# SentencePiece takes U+2581 in a text for a space: a code point that is no character stands for it,
-# and is spelled in bytes.
+# SentencePiece takes U+2581 for a space, so a noncharacter, spelled in bytes, replaces it in texts.
 _SPACE_SIGN = "\ufdd0"
-# They never become pieces: the one above, and the one that SentencePiece's training reserves.
+# Characters that never become pieces: the above, and one reserved by SentencePiece's training.
 _NO_PIECES = f"{_SPACE_SIGN}\u2585"
-# Bytes above which SentencePiece's training leaves out a line, and characters to which lines are
-# cut, so that it leaves out none (its places within a word have 16 bits).
+# Bytes above which SentencePiece's training skips a line, and characters at which lines are cut, so
+# that none is skipped (its positions within a word have 16 bits).
 _MOST_LINE_BYTES, _MOST_LINE_CHARACTERS = 1 << 16, 1 << 14
 # protobuf makes its classes while it is imported.
 Model: Any = vars(sentencepiece_model_pb2)["ModelProto"]
 _BPE = 2  # TrainerSpec.ModelType
-_NFC = "nfc"  # name of the rules of m4's models, whose texts are normalised before
+_NFC = "nfc"  # name of the rules for m4's models, whose texts are normalised before
 _TAG = re.compile(SPACE + r"?<(2\w+|bt)>")
-# With fewer pieces for merges and characters a vocabulary spells everything out.
+# Least number of pieces for merges and characters; with fewer, everything would be spelled out.
 _LEAST_PIECES = 16
-# Share of a text's characters that get a piece, with at most half of the free pieces: a script with
-# thousands of characters would leave no room for merges. The rest is spelled in bytes.
+# Share of a text's characters that get a piece, within half of the free pieces, as a script with
+# thousands of characters would leave no room for merges. Others are spelled in bytes.
 _COVERAGE = 0.9995
 
 
 class Vocabulary:
     """A trained SentencePiece model.
 
-    encode and decode take and give whole batches. The file is read at the first use.
+    encode and decode work on whole batches. The file is read at first use.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -69,9 +68,9 @@ class Vocabulary:
 
     @cached_property
     def old_ids(self) -> list[int]:
-        """The file's id of each piece: 0, 1, 2, ... unless it has other ids than T5's.
+        """The id in the file of each piece: 0, 1, 2, ..., unless the file's ids differ from T5's.
 
-        A vocabulary without a pad, such as MADLAD-400's, has its <s> as pad.
+        In a vocabulary without pad, such as MADLAD-400's, <s> is the pad.
         """
         of = SentencePieceProcessor()
         try:
@@ -100,12 +99,12 @@ class Vocabulary:
 
     @property
     def special_pieces(self) -> list[str]:
-        """Pad, eos and unk as the file has them."""
+        """Pad, eos and unk in the file."""
         pieces = Model.FromString(self._file).pieces
         return [pieces[i].piece for i in self.old_ids[: UNK_ID + 1]]
 
     def model(self) -> Any:
-        """Returns SentencePiece's model in T5's ids, to be changed and written."""
+        """Returns SentencePiece's model with T5's ids, for changing and writing."""
         return Model.FromString(self._proto)
 
     @cached_property
@@ -119,7 +118,7 @@ class Vocabulary:
 
     @cached_property
     def normalises(self) -> bool:
-        """True if texts get NFC before; a model that m4 did not train has rules of its own."""
+        """True if texts are normalised before; models not trained by m4 have their own rules."""
         spec = Model.FromString(self._proto).normalizer_spec
         return spec.name == _NFC and not spec.precompiled_charsmap
 
@@ -130,15 +129,15 @@ class Vocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of texts, without eos; the word "<2gl>" in a text is no tag."""
-        _ = self._processor  # which reports what is no model
+        _ = self._processor  # which reports an invalid model
         if self.normalises:
             texts = [escaped(normalised(text)) for text in texts]
         return self._text_processor.encode(list(texts), num_threads=1)
 
-    encode_targets = encode  # of one vocabulary for sources and targets
+    encode_targets = encode  # for one vocabulary of sources and targets
 
     def normalised(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yields texts in the form in which their ids give them back."""
+        """Yields texts in the form to which their ids decode."""
         if self.normalises:
             yield from map(normalised, texts)
         else:
@@ -146,9 +145,9 @@ class Vocabulary:
                 yield cast(str, self._processor.normalize(text)).replace(SPACE, " ").strip()
 
     def encode_tagged(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of texts behind a tag ("<2gl> three birds"): the tag's, then `encode`'s.
+        """Returns the ids of tagged texts ("<2gl> three birds"): the tag's, then `encode`'s.
 
-        A vocabulary without tags (`m4.data.sources.IdSource`) leaves them out.
+        Vocabularies without tags (`m4.data.sources.IdSource`) ignore them.
         """
         parts = [text.partition(" ") for text in texts]
         if not self.languages:
@@ -162,12 +161,12 @@ class Vocabulary:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """All pieces in the order of their ids; a space is '▁'."""
+        """All pieces in the order of ids; a space is '▁'."""
         return [self._processor.id_to_piece(i) for i in range(self.size)]
 
     @property
     def byte_ids(self) -> range:
-        """Ids of the bytes 0 ... 255, which spell characters without a piece; T5's has none."""
+        """Ids of the bytes 0 ... 255, which spell characters without a piece; T5 has none."""
         first = self._processor.piece_to_id("<0x00>")
         return range(0) if first == UNK_ID else range(first, first + _BYTES)
 
@@ -182,15 +181,15 @@ class Vocabulary:
 
     @property
     def has_merges(self) -> bool:
-        """True if the pieces are merges of pieces (BPE); those of T5 are a unigram model's."""
+        """True if pieces are merged from pieces (BPE); T5 has a unigram model."""
         return Model.FromString(self._proto).trainer_spec.model_type == _BPE
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Returns the texts of ids.
 
-        Each list ends at its first eos, without padding. An id that the vocabulary does not have (a
-        model's table may be rounded up) counts as unknown. Where a list has no eos, bytes of a
-        character that is not whole are left out: it was cut.
+        Each list ends at its first eos, without padding. Ids outside the vocabulary (a model's
+        table may be rounded up) count as unknown. If a list has no eos, it was cut, and an
+        incomplete character at its end is left out.
         """
         size, clean = self.size, []
         for row in ids:
@@ -207,42 +206,42 @@ class Vocabulary:
         return [t.replace(_SPACE_SIGN, SPACE) for t in texts] if self.normalises else texts
 
     def _whole(self, ids: list[int]) -> list[int]:
-        """Returns ids without the last bytes if they begin a character and do not end it."""
+        """Returns ids without the bytes of an incomplete character at the end."""
         for back, i in enumerate(reversed(ids[-3:]), 1):
             if i not in self.byte_ids:
                 break
             byte = i - self.byte_ids.start
-            if byte & 0xC0 != 0x80:  # the first byte of a character, which says how many it has
+            if byte & 0xC0 != 0x80:  # the first byte of a character gives its length
                 wanted = 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
                 return ids[:-back] if back < wanted else ids
         return ids
 
     def tag_id(self, language: str) -> int:
-        """Returns the id in front of a source that is to be translated into `language`."""
+        """Returns the id of the tag that asks for a translation into `language`."""
         if (tag := tag_symbol(language)) not in self._tags:
             raise InputError(f"{self.path}: no tag {tag}; it knows {', '.join(self.languages)}")
         return self._tags[tag]
 
     @cached_property
     def languages(self) -> list[str]:
-        """Languages that have a tag, in the order of their ids."""
+        """Languages with a tag, in the order of ids."""
         return [tag.removeprefix("<2").removesuffix(">") for tag in self._tags if tag != SYNTHETIC]
 
     @property
     def synthetic_id(self) -> int:
-        """The id in front of a source that a model wrote. InputError: there is none."""
+        """The id that marks a source written by a model. Raises InputError if there is none."""
         if SYNTHETIC not in self._tags:
             raise InputError(f"{self.path}: no piece {SYNTHETIC} for synthetic sources")
         return self._tags[SYNTHETIC]
 
     @property
     def tag_ids(self) -> list[int]:
-        """Ids that stand in front of sources: of the tags, and of the mark of synthetic text."""
+        """Ids in front of sources: tags, and the mark of synthetic text."""
         return [*self._tags.values()]
 
     @cached_property
     def _tags(self) -> dict[str, int]:
-        """Tag, "<2gl>" or "<bt>" -> id; m4's pieces begin with a space, MADLAD-400's do not."""
+        """Tag, "<2gl>" or "<bt>", -> id; m4's pieces begin with a space, MADLAD-400's do not."""
         return {
             piece.removeprefix(SPACE): i
             for i, piece in enumerate(self.pieces)
@@ -251,12 +250,12 @@ class Vocabulary:
 
 
 def escaped(text: str) -> str:
-    """Returns a text in which U+2581 is not taken for a space."""
+    """Replaces U+2581 in a text, so that it is not taken for a space."""
     return text.replace(SPACE, _SPACE_SIGN)
 
 
 def with_pieces(model: bytes, ids: Sequence[int]) -> Any:
-    """Returns a SentencePiece model with these pieces only, in this order, to be written."""
+    """Returns a SentencePiece model with only these pieces, in this order, for writing."""
     changed = Model.FromString(model)
     pieces = [*changed.pieces]
     del changed.pieces[:]
@@ -266,7 +265,7 @@ def with_pieces(model: bytes, ids: Sequence[int]) -> Any:
 
 
 def _in_order(model: bytes, old_ids: Sequence[int]) -> bytes:
-    """Returns a SentencePiece model with its pieces in another order, pad, eos and unk first."""
+    """Returns a SentencePiece model with reordered pieces: pad, eos and unk first."""
     changed = with_pieces(model, old_ids)
     spec = changed.trainer_spec
     spec.pad_id, spec.eos_id, spec.unk_id, spec.bos_id = PAD_ID, EOS_ID, UNK_ID, -1
@@ -276,9 +275,9 @@ def _in_order(model: bytes, old_ids: Sequence[int]) -> bytes:
 
 
 def without_tags(model: bytes) -> bytes:
-    """Returns the SentencePiece model with its tags as control pieces, without changing ids.
+    """Returns the SentencePiece model with tags as control pieces, with the same ids.
 
-    These are never found in a text: what users write must not choose the language.
+    Control pieces are never found in a text, so what users write cannot choose the language.
     """
     changed = Model.FromString(model)
     for piece in changed.pieces:
@@ -288,7 +287,7 @@ def without_tags(model: bytes) -> bytes:
 
 
 def with_plain_tags(model: bytes) -> bytes:
-    """Returns the SentencePiece model with "<2gl>" for "▁<2gl>", as other tokenizers write tags."""
+    """Returns the SentencePiece model with "<2gl>" for "▁<2gl>", like tags of other tokenizers."""
     changed = Model.FromString(model)
     for piece in changed.pieces:
         if _TAG.fullmatch(piece.piece):
@@ -297,7 +296,7 @@ def with_plain_tags(model: bytes) -> bytes:
 
 
 class SourceAndTarget:
-    """A vocabulary for sources, which has the tags, and another one for targets: a `Vocabulary`."""
+    """Separate vocabularies for sources, with the tags, and for targets, used as one."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
         self.source, self.target = source, target
@@ -307,12 +306,12 @@ class SourceAndTarget:
 
     @property
     def path(self) -> Path:
-        """Folder of both."""
+        """Folder of both files."""
         return self.source.path.parent
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of both."""
+        """SHA-256 of both files."""
         both = f"{self.source.fingerprint} {self.target.fingerprint}"
         return hashlib.sha256(both.encode()).hexdigest()
 
@@ -328,11 +327,11 @@ def train(
     """Trains a BPE model and writes it to `path`; the same input gives the same file.
 
     Args:
-        size: Number of pieces. Text that is too small for it gives the largest vocabulary possible.
+        size: Number of pieces. Too little text gives the largest possible vocabulary.
         languages: Languages that get a tag.
 
     Returns:
-        requested_size, size, coverage (the share reached) and characters.
+        requested_size, size, coverage (of characters) and characters.
     """
     tags = tags_of(languages)
     if size < (least := least_size(len(tags))):
@@ -360,18 +359,18 @@ def train(
 
 
 def tags_of(languages: Sequence[str]) -> list[str]:
-    """Returns the pieces that stand in front of sources: tags, and the mark of synthetic text."""
+    """Returns the pieces in front of sources: tags, and the mark of synthetic text."""
     symbols = [*dict.fromkeys(map(tag_symbol, languages))]
     return [SPACE + one for one in symbols + [SYNTHETIC] * any(map(is_synthetic, languages))]
 
 
 def least_size(tags: int) -> int:
-    """Returns the fewest pieces of a vocabulary that has so many tags."""
+    """Returns the minimum size of a vocabulary with this number of tags."""
     return UNK_ID + 1 + tags + _BYTES + _LEAST_PIECES
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yields a text in parts that are not too long for training, cut at spaces if there are any."""
+    """Yields a text in parts that are short enough for training, cut at spaces if possible."""
     while len(text) > _MOST_LINE_CHARACTERS:
         cut = text.rfind(" ", 1, _MOST_LINE_CHARACTERS) + 1 or _MOST_LINE_CHARACTERS
         yield text[:cut].strip()
@@ -380,9 +379,9 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _keep(counts: Counter[str], most: int) -> tuple[set[str], float]:
-    """Returns the commonest characters that cover the text, at most `most`, and their share."""
+    """Returns the most frequent characters that cover the text, at most `most`, and their share."""
     total, covered, kept = counts.total(), 0, set[str]()
-    # By count, then by code point: Counter's own order would be that of the first occurrence.
+    # Sorted by count, then by code point; Counter's own order is that of first occurrence.
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if len(kept) >= most or covered >= _COVERAGE * total:
             break
@@ -392,7 +391,7 @@ def _keep(counts: Counter[str], most: int) -> tuple[set[str], float]:
 
 
 def _train(lines: list[str], size: int, tags: list[str]) -> bytes:
-    """Trains; when the text has fewer pieces than `size`, trains again with as many as it has."""
+    """Trains a model; if the text has fewer pieces than `size`, trains again with that number."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

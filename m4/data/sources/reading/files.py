@@ -1,7 +1,7 @@
-"""Reads files of corpora, local or remote, compressed or not, and hashes their contents.
+"""Reading of corpus files, local or remote, compressed or not, and hashes of their contents.
 
-Paths are those of etils.epath: a folder on disk, or gs://, s3:// and the like. Files called .gz,
-.zst, .xz or .bz2 are unpacked while they are read. Nothing here holds a whole file in memory.
+Paths are those of etils.epath: a folder on disk, or gs://, s3:// and the like. Files named .gz,
+.zst, .xz or .bz2 are unpacked while reading. Nothing here holds a whole file in memory.
 """
 
 import bz2
@@ -32,27 +32,27 @@ from m4.storage.objects import check_readable
 
 _NOT_READABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP)
 COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
-# What holds files, and what is compressed in another way: no text, also where it can be decoded.
+# Archives and other compressions, which are not text even if they can be decoded.
 _ARCHIVE = re.compile(r"\.(zip|7z|rar|tar|tgz|tbz2?|txz|Z|lz4?|br|lzma)(\.\w+)?$")
 _CHUNK_BYTES = 1 << 20
-_MOST_FILES = 200_000  # of a folder that is looked through
-# A piece of a .zst file is unpacked at once, to up to 32,768 times its size.
+_MOST_FILES = 200_000  # maximum number of files in a folder that is searched
+# Size of pieces of a .zst file, each of which may unpack to 32,768 times its size.
 _ZST_PIECE_BYTES = 1 << 13
-# A file may change twice within one tick of its clock; remote clocks tick in seconds.
+# A file may change twice within one tick of its clock; remote clocks have ticks of a second.
 _TICK_SECONDS = 2.0
 
 
 def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
-    """Returns the folder that a setting names; SettingError where it cannot be read."""
+    """Returns the folder that a setting names. Raises SettingError if it cannot be read."""
     path = epath.Path(folder)
     scheme, _, rest = os.fspath(path).partition("://")
     by_tensorflow = os.environ.get("EPATH_USE_TF", "").lower() not in ("false", "no", "f", "0")
-    if rest and scheme != "gs" and by_tensorflow:  # which epath prefers, and which has gs:// alone
+    if rest and scheme != "gs" and by_tensorflow:  # epath prefers TensorFlow, which only has gs://
         needs = "EPATH_USE_TF=false in the environment, and the package that fsspec needs for it"
         allowed = f"a folder that can be read: {scheme}:// needs {needs}"
         raise SettingError(setting, os.fspath(folder), allowed)
     if rest and scheme == "gs" and not by_tensorflow:
-        check_readable(os.fspath(path))  # to gcsfs a folder that it may not read is none
+        check_readable(os.fspath(path))  # gcsfs reports a folder without read access as missing
     try:
         there = path.is_dir()
     except ImportError as error:  # a remote file system whose package is not installed
@@ -66,9 +66,9 @@ def folder_at(folder: str | os.PathLike[str], setting: str) -> epath.Path:
 def names_below(
     folder: epath.Path, depth: int, before: str = ""
 ) -> Iterator[tuple[str, epath.Path]]:
-    """Yields the names of files below a folder, and their paths, without hidden ones.
+    """Yields the names and paths of the files below a folder, without hidden ones.
 
-    Folders at the last depth are not told from files: in a bucket each would be a request.
+    At the last depth, folders may be among the files, as each check is a request in a bucket.
     """
     for path in sorted(folder.iterdir())[:_MOST_FILES]:
         if path.name.startswith("."):
@@ -91,7 +91,7 @@ def packing(name: object) -> str:
 
 @contextmanager
 def _opened(path: epath.Path) -> Iterator[Any]:
-    """Opens a file; InputError for a folder, an archive, and a file that may not be read."""
+    """Opens a file. Raises InputError for a folder, an archive, or an unreadable file."""
     if _ARCHIVE.search(path.name):
         read = f"plain files and {', '.join(COMPRESSED)} are read"
         raise InputError(f"{path}: cannot be unpacked here; unpack it first ({read})")
@@ -105,7 +105,7 @@ def _opened(path: epath.Path) -> Iterator[Any]:
 
 @contextmanager
 def _readable(path: epath.Path) -> Iterator[None]:
-    """Raises InputError for a folder, a broken link, and a file that may not be read."""
+    """Raises InputError for a folder, a broken link, or an unreadable file."""
     try:
         yield
     except OSError as error:
@@ -117,7 +117,7 @@ def _readable(path: epath.Path) -> Iterator[None]:
 
 
 def chunks(path: epath.Path) -> Iterator[bytes]:
-    """Yields the file's contents, unpacked; InputError where it is damaged or cut off."""
+    """Yields the file's contents, unpacked. Raises InputError if it is damaged or cut off."""
     end = packing(path.name)
     opened = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
     with _opened(path) as file:
@@ -130,7 +130,7 @@ def chunks(path: epath.Path) -> Iterator[bytes]:
             else:
                 yield from _pieces(file, _CHUNK_BYTES)
         except (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, OSError) as error:
-            # gzip and bz2 raise an OSError without a number for what they cannot read.
+            # gzip and bz2 raise an OSError without a number for damaged content.
             if isinstance(error, OSError) and (error.errno is not None or not end):
                 raise
             raise InputError(f"{path}: damaged, it cannot be unpacked: {error}") from error
@@ -142,7 +142,7 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 
 
 def _unzstd(file: Any) -> Iterator[bytes]:
-    # Not zstandard's stream_reader: at the end of a file that is cut off it says nothing.
+    # Not zstandard's stream_reader, which ignores that a file is cut off.
     frame = None
     for piece in _pieces(file, _ZST_PIECE_BYTES):
         while piece:
@@ -156,9 +156,9 @@ def _unzstd(file: Any) -> Iterator[bytes]:
 
 
 def lines(path: epath.Path, most_bytes: int) -> Iterator[bytes]:
-    """Yields the lines without their line feeds.
+    """Yields the lines without line feeds.
 
-    No line takes more memory than `most_bytes` + 1 bytes: of a longer one only this much comes.
+    Of a line with more than `most_bytes` bytes, only the first `most_bytes` + 1 are yielded.
     """
     line = b""
     for chunk in chunks(path):
@@ -173,22 +173,22 @@ def lines(path: epath.Path, most_bytes: int) -> Iterator[bytes]:
 
 @contextmanager
 def seekable(path: epath.Path) -> Iterator[IO[bytes]]:
-    """Opens a file as Python's own kind of binary file, for libraries that seek in it."""
+    """Opens a file as a Python binary file, for libraries that seek in it."""
     with _opened(path) as file:
         if isinstance(file, io.IOBase):
             yield file  # type: ignore
             return
-        with tempfile.TemporaryFile() as copy:  # TensorFlow's files have read, seek and tell alone
+        with tempfile.TemporaryFile() as copy:  # TensorFlow's files have only read, seek and tell
             shutil.copyfileobj(file, copy, _CHUNK_BYTES)
             copy.seek(0)
             yield copy
 
 
 def digest(path: epath.Path) -> list:
-    """Returns [size in bytes, SHA-256] of the file as it is stored.
+    """Returns [size in bytes, SHA-256] of the stored file.
 
-    The hash of a file with the same size and times of change, to the nanosecond, or for remote
-    files to the second, is taken from this machine's cache.
+    If size and times of change are the same (to the nanosecond, for remote files to the second),
+    the hash comes from this machine's cache.
     """
     (stamp, changed), now = _stamp(path), time.time()
     name = os.fspath(path) if "://" in os.fspath(path) else os.path.abspath(path)
@@ -206,14 +206,14 @@ def digest(path: epath.Path) -> list:
             hashed.update(piece)
     if _stamp(path)[0] != stamp:
         raise InputError(f"{path}: was changed while it was read; start again")
-    # Soon after a change another one might leave the same stamp.
+    # Soon after a change, another one might leave the same stamp.
     if changed and now - changed >= _TICK_SECONDS:
         write_text(known, json.dumps({"stamp": stamp, "sha256": hashed.hexdigest()}))
     return [stamp[0], hashed.hexdigest()]
 
 
 def _stamp(path: epath.Path) -> tuple[list[int], float]:
-    """Returns [size, times of change], and the last time in seconds (0: the file has none)."""
+    """Returns [size, times of change], and the last time in seconds (0 if there is none)."""
     name = os.fspath(path)
     if "://" in name:
         remote = path.stat()

@@ -1,6 +1,6 @@
 """Folder: the base class of sources that read a folder of files.
 
-Its files are found by a pattern of their names with fields in braces (`FileLayout`).
+A pattern of file names with fields in braces finds its files (`FileLayout`).
 """
 
 import abc
@@ -30,7 +30,7 @@ from m4.settings import Between, InputError, OneOf, SettingError, is_one_line, s
 _CODE = r"[A-Za-z0-9]+(?:[-_@][A-Za-z0-9]+)*(?:~[a-z0-9]+)?"
 _CODE_IN_PAIR = _CODE.replace("[-_@]", "[_@]")
 _FIELDS = ("lang", "pair", "side", "split")
-# Words that stand for splits in names, between separators or at an end.
+# Words for splits in names, between separators or at an end.
 SPLIT_WORDS = {
     "train": re.compile(r"train(ing|set)?", re.IGNORECASE),
     "dev": re.compile(
@@ -42,25 +42,25 @@ SPLIT_WORDS = {
     ),
 }
 _BETWEEN = re.compile(r"[./_-]")
-# Sides of a {pair} that are called by their place in it, as in the Tatoeba Challenge.
+# Sides of a {pair} named by their position, as in the Tatoeba Challenge.
 _SIDES = {"src": 0, "source": 0, "trg": 1, "tgt": 1, "target": 1}
-_SHOWN = 20  # names in a message
-# Codes are part of files' names.
+_SHOWN = 20  # maximum number of names in a message
+# Maximum length of a code, which is part of file names.
 _LONGEST_CODE = 64
 
 
 @dataclass(frozen=True)
 class File:
-    """A file and what its name says; fields that the pattern does not have are None.
+    """A file and the fields in its name; fields that the pattern lacks are None.
 
     Attributes:
-        name: Its path below the folder, without .gz, .zst, .xz or .bz2.
-        pair: Name of its languages, as "en-gl"; set by `FileLayout.find`.
-        codes: Codes of these languages in names, in the order of the pair.
-        swapped: Whether its name has them in the other order, as of 'wo-fr'; never with English.
-        side: The side of the pair that it has, "first" or "second".
-        stars: The texts in the places of `*`.
-        language: m4's code of its language, where a file has one language.
+        name: Path below the folder, without .gz, .zst, .xz or .bz2.
+        pair: Name of the languages, such as "en-gl"; set by `FileLayout.find`.
+        codes: Codes of these languages in the name, in the order of the pair.
+        swapped: Whether the name has them in the other order, such as 'wo-fr'; never with English.
+        side: Side of the pair in the file, "first" or "second".
+        stars: Texts in the places of `*`.
+        language: m4's code of the language, for a file with one language.
     """
 
     path: epath.Path
@@ -80,12 +80,12 @@ class File:
 
 
 def m4_code(code: str) -> str:
-    """Makes a code fit for a direction's name: 'pt-BR' -> 'pt_BR', 'sr@latin' -> 'sr_latin'."""
+    """Converts a code for a direction's name: 'pt-BR' -> 'pt_BR', 'sr@latin' -> 'sr_latin'."""
     return re.sub(r"[^A-Za-z0-9_~]", "_", code)
 
 
 def said_splits(name: str) -> dict[str, str]:
-    """Returns split -> its word, for the splits that a file's name says it is."""
+    """Returns split -> its word, for splits that a file's name mentions."""
     parts = _BETWEEN.split(unpacked(name))
     return {
         split: part
@@ -96,12 +96,12 @@ def said_splits(name: str) -> dict[str, str]:
 
 
 def named(names: Sequence[str]) -> str:
-    """Returns the first names of files for a line of text, and how many more there are."""
+    """Returns text with the first names of files and the number of others."""
     return some([name if is_one_line(name) else repr(name) for name in names], _SHOWN)
 
 
 class Codes:
-    """Turns language codes in names and in data into m4's; InputError for two of one language.
+    """Converts language codes to m4's. Raises InputError if two codes give one language.
 
     Args:
         given: m4's code -> the code in the data.
@@ -113,12 +113,12 @@ class Codes:
         self._seen: dict[str, tuple[str, epath.Path | None]] = {}
 
     def plain(self, code: str) -> str:
-        """Returns m4's code without a look at others."""
+        """Returns m4's code without comparison with others."""
         plain, *origin = code.split("~")
         return "~".join([self._by_code.get(plain) or m4_code(plain), *origin])
 
     def __call__(self, code: str, path: epath.Path | None = None) -> str:
-        """Returns m4's code; `path` is the file of this language, or None for a record's."""
+        """Returns m4's code; `path` is the file with the code, or None if a record has it."""
         language = self.plain(code)
         if len(language) > _LONGEST_CODE:
             said = f"{code[:20]}... of {len(code)} letters: must have at most {_LONGEST_CODE}"
@@ -135,18 +135,16 @@ class Codes:
 
 
 class FileLayout:
-    """A pattern such as '{split}.{pair}.{side}' or '{lang}/*.po' and what it finds in a folder.
+    """A pattern such as '{split}.{pair}.{side}' or '{lang}/*.po', to find files in a folder.
 
-    {lang} is the code of a language that is paired with English, {pair} is 'en-gl', 'gl-en' or
-    'fr-wo', {side} the code of the side that the file holds, {split} train, dev, test, or as
-    `splits` says, and '*' any part of a name. Every file may have .gz, .zst, .xz or .bz2 after its
-    name.
+    {lang} is the code of a language paired with English, {pair} is 'en-gl', 'gl-en' or 'fr-wo',
+    {side} is the code of the file's side, {split} is train, dev, test or a word in `splits`, and
+    '*' is any part of a name. Every name may end in .gz, .zst, .xz or .bz2.
 
     Args:
-        splits: Split -> its word in names; a split that is left out does not exist. Defaults to
-            train, dev and test.
-        codes: m4's code -> the code in names, where they differ by more than '-' and '_'.
-        one_language: {lang} is the language of the file's text, which may be English.
+        splits: Split -> its word in names, for existing splits. Defaults to train, dev and test.
+        codes: m4's code -> the code in names, if they differ by more than '-' and '_'.
+        one_language: Whether {lang} is the language of the file's text, which may be English.
     """
 
     def __init__(
@@ -190,7 +188,7 @@ class FileLayout:
             "side": _CODE,
             "pair": f"{english}-(?P<after>{_CODE})|(?P<before>{_CODE})-{english}"
             f"|(?P<one>{_CODE_IN_PAIR})-(?P<other>{_CODE_IN_PAIR})",
-            # The longest word first: of 'test' and 'test2' the latter.
+            # Longest words come first, so that 'test2' is not taken for 'test'.
             "split": "|".join(map(re.escape, sorted(self._by_word, key=len, reverse=True))),
         }
 
@@ -203,10 +201,10 @@ class FileLayout:
         return re.sub(r"\\{(\w+)\\}|\\\*", group, re.escape(self.pattern))
 
     def find(self) -> list[File]:
-        """Returns the files that fit, sorted by name; `not_taken` are all others there.
+        """Returns the matching files, sorted by name; `not_taken` has all others.
 
         Raises:
-            InputError: A file exists packed and unpacked; two codes in names are one language.
+            InputError: A file exists compressed and plain, or two codes in names are one language.
         """
         found: dict[str, File] = {}
         self.not_taken = []
@@ -217,7 +215,7 @@ class FileLayout:
             if (plain := file.name) in found:
                 raise InputError(f"{path}: {found[plain].path} is there too; remove one of them")
             found[plain] = file
-        # What made a file may stand beside it (`m4 decode --format=tsv`).
+        # The note of `m4 decode --format=tsv` may be beside a file.
         self.not_taken = [n for n in self.not_taken if n.removesuffix(".json") not in found]
         return [
             replace(file, pair=self.pair(file.codes, file.path))
@@ -227,11 +225,11 @@ class FileLayout:
         ]
 
     def swapped(self, codes: tuple[str, str]) -> bool:
-        """Returns whether the name of the pair has two codes in the other order."""
+        """Returns whether the pair's name has two codes in the other order."""
         return self._place(codes[0]) > self._place(codes[1])
 
     def pair(self, codes: tuple[str, str], path: epath.Path | None = None) -> str:
-        """Returns the name of the pair of two languages in names or data."""
+        """Returns the name of the pair of two language codes in names or data."""
         if path is None and codes in self._pairs:
             return self._pairs[codes]
         first, second = (self.language(code, path) for code in codes)
@@ -241,7 +239,7 @@ class FileLayout:
         return self._pairs.setdefault(codes, pair_of(f"{first}-{second}"))
 
     def file(self, name: str, path: epath.Path) -> File | None:
-        """Returns a file by its name below the folder, or None; `pair` is not set yet."""
+        """Returns a file by its name below the folder, without `pair`, or None."""
         name = unpacked(name)
         match = self._whole.fullmatch(name)
         if match is None:
@@ -282,27 +280,27 @@ class FileLayout:
         )
 
     def _known(self, code: str) -> bool:
-        """Returns whether a code is a language: no variant of English, but a model's ("en~bt")."""
+        """Returns whether a code may be paired with English: "en~bt" may, "en_GB" may not."""
         known = code in self.codes.values() or bool(describe(code).script)
         return known and ("~" in code or not is_english(code))
 
     def _place(self, code: str) -> tuple[bool, str]:
-        """Returns a code's place in the name of a pair (`directions.pair_of`)."""
+        """Returns a code's position in the name of a pair (`directions.pair_of`)."""
         return code != self.english, self.language.plain(code)
 
     def identity(self) -> dict:
-        """Returns the settings that decide the text, without the files."""
+        """Returns the settings that decide the text, apart from the files."""
         more = {"splits": self.splits, "codes": self.codes}
         return {"files": self.pattern, "english": self.english, **more}
 
 
 class Spool:
-    """Sentence pairs by languages and split, in a temporary file that goes with the object."""
+    """Sentence pairs by language pair and split, in a temporary file that the object owns."""
 
     def __init__(self, rows: Iterable[tuple[str, str, Pair]], reading: Reading) -> None:
-        """Reads all (languages, split, texts); the order within two languages stays.
+        """Reads all (languages, split, texts), keeping their order within a language pair.
 
-        `reading` is of these pairs: its `origin` and `tallies` follow `pairs` here, too.
+        `reading` is that of these pairs; `pairs` here also sets its `origin` and `tallies`.
         """
         self._reading, before = reading, {**reading.tallies}
         folder = tempfile.mkdtemp(prefix="m4-pairs-")
@@ -319,7 +317,7 @@ class Spool:
         self._tallies = {n: t for n, t in reading.tallies.items() if before.get(n) is not t}
 
     def language_pairs(self) -> list[str]:
-        """Returns the pairs of languages with training text: English first, sorted."""
+        """Returns the language pairs with training text, sorted, English first."""
         found = self._table.execute("SELECT DISTINCT pair FROM pairs WHERE split = 'train'")
         return sorted((pair for (pair,) in found), key=in_order)
 
@@ -332,37 +330,37 @@ class Spool:
             yield Pair(first, second)
 
 
-# Fields of which a pattern must have one, those that it must not have, and both in words.
+# Fields of which a pattern must have one, fields that it must not have, and both in words.
 FilesRule = tuple[set[str], set[str], str]
 _LANGUAGE_OR_PAIR = "a pattern with {lang} or {pair}, without {side}"
 LANGUAGE_OR_PAIR: FilesRule = ({"lang", "pair"}, {"side"}, _LANGUAGE_OR_PAIR)
-# One sentence in so many is dev, or test; 0 is none.
+# One in this number of sentences is dev or test; 0 means none.
 Every = Annotated[int, Between(0, 10**9)]
 
 
 @dataclass(eq=False)
 class Folder(abc.ABC):
-    """A Source over a folder; a subclass reads the files.
+    """A Source over a folder, whose files a subclass reads.
 
-    Nothing is read before sentences, pairs of languages or the identity are asked for. The split of
-    a sentence pair is in its file's name ({split} in `files`), or a hash of the first side, which
-    is English where there is English, decides it (dev_every, test_every): for all files, or for
-    training files where `splits` leaves a split out. The languages are in the name, or in the file:
-    then all files are read once and sorted by languages on disk.
+    Nothing is read before sentences, language pairs or the identity are needed. The split of a pair
+    is in its file's name ({split} in `files`), or a hash of the first side (English if there is
+    English) decides it (dev_every, test_every): for all files, or for training files if `splits`
+    leaves out a split. The languages are in the name, or in the file; in the latter case all files
+    are read once and sorted by language on disk.
 
     Attributes:
         folder: Folder on disk, or gs://, s3:// and the like.
         files: Pattern of names (`FileLayout`).
-        on_bad_line: "fail", or "skip", which counts the line.
+        on_bad_line: Reaction to a bad line: "fail", or "skip", which counts it.
         splits: Split -> its word in names. Defaults to train, dev and test.
-        codes: m4's code -> the code in names, where they differ by more than '-' and '_'.
-        dev_every: One first sentence in so many is dev; 0 is none.
-        test_every: One first sentence in so many is test; 0 is none.
+        codes: m4's code -> the code in names, if they differ by more than '-' and '_'.
+        dev_every: One in this number of first sentences is dev; 0 means none.
+        test_every: One in this number of first sentences is test; 0 means none.
         english: Code of English in names.
     """
 
-    names_say_splits: ClassVar[bool] = True  # words such as test in names of files are splits
-    unit: ClassVar[str] = "line"  # what is numbered in a file
+    names_say_splits: ClassVar[bool] = True  # whether words such as test in file names are splits
+    unit: ClassVar[str] = "line"  # name of the numbered items in a file
     one_language: ClassVar[bool] = False  # a file has one language; without splits it is test
     files_rule: ClassVar[FilesRule] = (set(), set(), "")
 
@@ -400,23 +398,23 @@ class Folder(abc.ABC):
             raise SettingError(f"{owner}.files", self.files, allowed)
 
     def language_pairs(self) -> list[str]:
-        """Returns the pairs that have training data: those of English, then others, sorted."""
+        """Returns the language pairs with training data, sorted, those with English first."""
         if not self.layout.names_language:
             return self._spool.language_pairs()
         trained = {f.pair for f in self._files if f.pair and self._holds(f, "train")}
         return sorted(trained, key=in_order)
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
-        """Yields the sentence pairs of two languages in the order of files' names and lines.
+        """Yields the sentence pairs of two languages, ordered by file name and line.
 
         Raises:
-            InputError: There is no such pair; a line is bad and on_bad_line is "fail".
+            InputError: There is no such pair, or a line is bad and on_bad_line is "fail".
         """
         for shard in self.shards(pair, split):
             yield from shard.pairs()
 
     def shards(self, pair: str, split: str) -> list[Shard]:
-        """Returns a shard a file, or one of all. InputError: there is no such pair."""
+        """Returns a shard per file, or a single one. Raises InputError for an unknown pair."""
         assert split in SPLITS, split
         pair, by_name = pair_of(pair), self.layout.names_language
         files = self._files_of(pair) if by_name else []
@@ -435,7 +433,7 @@ class Folder(abc.ABC):
                 yield texts
 
     def identity(self) -> dict:
-        """Returns the settings, and sizes and SHA-256 of the files, by pair if possible."""
+        """Returns the settings, and sizes and SHA-256 of the files, if possible by pair."""
         by_pair: dict[str, dict[str, list]] = {}
         common: dict[str, list] = {}
         for file in self._files:
@@ -448,7 +446,7 @@ class Folder(abc.ABC):
             **self.reading.identity(),
             **self._settings(),
             "common": common,
-            # Without languages in the names nothing is one pair's alone.
+            # Without languages in names, no file belongs to only one pair.
             **({"by_pair": by_pair} if by_pair else {}),
         }
 
@@ -481,11 +479,11 @@ class Folder(abc.ABC):
         return {}
 
     def _choose(self, files: list[File]) -> list[File]:
-        """Returns the files that belong to the corpus; InputError where some are missing."""
+        """Returns the files of the corpus. Raises InputError if some are missing."""
         return files
 
     def _holds(self, file: File, split: str) -> bool:
-        """Returns whether a file may have pairs of a split; of two files, the second one."""
+        """Returns whether a file, the second of two, may have pairs of a split."""
         if file.side == SIDES[0]:
             return False
         if file.split is None and not self._hashed:
@@ -509,8 +507,8 @@ class Folder(abc.ABC):
         return files
 
     def _check_splits(self, files: Sequence[File]) -> None:
-        """Raises InputError for a file to train on whose name says that it is dev or test."""
-        # What a setting says itself is meant so.
+        """Raises InputError for a training file whose name mentions dev or test."""
+        # A word in the setting itself is intended.
         asked = {*said_splits(self.layout.pattern).values(), self.layout.splits["train"]}
         for file in files if self.names_say_splits else ():
             said = [word for split, word in said_splits(file.name).items() if split != "train"]
@@ -521,7 +519,7 @@ class Folder(abc.ABC):
                 raise InputError(f"{file.path}: {said}; {remedy} {settings}")
 
     def _name_unread(self, files: Sequence[File]) -> None:
-        """Prints a line of files that are not read, and one of each pair without training."""
+        """Prints a line on files that are not read, and one on each pair without training files."""
         trained = {file.pair for file in files if self._holds(file, "train")}
         alike = {key_of(pair).lower(): key_of(pair) for pair in trained if pair is not None}
         about = {f"not called like {self.layout.pattern}": self.layout.not_taken}

@@ -1,10 +1,10 @@
-"""Reads lines and fields as pairs, alike for every source.
+"""Reading of lines and fields as pairs, alike for every source.
 
-A line is left out if it is too long or not UTF-8, if it has control characters (NUL, a carriage
-return in the middle ...) or lone surrogates, or if a side is empty. Put right are byte order marks,
-CRLF line ends, marks of writing direction, Unicode's own line ends, tabs and line ends inside a
-sentence of a format that allows them, and spaces of every kind, which become one blank. All of it
-is counted, except spaces.
+A line is skipped if it is too long or not UTF-8, if it has control characters (NUL, a carriage
+return in the middle ...) or lone surrogates, or if a side is empty. Corrections concern byte order
+marks, CRLF line ends, marks of writing direction, Unicode's own line ends, tabs and line ends
+inside sentences of formats that allow them, and runs of any spaces, which become one blank. All are
+counted, except spaces.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from m4.settings import InputError, counted
 
 Line = TypeVar("Line", str, bytes)
 
-# Part of a source's identity: raise it when other lines are left out or put right.
+# Part of a source's identity: raised when other lines are skipped or corrected.
 READING = 2
 MAX_LINE_BYTES = 65_536
-# Numbers of skipped lines that are kept for each file and reason.
+# Maximum number of skipped lines to remember for each file and reason.
 _PLACES = 5
 BOM = b"\xef\xbb\xbf"
 
@@ -35,9 +35,9 @@ BOM = b"\xef\xbb\xbf"
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f"
 _SURROGATE = "\ud800-\udfff"
 _MARKS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-# U+061C, 200E, 200F marks; 202A-202E embeddings and overrides; 2066-2069 isolates. They steer how
-# text is shown and say nothing: invisible, a model would have to guess them. The joiners U+200C and
-# U+200D are letters' business (Persian, Indic scripts) and stay.
+# U+061C, 200E, 200F marks; 202A-202E embeddings and overrides; 2066-2069 isolates. They only
+# control how text is shown, and a model would have to guess them. The joiners U+200C and U+200D are
+# part of spelling (Persian, Indic scripts) and stay.
 _PUT_RIGHT = (
     ("a mark of writing direction", re.compile(f"[{_MARKS}]"), ""),
     ("a byte order mark", re.compile("\ufeff"), ""),
@@ -49,7 +49,7 @@ _NO_SENTENCE = re.compile(f"[{_CONTROL}{_SURROGATE}]")
 
 
 def plain(text: str) -> str:
-    """Puts a text right as `Tally.pair` does; blanks stand for what a pair is left out for."""
+    """Corrects a text like `Tally.pair`, with blanks for characters for which it skips pairs."""
     if not text.isprintable():
         for _, pattern, instead in _PUT_RIGHT:
             text = pattern.sub(instead, text)
@@ -58,14 +58,14 @@ def plain(text: str) -> str:
 
 
 class Reason(str):
-    """A reason for which something is no sentence or no pair."""
+    """The reason why something is not a sentence or a pair."""
 
 
 _TOO_LONG = Reason(f"longer than {MAX_LINE_BYTES} bytes")
 
 
 def line_of(line: bytes) -> str | Reason:
-    """Returns the text of a file's line without the CR of a CRLF, or why it is no line of text."""
+    """Returns a line's text without the CR of a CRLF, or the reason why it is not text."""
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError:
@@ -74,12 +74,12 @@ def line_of(line: bytes) -> str | Reason:
 
 
 def carriage_return(text: str) -> Reason | None:
-    """Returns a reason for a text with a carriage return: lines that nobody else would see."""
+    """Returns a reason for a text with a carriage return, which others take for a line break."""
     return Reason("a control character: a carriage return (CR) inside") if "\r" in text else None
 
 
 def text_lines(path: epath.Path, most_bytes: int, shown: str = "") -> Iterator[str]:
-    """Yields the lines of a file of text, without their ends and a byte order mark.
+    """Yields the lines of a text file, without line ends and byte order mark.
 
     Args:
         shown: Name of the file in messages. Defaults to its path.
@@ -96,7 +96,7 @@ def text_lines(path: epath.Path, most_bytes: int, shown: str = "") -> Iterator[s
 
 
 def side_by_side(files: Mapping[epath.Path, Iterable[Line]]) -> Iterator[tuple[Line, ...]]:
-    """Yields line n of every file together. InputError, at the end: they are of unequal length."""
+    """Yields line n of every file together. Raises InputError at the end for unequal lengths."""
     counts = [0] * len(files)
     for row in zip_longest(*files.values()):
         for place, line in enumerate(row):
@@ -111,12 +111,12 @@ def side_by_side(files: Mapping[epath.Path, Iterable[Line]]) -> Iterator[tuple[L
 
 
 class Reading:
-    """A source's treatment of lines that it cannot read, with counts by file and reason.
+    """A source's treatment of bad lines, with counts by file and reason.
 
     Attributes:
         owner: Class of the source, for messages.
         tallies: File or dataset -> its counts.
-        origin: File and line of the last pair; of a dataset, its split and example.
+        origin: File and line of the last pair, or split and example of a dataset.
     """
 
     def __init__(self, owner: str, on_bad_line: str) -> None:
@@ -126,7 +126,7 @@ class Reading:
 
     @property
     def skipped(self) -> dict[tuple[str, str], int]:
-        """(file, reason) -> lines left out."""
+        """(file, reason) -> number of skipped lines."""
         every = self.tallies.items()
         return {(name, why): n for name, of in every for why, n in of.skipped.items()}
 
@@ -137,20 +137,20 @@ class Reading:
 
     @contextmanager
     def of(self, name: str, path: object, unit: str = "line") -> Iterator[Tally]:
-        """Counts one reading of a file, called `name` in `tallies`, where `unit` is numbered.
+        """Counts one reading of a file, named `name` in `tallies`, with numbered `unit` items.
 
-        At its end the counts replace earlier ones.
+        At its end, the counts replace earlier ones.
         """
         tally = Tally(self, name + packing(path), path, unit)
         yield tally
-        self.tallies[name] = tally  # not added: reading a file again counts its lines once
+        self.tallies[name] = tally  # replaced: a file read again counts once
 
 
 class Tally:
-    """Counts of one file: reason -> lines left out, what -> lines put right.
+    """Counts of one file: reason -> skipped lines, correction -> corrected lines.
 
     Attributes:
-        places: Reason -> numbers of the first lines left out.
+        places: Reason -> numbers of the first skipped lines.
     """
 
     def __init__(self, reading: Reading, name: str, path: object, unit: str) -> None:
@@ -161,7 +161,7 @@ class Tally:
         self._notes: set[str] = set()
 
     def text(self, line: bytes, number: int) -> str | Reason:
-        """Returns a line's text, without its line end and, on the first line, a byte order mark."""
+        """Returns a line's text without line end and, on the first line, byte order mark."""
         if len(line) > MAX_LINE_BYTES:
             return _TOO_LONG
         if number == 1 and line.startswith(BOM):
@@ -172,9 +172,9 @@ class Tally:
         return line_of(line)
 
     def pair(self, number: int, first: object, second: object) -> Pair | None:
-        """Returns the two sides as a pair, or None, which is counted (see `bad`)."""
+        """Returns the two sides as a pair, or None after counting a bad one (`bad`)."""
         self._reading.origin = (self._name, number)
-        # Nearly all text is plain and needs no look. A character has at most 4 bytes.
+        # Nearly all text is plain and needs no check. A character has at most 4 bytes.
         if (
             type(first) is str
             and type(second) is str
@@ -200,7 +200,7 @@ class Tally:
         return Pair(*sides)
 
     def bad(self, number: int, reason: str) -> None:
-        """Counts line `number` as no pair, or raises InputError, as on_bad_line says."""
+        """Counts line `number` as bad, or raises InputError, depending on on_bad_line."""
         self._notes.clear()
         if self._reading.on_bad_line == "fail":
             remedy = f"{self._reading.owner}.on_bad_line = 'skip' counts such lines instead"
@@ -210,18 +210,18 @@ class Tally:
             self.places.setdefault(reason, []).append(number)
 
     def leave_out(self, reason: str) -> None:
-        """Counts something that is not wanted and no mistake, whatever on_bad_line says."""
+        """Counts something unwanted that is not a mistake, with any on_bad_line."""
         self._notes.clear()
         self.skipped[reason] += 1
 
     def where(self, reason: str) -> str:
-        """Returns the first lines skipped for a reason, ' (line 3, 17)', or '' for no mistake."""
+        """Returns the first lines skipped for a reason, ' (line 3, 17)', or ''."""
         numbers = self.places.get(reason, [])
         more = ", ..." if self.skipped[reason] > len(numbers) else ""
         return f" (line {', '.join(map(str, numbers))}{more})" if numbers else ""
 
     def nothing(self) -> str:
-        """Returns a message for a file without pairs, with the reason of most of its lines."""
+        """Returns a message on a file without pairs, with its most frequent reason."""
         if not self.skipped:
             return "no pairs in it"
         lines, reason = max((lines, reason) for reason, lines in self.skipped.items())
@@ -232,7 +232,7 @@ class Tally:
             return Reason(f"no {side} side")
         if not isinstance(text, str):
             return Reason(f"the {side} side is no text")
-        # Of a format without lines nothing was measured yet.
+        # In a format without lines, nothing was measured yet.
         if len(text.encode("utf-8", "surrogatepass")) > MAX_LINE_BYTES:
             return _TOO_LONG
         if _SUSPECT.search(text):

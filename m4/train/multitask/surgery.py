@@ -196,19 +196,16 @@ class DirectionGroups:
         key: Array,
     ) -> tuple[Any, Any, Grouped, dict[str, Array]]:  # fmt: skip
         """Makes updates from stacked gradients; returns also gradient, state and metrics."""
-        granularity, rates = "model", state.rates
-        weights_nG, surgery, metrics = None, state.surgery, {}
+        surgery, metrics, rates = state.surgery, {}, state.rates
         if self.surgery is not None:
-            granularity = self.surgery.granularity
             weights_nG, surgery, metrics = self._weights(stacked, state.surgery, key)
-            gradients = weighted(stacked, weights_nG, granularity)
-        else:
-            gradients = jax.tree.map(lambda x_G: jnp.sum(x_G, axis=0), stacked)
-        if self.rates_G is not None:
-            rates = self._rates(stacked, weights_nG, granularity, state.rates)
+            stacked = weighted(stacked, weights_nG, self.surgery.granularity)
+        gradients = jax.tree.map(lambda x_G: jnp.sum(x_G, axis=0), stacked)
+        if rates is not None:
+            rates = jax.tree.map(self._rates, stacked, rates)
 
         def scale(updates: Any) -> Any:
-            if self.rates_G is None:
+            if rates is None:
                 return updates
             return jax.tree.map(lambda update, rate: update * rate[..., None], updates, rates)
 
@@ -229,20 +226,13 @@ class DirectionGroups:
         conflicts = jnp.sum(pairs & (gram_nHH < 0)) / jnp.maximum(jnp.sum(pairs), 1)
         return weights_nG, after, {"conflicts": conflicts}
 
-    def _rates(self, stacked: Any, weights_nG: Any, granularity: str, rates: Any) -> Any:
+    def _rates(self, x_G: Array, old: Array) -> Array:
         """Returns each row's factor: rates weighed by the norms of gradients, or the last one."""
-        rates_G, whole = self.rates_G, jnp.ones((1, len(self.members_GD)))
-        assert rates_G is not None
-        weights = by_parameter(stacked, whole if weights_nG is None else weights_nG, granularity)
-
-        def one(w_G: Array, x_G: Array, old: Array) -> Array:
-            norm_G = jnp.sqrt(jnp.sum(jnp.square(w_G * x_G), axis=-1))
-            rate_G = jnp.reshape(rates_G, (-1, *[1] * (norm_G.ndim - 1)))
-            total = jnp.sum(norm_G, axis=0)
-            mean = jnp.sum(rate_G * norm_G, axis=0) / jnp.where(total > 0, total, 1.0)
-            return jnp.where(total > 0, mean, old)
-
-        return jax.tree.map(one, weights, stacked, rates)
+        norm_G = jnp.sqrt(jnp.sum(jnp.square(x_G), axis=-1))
+        rate_G = jnp.reshape(jnp.asarray(self.rates_G), (-1, *[1] * (norm_G.ndim - 1)))
+        total = jnp.sum(norm_G, axis=0)
+        mean = jnp.sum(rate_G * norm_G, axis=0) / jnp.where(total > 0, total, 1.0)
+        return jnp.where(total > 0, mean, old)
 
     def note(self) -> dict[str, Any]:
         """Describes the groups in JSON, for the checkpoints that hold their state."""
@@ -327,17 +317,11 @@ def gram(stacked: Any, granularity: str) -> Array:
 
 
 def weighted(stacked: Any, weights: Array, granularity: str) -> Any:
-    """Adds up the groups' gradients with the weights [parts, G]."""
-    each = by_parameter(stacked, weights, granularity)
-    return jax.tree.map(lambda w_G, x_G: jnp.sum(w_G * x_G, axis=0), each, stacked)
-
-
-def by_parameter(stacked: Any, weights: Array, granularity: str) -> Any:
-    """Returns the weights [parts, G] as a tree, in shapes that multiply the stacked gradients."""
+    """Returns the groups' gradients times the weights [parts, G]."""
     leaves, treedef = jax.tree.flatten(stacked)
     found = []
     for (part, _), x_G in zip(parts(stacked, granularity, 1)[1], leaves, strict=True):
         w_Gn = weights[part].T  # n layers of a scanned stack, else 1
         axes = (1,) * (x_G.ndim - 2)
-        found.append(w_Gn[:, 0] if x_G.ndim == 1 else w_Gn.reshape(*w_Gn.shape, *axes))
+        found.append(x_G * (w_Gn[:, 0] if x_G.ndim == 1 else w_Gn.reshape(*w_Gn.shape, *axes)))
     return treedef.unflatten(found)

@@ -66,7 +66,7 @@ def altered(surgery, gradients, state=None, key=KEY):
     begun = surgery.initial_state(len(gradients)) if state is None else state
     products = gram(stacked, "model")[0]
     weights, begun = jax.jit(surgery.weights)(products, begun, key)
-    return weighted(stacked, weights[None], "model")["kernel"], begun
+    return weighted(stacked, weights[None], "model")["kernel"].sum(axis=0), begun
 
 
 def order(i, groups, key=KEY):
@@ -127,7 +127,7 @@ def test_parts_of_a_scanned_stack_are_its_layers():
     np.testing.assert_allclose(gram(stacked, "model")[0], by_layer.sum(axis=0))
     weights = np.array([[1, 0], [1, 1], [0, 2]], np.float32)
     found = weighted(stacked, jax.numpy.asarray(weights), "layer")
-    found_kernel = found["encoder_blocks"]["layer_0"]["kernel"]
+    found_kernel = found["encoder_blocks"]["layer_0"]["kernel"].sum(axis=0)
     np.testing.assert_allclose(found_kernel[0], kernel[0, 0] + kernel[1, 0])
     np.testing.assert_allclose(found_kernel[1], 2 * kernel[1, 1])
 

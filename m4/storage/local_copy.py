@@ -347,7 +347,8 @@ class BoundedCopy:
     """Files of a bucket that never change, fetched when needed, as far as this machine has room.
 
     Those that were not needed for the longest time make room. Each process has a folder of its own,
-    locked until it ends: none removes what another one reads.
+    locked until it ends: none removes what another one reads. Files in the corpus's own folder,
+    which was made here or is a job's that needs all of them, stay there and are read there.
 
     Attributes:
         address: The folder in the bucket.
@@ -375,9 +376,9 @@ class BoundedCopy:
         self._make_room(0)
 
     def _claim(self) -> Path:
-        """Locks and returns the first folder that is free: the corpus's own, or one within it."""
+        """Locks and returns the first folder that is free."""
         for number in itertools.count():
-            place = self.folder / f"shards.{number}" if number else self.folder
+            place = self.folder / f"shards.{number}"
             with contextlib.suppress(locks.Busy):
                 lock = locks.local_lock(place / ".lock", self.address, seconds=0)
                 self.held.enter_context(lock)
@@ -389,6 +390,8 @@ class BoundedCopy:
 
         `on_remove` is called when it makes room for others; who has mapped it lets go of it.
         """
+        if (own := self.folder / name).is_file():
+            return own
         with self._alone:
             if name not in self._there:
                 self.need([name])
@@ -402,7 +405,7 @@ class BoundedCopy:
             InputError: There is no room for them, or one is missing or damaged.
         """
         with self._alone:
-            wanted = set(names)
+            wanted = {name for name in names if not (self.folder / name).is_file()}
             self._needed.append(wanted)
             for name in sorted(wanted & self._there.keys()):
                 self._there[name] = self._there.pop(name)

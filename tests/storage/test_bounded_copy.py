@@ -114,9 +114,14 @@ def test_two_jobs_of_a_machine_leave_each_other_their_shards(address: str, built
     jobs = [opened(address, built, room / 1e9) for _ in range(2)]
     wanted = Stream(Cache(built.folder), **OPTIONS)
     one, other = (Stream(job, **OPTIONS) for job in jobs)
+    # Another one, which needs all files, has some of them already.
+    own = jobs[0].folder / min(filter(corpus.is_shard, built.manifest["files"]))
+    own.write_bytes((built.folder / own.name).read_bytes())
     for step in range(80):  # half an epoch apart: what one needs the other does not
         assert same(one.batch(step), wanted.batch(step))
         assert same(other.batch(step + 120), wanted.batch(step + 120))
+    assert own.is_file()
+    assert own.name not in {path.name for job in jobs for path in shards_here(job)}
 
 
 def test_mistakes_are_one_line(address: str, built: Cache) -> None:

@@ -336,7 +336,7 @@ def test_a_pipeline_over_processes_with_a_folder_in_a_bucket(
     parts = {name.split("/")[0] for name in emulator.names(f"{step}/params")}
     assert {"ocdbt.process_0", "ocdbt.process_1"} <= parts
     (corpus,) = (homes[1] / "m4").glob("data.*/corpora/*")
-    assert (corpus / "train.tokens.00000.npy").is_file()
+    assert (corpus / "shards.0" / "train.tokens.00000.npy").is_file()
     assert not (corpus / "text").exists(), "training reads no text"
     assert not list((homes[1] / "m4").glob("run.*/*/metrics.jsonl")), "only the first one writes"
     machine()

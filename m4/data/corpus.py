@@ -191,14 +191,10 @@ class CorpusSpec:
         return directions_of(self.mixture, [*map(pair_of, self.languages or languages)])
 
     def build(
-        self,
-        data_dir: str | os.PathLike[str],
-        *,
-        identity: Mapping[str, Any] | None = None,
-        progress: Progress = lambda *_: None,
-        untrained: Collection[str] = (),
+        self, data_dir: str | os.PathLike[str], *, identity: Mapping[str, Any] | None = None,
+        progress: Progress = lambda *_: None, untrained: Collection[str] = (),
         engine: Engine | None = None,
-    ) -> Cache:
+    ) -> Cache:  # fmt: skip
         """Returns the corpus in `data_dir/<fingerprint>`, which is built unless it exists.
 
         If two processes build it at once, the first one to finish puts it there.
@@ -233,14 +229,9 @@ class CorpusSpec:
         return Cache(folder, self.mixture)
 
     def _write(
-        self,
-        folder: Path,
-        settings: dict[str, Any],
-        identity: Mapping[str, Any],
-        progress: Progress,
-        untrained: Collection[str],
-        engine: Engine | None,
-    ) -> None:
+        self, folder: Path, settings: dict[str, Any], identity: Mapping[str, Any],
+        progress: Progress, untrained: Collection[str], engine: Engine | None,
+    ) -> None:  # fmt: skip
         """Writes the corpus into an empty folder."""
         source, names = self.opened_source, settings["language_pairs"]
         (folder / "text").mkdir(parents=True)

@@ -103,13 +103,9 @@ class PairSource(seqio.DataSource):
         return self.cache.size(self.pair, _ALIASES.get(split, split))
 
     def get_dataset(
-        self,
-        split: str = "train",
-        shuffle: bool = True,
-        seed: int | None = None,
-        shard_info: seqio.ShardInfo | None = None,
-        **unused: Any,
-    ) -> tf.data.Dataset:
+        self, split: str = "train", shuffle: bool = True, seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None, **unused: Any,
+    ) -> tf.data.Dataset:  # fmt: skip
         """Returns the pairs in the cache's order; the task shuffles them in a buffer later."""
         if shard_info and shard_info.num_shards > 1:
             raise InputError(f"{self.pair}: one shard only, use tf.data.Dataset.shard")

@@ -67,14 +67,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """
 
     def __init__(
-        self,
-        folder: Path | str,
-        keep: int = 3,
-        keep_period: int | None = None,
-        keep_best: int = 0,
-        *,
-        read_only: bool = False,
-    ):
+        self, folder: Path | str, keep: int = 3, keep_period: int | None = None, keep_best: int = 0,
+        *, read_only: bool = False,
+    ):  # fmt: skip
         """Opens a folder of checkpoints.
 
         A save removes all steps but the last `keep`, those that `keep_period` divides, the

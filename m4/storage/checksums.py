@@ -88,13 +88,9 @@ def hashes(store: Folder, names: Iterable[str]) -> dict[str, tuple[int, str]]:
 
 
 def problem(
-    store: Folder,
-    files: Files,
-    wanted: Callable[[str], bool] = lambda name: True,
-    level: Level | None = None,
-    *,
-    once: bool = False,
-) -> str | None:
+    store: Folder, files: Files, wanted: Callable[[str], bool] = lambda name: True,
+    level: Level | None = None, *, once: bool = False,
+) -> str | None:  # fmt: skip
     """Returns what is wrong with the first of a folder's files that is wrong, or None.
 
     Args:

@@ -84,13 +84,9 @@ def has_work(folder: Path) -> bool:
 
 
 def claim(
-    folder: Path,
-    settings: Mapping[str, str],
-    mutable: Collection[str],
-    modules: Mapping[str, str],
-    texts: Mapping[str, str],
-    decoding: Mapping[str, Any] | None = None,
-) -> None:
+    folder: Path, settings: Mapping[str, str], mutable: Collection[str], modules: Mapping[str, str],
+    texts: Mapping[str, str], decoding: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Makes the folder a config's, or checks that it already is.
 
     Args:

@@ -214,17 +214,10 @@ def adafactor(
 
 @checked
 def adamw(
-    total_steps: Steps,
-    *,
-    schedule: Callable[[int], Schedule] = rsqrt,
-    b1: Rate = 0.9,
-    b2: Rate = 0.98,
-    eps: _Positive = 1e-9,
-    weight_decay: Factor = 0.0,
-    clip_norm: _Positive = 1.0,
-    experts_every: Period = 1,
-    experts_rate: _Positive | None = None,
-) -> optax.GradientTransformation:
+    total_steps: Steps, *, schedule: Callable[[int], Schedule] = rsqrt, b1: Rate = 0.9,
+    b2: Rate = 0.98, eps: _Positive = 1e-9, weight_decay: Factor = 0.0, clip_norm: _Positive = 1.0,
+    experts_every: Period = 1, experts_rate: _Positive | None = None,
+) -> optax.GradientTransformation:  # fmt: skip
     """Returns AdamW with the Transformer's betas, after clipping the gradient's global norm.
 
     Weights of one axis (norm scales) are not decayed.
@@ -258,18 +251,11 @@ def adamw(
 
 @checked
 def muon(
-    total_steps: Steps,
-    *,
-    schedule: Callable[[int], Schedule] = rsqrt,
-    matrix_rate: _Positive = 1.0,
-    experts: bool = True,
-    beta: Rate = 0.95,
-    b1: Rate = 0.9,
-    b2: Rate = 0.98,
-    eps: _Positive = 1e-9,
-    experts_every: Period = 1,
+    total_steps: Steps, *, schedule: Callable[[int], Schedule] = rsqrt,
+    matrix_rate: _Positive = 1.0, experts: bool = True, beta: Rate = 0.95, b1: Rate = 0.9,
+    b2: Rate = 0.98, eps: _Positive = 1e-9, experts_every: Period = 1,
     experts_rate: _Positive | None = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformation:  # fmt: skip
     """Returns Muon (Jordan et al. 2024) for matrices in layers, Adam for other parameters.
 
     A matrix's update is its momentum with all singular values near 1 (five Newton-Schulz steps),

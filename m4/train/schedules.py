@@ -12,13 +12,9 @@ Schedule = optax.Schedule
 
 @checked
 def rsqrt(
-    total_steps: Steps,
-    *,
-    peak: Annotated[float, Between(0, 1000, above=True)] = 0.01,
-    hold_steps: Steps | None = 10_000,
-    warmup_steps: Steps = 0,
-    cooldown_steps: Steps = 0,
-) -> Schedule:
+    total_steps: Steps, *, peak: Annotated[float, Between(0, 1000, above=True)] = 0.01,
+    hold_steps: Steps | None = 10_000, warmup_steps: Steps = 0, cooldown_steps: Steps = 0,
+) -> Schedule:  # fmt: skip
     """Returns the inverse square root: the peak, then peak * sqrt(hold_steps / step).
 
     The defaults are GShard's (arXiv 2006.16668, A.2: "1.0 with square-root decay after 10k steps",

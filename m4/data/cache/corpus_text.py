@@ -157,14 +157,9 @@ def take_numbers(folder: Path, split: str, pair: str) -> Pairs:
 
 
 def write_text(
-    folder: Path,
-    source: Source,
-    pairs: Sequence[str],
-    cleaning: Cleaning,
-    progress: Progress,
-    untrained: Collection[str] = (),
-    engine: Engine | None = None,
-) -> tuple[Counts, Ledger]:
+    folder: Path, source: Source, pairs: Sequence[str], cleaning: Cleaning, progress: Progress,
+    untrained: Collection[str] = (), engine: Engine | None = None,
+) -> tuple[Counts, Ledger]:  # fmt: skip
     """Writes the cleaned text of a source.
 
     Args:

@@ -213,14 +213,9 @@ def arrays_of(folder: Path, settings: Mapping[str, Any]) -> list[TokenArray]:
 
 
 def tokenize(
-    folder: Path,
-    pairs: Sequence[str],
-    counts: Counts,
-    settings: Mapping[str, Any],
-    progress: Progress,
-    workers: int | None = None,
-    engine: Engine | None = None,
-) -> dict[str, Any]:
+    folder: Path, pairs: Sequence[str], counts: Counts, settings: Mapping[str, Any],
+    progress: Progress, workers: int | None = None, engine: Engine | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Tokenizes the text and writes the arrays; returns the manifest's entries on them.
 
     Args:
@@ -373,13 +368,9 @@ class ArrayWriter:
         shards["pairs"] = write_pairs(folder, split, self._finish_pairs(split, kept, numbers_now))
 
     def _sentences(
-        self,
-        split: str,
-        array: TokenArray,
-        unfinished: Mapping[str, Unfinished],
-        used: Mapping[str, Mask],
-        uses: Mapping[tuple[str, str | None], Mapping[str, Int32]],
-    ) -> Iterator[Ragged]:
+        self, split: str, array: TokenArray, unfinished: Mapping[str, Unfinished],
+        used: Mapping[str, Mask], uses: Mapping[tuple[str, str | None], Mapping[str, Int32]],
+    ) -> Iterator[Ragged]:  # fmt: skip
         """Yields the sentences of an array, counting their ids as often as they are used."""
         of = self._tokens[array.vocabulary]
         for way, code in product(self._ways_of(split), unfinished):

@@ -124,14 +124,9 @@ class Cleaner:
     """
 
     def __init__(
-        self,
-        cleaning: Cleaning,
-        source: Source,
-        language_pairs: Sequence[str],
-        spool: Path,
-        on_drop: OnDrop | None = None,
-        on_read: OnRead = lambda *_: None,
-    ) -> None:
+        self, cleaning: Cleaning, source: Source, language_pairs: Sequence[str], spool: Path,
+        on_drop: OnDrop | None = None, on_read: OnRead = lambda *_: None,
+    ) -> None:  # fmt: skip
         self.cleaning, self._source, self._spool = cleaning, source, spool
         self._on_drop, self._on_read = on_drop, on_read
         self.ledger = Ledger({stage.name: stage.identity() for stage in cleaning.stages})

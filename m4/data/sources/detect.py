@@ -220,13 +220,9 @@ def _choices(names: Iterable[str]) -> list[dict[str, str]]:
 
 
 def _fit(
-    root: epath.Path,
-    source: type[Folder],
-    pattern: str,
-    english: str,
-    words: dict[str, str],
+    root: epath.Path, source: type[Folder], pattern: str, english: str, words: dict[str, str],
     names: Mapping[str, epath.Path],
-) -> _Fit | None:
+) -> _Fit | None:  # fmt: skip
     """Returns the files that fit a pattern, or None where they would be no corpus."""
     if "{split}" in pattern and "train" not in words:
         return None

@@ -129,14 +129,9 @@ class SplitReader:
 
 
 def plan(
-    source_lengths: Ints,
-    target_lengths: Ints,
-    directions: Ints,
-    epochs: Ints,
-    steps: int,
-    shape: Shape,
-    tries: int = TRIES,
-) -> BatchPlan:
+    source_lengths: Ints, target_lengths: Ints, directions: Ints, epochs: Ints, steps: int,
+    shape: Shape, tries: int = TRIES,
+) -> BatchPlan:  # fmt: skip
     """Plans steps of similar load for pairs in the order of their draws.
 
     Each step takes the next pairs, its share of the remaining load, or fewer if these do not pack
@@ -183,13 +178,9 @@ def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shap
 
 
 def lay_out(
-    data: SplitReader,
-    examples: Examples,
-    chosen: Ints,
-    row_of: Ints,
-    shape: Shape,
+    data: SplitReader, examples: Examples, chosen: Ints, row_of: Ints, shape: Shape,
     part: tuple[int, int] = (0, 1),
-) -> Batch:
+) -> Batch:  # fmt: skip
     """Lays out the chosen pairs in their rows, as a batch or as part i of n equal parts.
 
     Returns encoder_input_tokens, encoder_segment_ids, encoder_positions, encoder_direction_ids

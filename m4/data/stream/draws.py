@@ -54,15 +54,9 @@ class Draws:
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        sizes: Sequence[int],
-        rates: Sequence[float],
-        seed: int,
-        first: Sequence[int] | None = None,
-        phase: int = 0,
-        window: int = WINDOW,
-    ) -> None:
+        self, names: Sequence[str], sizes: Sequence[int], rates: Sequence[float], seed: int,
+        first: Sequence[int] | None = None, phase: int = 0, window: int = WINDOW,
+    ) -> None:  # fmt: skip
         assert len(names) == len(sizes) == len(rates) > 0
         for name, size, rate in zip(names, sizes, rates, strict=True):
             if not 0 <= rate < math.inf:
@@ -157,15 +151,9 @@ class Phases:
     """
 
     def __init__(
-        self,
-        phases: Sequence[Phase],
-        directions: Sequence[str],
-        sizes: Sequence[int],
-        seed: int,
-        group_steps: int,
-        window: int,
-        pairs_of: Callable[[Draws], int],
-    ) -> None:
+        self, phases: Sequence[Phase], directions: Sequence[str], sizes: Sequence[int], seed: int,
+        group_steps: int, window: int, pairs_of: Callable[[Draws], int],
+    ) -> None:  # fmt: skip
         """Takes the initial phases. Raises InputError for impossible ones."""
         self._directions, self._sizes, self._seed = list(directions), list(sizes), seed
         self._group_steps, self._window, self._pairs_of = group_steps, window, pairs_of

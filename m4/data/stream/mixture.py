@@ -66,13 +66,9 @@ def takes(sampler: Sampler, name: str) -> bool:
 
 
 def make_stream(
-    cache: Cache,
-    sampler: Sampler,
-    sample_by: str = "examples",
-    total_steps: int = 1,
-    stream: Callable[..., Stream] = Stream,
-    **options: Any,
-) -> Stream:
+    cache: Cache, sampler: Sampler, sample_by: str = "examples", total_steps: int = 1,
+    stream: Callable[..., Stream] = Stream, **options: Any,
+) -> Stream:  # fmt: skip
     """Returns the training stream of a sampler.
 
     The number of pairs in a step depends on their lengths, and so on the rates, and the rates of a

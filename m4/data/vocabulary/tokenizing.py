@@ -258,13 +258,9 @@ def _merged(table: tuple[Ints, Int32, int], left: int, right: int) -> int:
 
 @compiled
 def _sample(
-    characters: Int32,
-    ends: Ints,
-    table: tuple[Ints, Int32, int],
-    space: int,
-    alpha: float,
+    characters: Int32, ends: Ints, table: tuple[Ints, Int32, int], space: int, alpha: float,
     seeds: U64,
-) -> tuple[Int32, Ints]:
+) -> tuple[Int32, Ints]:  # fmt: skip
     """Returns ids, and their number by text; `ends` has the ends of each text's characters."""
     ids, lengths = np.empty(len(characters), np.int32), np.zeros(len(ends), np.int64)
     pair = np.empty(len(characters), np.int32)  # piece of a symbol and the next one

@@ -148,15 +148,10 @@ class FileLayout:
     """
 
     def __init__(
-        self,
-        owner: str,
-        folder: epath.Path,
-        pattern: str,
-        english: str = "en",
-        splits: Mapping[str, str] | None = None,
-        codes: Mapping[str, str] | None = None,
+        self, owner: str, folder: epath.Path, pattern: str, english: str = "en",
+        splits: Mapping[str, str] | None = None, codes: Mapping[str, str] | None = None,
         one_language: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.one_language = one_language
         self.owner, self.folder, self.pattern, self.english = owner, folder, pattern, english
         self.splits = dict(splits or {split: split for split in SPLITS})

@@ -11,21 +11,11 @@ from m4.data.languages import describe, listed, split_code
 
 # ISO 15924's names for combined scripts, and other scripts that texts in a script also use.
 _TOGETHER = {
-    "Jpan": ("Hani", "Hira", "Kana"),
-    "Hrkt": ("Hira", "Kana"),
-    "Kore": ("Hang", "Hani"),
-    "Hang": ("Hang", "Hani"),
-    "Hans": ("Hani", "Bopo"),
-    "Hant": ("Hani", "Bopo"),
-    "Hanb": ("Hani", "Bopo"),
-    "Aran": ("Arab",),
-    "Cyrs": ("Cyrl",),
-    "Latf": ("Latn",),
-    "Latg": ("Latn",),
-    "Syre": ("Syrc",),
-    "Syrj": ("Syrc",),
-    "Syrn": ("Syrc",),
-}
+    "Jpan": ("Hani", "Hira", "Kana"), "Hrkt": ("Hira", "Kana"), "Kore": ("Hang", "Hani"),
+    "Hang": ("Hang", "Hani"), "Hans": ("Hani", "Bopo"), "Hant": ("Hani", "Bopo"),
+    "Hanb": ("Hani", "Bopo"), "Aran": ("Arab",), "Cyrs": ("Cyrl",), "Latf": ("Latn",),
+    "Latg": ("Latn",), "Syre": ("Syrc",), "Syrj": ("Syrc",), "Syrn": ("Syrc",),
+}  # fmt: skip
 # Characters of all scripts (digits, punctuation, emoji) and marks on any letter.
 COMMON = ("Zyyy", "Zinh")
 # Scripts, in the order of their numbers in `script_numbers`.

@@ -146,13 +146,10 @@ def register_cache(
         said = "its ids are those of seqio tasks: use these tasks themselves"
         raise InputError(f"{cache.folder}: {said}")
     meaning = {
-        "corpus": cache.fingerprint,
-        "folder": str(cache.folder.resolve()),
-        "pairs": cache.language_pairs(),
-        "sampler": sampler,
-        "sample_by": sample_by,
+        "corpus": cache.fingerprint, "folder": str(cache.folder.resolve()),
+        "pairs": cache.language_pairs(), "sampler": sampler, "sample_by": sample_by,
         "mixture": cache.mixture,
-    }
+    }  # fmt: skip
     if prefix in _REGISTERED:
         if _REGISTERED[prefix] == meaning:
             return

@@ -98,16 +98,9 @@ def thorough(stages: Sequence[CleaningStage] = ()) -> Cleaning:
             that duplicates also disregard case, width and spacing.
     """
     every: tuple[CleaningStage, ...] = (
-        Normalise(),
-        Empty(),
-        Length(),
-        Identical(),
-        Script(),
-        LanguageId(),
-        Duplicates(normalised=True),
-        Overlap(),
-        LengthRatio(),
-    )
+        Normalise(), Empty(), Length(), Identical(), Script(), LanguageId(),
+        Duplicates(normalised=True), Overlap(), LengthRatio(),
+    )  # fmt: skip
     given = {stage.name: stage for stage in Cleaning(stages).stages}
     return Cleaning(tuple(given.pop(stage.name, stage) for stage in every) + tuple(given.values()))
 

@@ -287,14 +287,10 @@ class SeqioTasks:
     def _dataset(self, name: str, split: str) -> Any:
         """Returns a task's examples in their order, as a tf.data.Dataset."""
         return self._tasks[name].get_dataset(
-            sequence_length=self.task_feature_lengths,
-            split=self._splits[split],
-            use_cached=self.use_cached,
-            shuffle=False,
-            seed=self.seed,
-            num_epochs=1,
+            sequence_length=self.task_feature_lengths, split=self._splits[split],
+            use_cached=self.use_cached, shuffle=False, seed=self.seed, num_epochs=1,
             try_in_mem_cache=False,
-        )
+        )  # fmt: skip
 
     def _blocks(self, name: str, split: str) -> Iterator[IdBlock]:
         if self._splits.get(split) not in self._tasks[name].splits:

@@ -24,13 +24,9 @@ ENCODER_KEYS = (
     "encoder_direction_ids",
 )
 DECODER_KEYS = (
-    "decoder_input_tokens",
-    "decoder_target_tokens",
-    "decoder_loss_weights",
-    "decoder_segment_ids",
-    "decoder_positions",
-    "direction_ids",
-)
+    "decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_segment_ids",
+    "decoder_positions", "direction_ids",
+)  # fmt: skip
 # Load of a plan's steps to try, in order, in thousandths of an even share.
 _HURRIES = (1000, 1005, 1010, 1020, 1050)
 TRIES = len(_HURRIES)

@@ -395,24 +395,12 @@ def _train(lines: list[str], size: int, tags: list[str]) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=size,
-            byte_fallback=True,
-            split_digits=True,
-            pad_id=PAD_ID,
-            eos_id=EOS_ID,
-            unk_id=UNK_ID,
-            bos_id=-1,
-            user_defined_symbols=tags,
-            normalization_rule_name="identity",
-            max_sentence_length=_MOST_LINE_BYTES,
-            character_coverage=1.0,
-            shuffle_input_sentence=False,
-            num_threads=1,
-            minloglevel=2,
-        )
+            sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=size,
+            byte_fallback=True, split_digits=True, pad_id=PAD_ID, eos_id=EOS_ID, unk_id=UNK_ID,
+            bos_id=-1, user_defined_symbols=tags, normalization_rule_name="identity",
+            max_sentence_length=_MOST_LINE_BYTES, character_coverage=1.0,
+            shuffle_input_sentence=False, num_threads=1, minloglevel=2,
+        )  # fmt: skip
     except RuntimeError as error:
         most = re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", str(error))
         if most is None:

@@ -245,12 +245,15 @@ def best(curves: Iterable[Curve], loss: float, cost: str) -> dict[str, Best]:
     }
 
 
-def differences(curve: Curve, dense: Curve, step: int) -> list[tuple[float, float]]:
-    """Returns the mean over directions of nll less the dense model's, and its standard error.
+def differences(curve: Curve, dense: Curve, step: int) -> dict[int, tuple[float, float]]:
+    """Returns seed -> mean over directions of nll less the dense model's, and its standard error.
 
-    One pair for each seed: the same seed has the same batches in both.
+    A seed that both have has the same batches in both.
     """
-    return _over_directions(curve.by_direction[step] - dense.by_direction[step])
+    both = [seed for seed in curve.seeds if seed in dense.seeds]
+    mine, others = (of.by_direction[step][[of.seeds.index(seed) for seed in both]]
+                    for of in (curve, dense))  # fmt: skip
+    return dict(zip(both, _over_directions(mine - others), strict=True))
 
 
 def between_seeds(curve: Curve, step: int) -> list[tuple[float, float]]:
@@ -302,7 +305,7 @@ def by_kind(curves: Sequence[Curve], step: int) -> dict[str, tuple[int, float, f
     for curve in sorted(curves, key=lambda curve: (curve.experts, -curve.every)):
         dense = dense_of(curve, curves)
         if curve.experts and dense is not None:
-            found = [mean for mean, _ in differences(curve, dense, step)]
+            found = [mean for mean, _ in differences(curve, dense, step).values()]
             leads.setdefault(curve.kind, []).extend(found)
     return {
         kind: (
@@ -376,7 +379,9 @@ def _families(curves: Sequence[Curve], losses: Sequence[float]) -> str:
         for family in found["steps"]:
             cells = [f"{loss:.2f}", family]
             for cost in known:
-                one = found[cost][family]
+                if (one := found[cost].get(family)) is None:  # its seconds are not known
+                    cells.append("")
+                    continue
                 many = "" if family == "dense" or not one.cheaper else f" ({one.cheaper:.2f})"
                 cells.append(f"{shown[cost](one.cost)}{many} {in_markdown(one.run)}")
             lines.append(cells)
@@ -389,20 +394,21 @@ def _cell(lead: float, error: float) -> str:
 
 def _differences(curves: Sequence[Curve], step: int) -> str:
     """Returns a line a run, also at its last step where a run has gone on after `step`."""
-    rows = []
+    rows, numbers = [], max((curve.seeds for curve in curves), key=len)
     for curve in curves:
         dense = dense_of(curve, curves)
         assert dense is not None
         last = last_common(curve, dense)
         if curve.experts:
-            cells = [[_cell(*pair) for pair in differences(curve, dense, at)]
-                     for at in (step, last)]  # fmt: skip
+            found = [differences(curve, dense, at) for at in (step, last)]
+            cells = [[_cell(*each[seed]) if seed in each else "" for seed in numbers]
+                     for each in found]  # fmt: skip
             rows.append((curve.run, last, cells))
         elif len(curve.seeds) > 1:
             cells = [["", *(_cell(*pair) for pair in between_seeds(curve, at))]
                      for at in (step, last)]  # fmt: skip
             rows.append((f"{curve.run}, seeds", last, cells))
-    seeds = [f"seed {seed}" for seed in curves[0].seeds]
+    seeds = [f"seed {seed}" for seed in numbers]
     head = ["config", *(f"{step:,} steps, {seed}" for seed in seeds)]
     if all(last == step for _, last, _ in rows):
         return table(head, [[name, *cells[0]] for name, _, cells in rows])

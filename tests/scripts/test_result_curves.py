@@ -81,7 +81,7 @@ def test_hours_are_steps_times_their_seconds(folder: Path) -> None:
 def test_leads_are_paired_by_direction_and_seed(folder: Path) -> None:
     found = {curve.run: curve for curve in curves.read(folder)}
     # 2.5 - 2.7 and 2.3 - 2.5; over directions -0.3, -0.2, -0.1: deviation 0.1, error 0.1 / sqrt(3).
-    for mean, error in curves.differences(found["experts"], found["dense"], 200):
+    for mean, error in curves.differences(found["experts"], found["dense"], 200).values():
         assert mean == pytest.approx(-0.2)
         assert error == pytest.approx(0.1 / np.sqrt(3))
     # Two pairs of the same lead: no noise of seeds.
@@ -89,6 +89,19 @@ def test_leads_are_paired_by_direction_and_seed(folder: Path) -> None:
     assert kinds == {
         "8 experts, every other layer": (2, pytest.approx(-0.2), pytest.approx(0, abs=1e-9))
     }
+
+
+def test_a_seed_is_compared_with_the_same_one(folder: Path) -> None:
+    path = folder / "curves" / "experts.jsonl"
+    head, first, last = read_jsonl(path)
+    for row in (first, last):
+        row |= {name: row[name][1:] for name in ("nll", "by_direction")}
+    write_jsonl(path, [head | {"seeds": [1]}, first, last])
+    found = {curve.run: curve for curve in curves.read(folder)}
+    alone = curves.differences(found["experts"], found["dense"], 200)
+    assert alone == {1: (pytest.approx(-0.2), pytest.approx(0.1 / np.sqrt(3)))}
+    text = "\n".join(curves.sections([*found.values()], {"losses": [2.5], "step": 200}))
+    assert "| experts |  | −0.200 ± 0.113, −3.5 |" in text  # 1.96 times the error
 
 
 def test_rows_of_runs_are_kept_with_their_sizes(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files, checkpoints and logs; folders in a bucket."""
+"""Files, checkpoints, locks and logs, on a disk or in a bucket."""
 
 import os
 

@@ -30,19 +30,19 @@ from m4.storage.steps import is_removed, items_of, used_item, whole_step
 
 
 class Removed(InputError):
-    """The step went while it was read: training keeps the last ones only."""
+    """A step was removed while it was read, as training keeps only the last ones."""
 
 
-# In a run's folder: the scores of its checkpoints by step (`m4 eval --watch`).
+# File in a run's folder: the scores of its checkpoints by step (`m4 eval --watch`).
 SCORES_BY_STEP = "scores_by_step.jsonl"
 # Size of a file of arrays: small enough that several threads share the hashing.
 _FILE_BYTES = 1 << 25
-# What a disk refuses, and the modules of orbax that save in threads.
+# Errors of a disk, and the modules of orbax that save in threads.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
 _THREADS = ("future", "async_checkpointer", "checkpoint_manager")
-# What `keep_best` goes by, of the values measured at a checkpoint's step; the lowest is the best.
+# Value measured at a checkpoint's step by which `keep_best` chooses; the lowest is the best.
 MEASURE = "dev/nll"
-# The note of a step.
+# Kind of the note of a step.
 _SEEN = named(record({"pairs": count}))
 _SEEN_OF = record({"from_step": count, "directions": _SEEN, "languages": _SEEN})
 _NOTE = record(
@@ -56,9 +56,9 @@ _NOTE = record(
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of a model, `checkpoints/<step>/`.
 
-    A step has the items params, optimizer, groups, average, best and note. `average` are averaged
-    parameters, where the optimizer makes them (`m4.train.average`), `best` those of the best
-    evaluation so far, where there is early stopping.
+    A step has the items params, optimizer, groups, average, best and note. `average` has averaged
+    parameters, if the optimizer makes them (`m4.train.average`), and `best` those of the best
+    evaluation so far, if there is early stopping.
 
     With several processes all of them open, save and restore together; read-only, each alone.
 
@@ -78,7 +78,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         _quiet()
         self._here = Path(folder).absolute()
         self.folder = address_of(self._here)
-        self.latest: int | None = None  # last whole step when it was opened to write
+        self.latest: int | None = None  # last complete step when the folder was opened for writing
         self._manager = None
         if not read_only:
             self.latest = distributed.on_primary_then_broadcast(
@@ -91,7 +91,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             return
         self._marked: list[int] = []  # steps that `SCORES_BY_STEP` marks as best
         hashing, measure = _Hashing(), operator.itemgetter(MEASURE)
-        # The first one is that of the marked steps, which `save` replaces.
+        # The first policy is that of the marked steps, which `save` replaces.
         marked, last = managers.CustomSteps(steps=[]), managers.LatestN(n=keep)
         self._policies: list[managers.PreservationPolicy] = [marked, last]
         if keep_period is not None:
@@ -119,20 +119,20 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         note: Mapping[str, Any],
         measured: Mapping[str, float] | None = None,
     ) -> None:
-        """Starts to save a step; returns once the arrays may be overwritten.
+        """Starts saving a step; returns once the arrays may be overwritten.
 
-        A step that is saved already stays as it is.
+        An existing step is kept.
 
         Args:
             items: Name ("params", "optimizer", ...) -> tree of arrays.
-            measured: Values measured with these parameters; with `MEASURE` the step may be one of
+            measured: Values measured with these parameters; with `MEASURE`, the step may be one of
                 the best.
         """
         assert self._manager is not None, "read-only"
         if step in self._manager.all_steps():
             return
-        # A run resumes from the checkpoint: the files next to it must not be older. And no process
-        # may write any shard once the folder is another job's.
+        # A run resumes from the checkpoint, so the files next to it must not be older. No process
+        # may write a shard once the folder is another job's.
         self._marked = distributed.on_primary_then_broadcast(
             "to save a checkpoint", self._push_then_marked
         )
@@ -158,7 +158,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             return sorted({row["step"] for row in rows if row["best"]})
         except FileNotFoundError:
             return []
-        except (OSError, InputError) as error:  # no reason to stop training
+        except (OSError, InputError) as error:  # not a reason to stop training
             print(f"{error}: cannot be read; the best step stays", file=sys.stderr)
             return self._marked
 
@@ -172,14 +172,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return found
 
     def restore(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the named trees of a step; what is not named is not read.
+        """Returns the named trees of a step, without reading others.
 
         Args:
             items: Name -> tree of ShapeDtypeStructs.
 
         Raises:
-            Removed: It went meanwhile.
-            InputError: It has no such item, or cannot be read.
+            Removed: The step was removed meanwhile.
+            InputError: The step has no such item, or cannot be read.
         """
         there, how = self.folder / str(step), ocp.checkpoint_utils.construct_restore_args
         with self._reading(step):
@@ -196,7 +196,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return {name: found[name] for name in items}
 
     def used(self, step: int) -> str:
-        """Returns the item whose parameters are used: best, average or params."""
+        """Returns the item with the parameters to use: best, average or params."""
         with self._reading(step):
             return used_item(items_of(self.folder / str(step)))
 
@@ -204,7 +204,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Checks that an item of a step has the arrays of `tree` (nested dicts).
 
         Raises:
-            InputError: An array has another shape, or no floats where the tree has.
+            InputError: An array has another shape, or no floats although the tree has.
         """
         saved, wanted = self.arrays(step, name), by_path(tree)
         for path in sorted(saved.keys() | wanted.keys()):
@@ -235,13 +235,13 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         with self._reading(step), ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
             item = self.folder / str(step) / name
             found = reader.metadata(item).item_metadata
-            if not item.exists():  # of which orbax finds no arrays
+            if not item.exists():  # orbax finds no arrays in it
                 raise FileNotFoundError(item)
             return found
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Makes one line of what orbax raises, also over a step that is as its manifest says."""
+        """Turns errors of orbax into one line, even for a step that matches its manifest."""
         try:
             yield
         except InputError:
@@ -260,7 +260,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turns what the disk refuses into an OSError with the folder."""
+        """Turns errors of the disk into an OSError with the folder."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -270,7 +270,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise OSError(number, os.strerror(number), os.fspath(self.folder)) from error
 
     def wait(self) -> None:
-        """Returns when every save is on disk. OSError: the disk is full or fails."""
+        """Waits until every save is on disk. Raises OSError if the disk is full or fails."""
         if self._manager is not None:
             with self._writing():
                 self._manager.wait_until_finished()
@@ -287,7 +287,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
 
 def read_note(folder: Path, step: int) -> dict[str, Any]:
-    """Returns the note of a checkpoint in a model's folder. InputError: it is damaged."""
+    """Returns the note of a checkpoint in a model's folder. Raises InputError if damaged."""
     there = address_of(folder / "checkpoints") / str(step)
     if (said := steps.problem(there, lambda _: {"note"})) is not None:
         raise InputError(f"{there}: damaged ({said})")
@@ -296,7 +296,7 @@ def read_note(folder: Path, step: int) -> dict[str, Any]:
 
 
 def _quiet() -> None:
-    """Silences orbax: it logs every save, and its threads print what `save` and `wait` raise."""
+    """Silences orbax, which logs every save and prints errors that `save` and `wait` raise."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_not_raised)
@@ -317,7 +317,7 @@ def _is_not_raised(record: logging.LogRecord) -> bool:
 
 
 def _refused(error: BaseException) -> int | None:
-    """Returns the number of the disk's error that tensorstore's error quotes, or None."""
+    """Returns the error number of the disk that tensorstore's error quotes, or None."""
     return next((number for number in _OF_DISKS if os.strerror(number) in str(error)), None)
 
 
@@ -345,11 +345,11 @@ class _Hashing(ocp.AsyncCheckpointHandler):
     async def async_save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> list[Any]:
         self._item = directory
         write_own = functools.partial(steps.write_own, directory, jax.process_index())
-        # orbax waits in the order of the items' names: for `sha256` when all others are written.
+        # orbax waits in the order of items' names, so for `sha256` when all others are written.
         return [future.ChainedFuture([], write_own)]
 
     def finish(self) -> None:
-        """Writes the manifest, by the primary, when only the step's own name is missing."""
+        """Writes the manifest in the primary, when only the step's final name is missing."""
         steps.write_whole(self._item.parent)
 
     def save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> None:
@@ -362,11 +362,11 @@ class _Hashing(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(_Hashing, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class _HashAll(ocp.args.CheckpointArgs):
-    """Asks for the manifest of the step that is saved."""
+    """Request for the manifest of the saved step."""
 
 
 def shapes(tree: Any, shardings: Any | None = None) -> Any:
-    """Returns the ShapeDtypeStructs of a tree of arrays, with these shardings or their own."""
+    """Returns the shapes of a tree of arrays, with these shardings or their own."""
 
     def shape(x: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
         own = getattr(x, "sharding", None)
@@ -376,21 +376,21 @@ def shapes(tree: Any, shardings: Any | None = None) -> Any:
 
 
 def _is_float(dtype: Any) -> bool:
-    """Returns whether a dtype is one of floating-point numbers, bfloat16 included."""
+    """Returns whether a dtype is floating-point, including bfloat16."""
     return jnp.issubdtype(dtype, jnp.floating)
 
 
 def check_weights(where: object, arrays: Mapping[str, Any]) -> None:
-    """Checks parameters, or moments of an optimizer; of arrays of JAX the parts of this process.
+    """Checks parameters or moments of an optimizer; for JAX arrays, this process's shards.
 
     Raises:
-        InputError: One has numbers of another kind, or some that are not finite.
+        InputError: An array has another type of numbers, or some that are not finite.
     """
     for name, array in arrays.items():
         if not _is_float(array.dtype):
             raise InputError(f"{where}: {name} has numbers of type {array.dtype}: must be floats")
         parts = [array]
-        if isinstance(array, jax.Array):  # devices with the same part have the same index
+        if isinstance(array, jax.Array):  # devices with the same shard have the same index
             parts = {str(one.index): one.data for one in array.addressable_shards}.values()
         if wrong := sum(int(np.size(p) - np.isfinite(np.asarray(p)).sum()) for p in parts):
             raise InputError(f"{where}: {name} has {wrong:,} values that are not finite")

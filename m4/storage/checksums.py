@@ -1,7 +1,7 @@
-"""SHA-256 of files: computed when they are written, compared when they are read.
+"""SHA-256 of files, computed when they are written and compared when they are read.
 
-How much is compared is the process's choice (`--verify`): "fast" sizes and names, "full" the
-content. What was compared once and has not changed since is not read again.
+The process chooses how much is compared (`--verify`): "fast" compares sizes and names, "full" the
+content. Files that were compared and have not changed since are not read again.
 """
 
 import contextlib
@@ -22,20 +22,20 @@ from m4.storage.records import count, entry, listed, named, record, text
 # Name -> (size in bytes, SHA-256), and their kind in a manifest.
 Files = Mapping[str, Sequence[Any]]
 FILES = named(entry(count, text))
-# What a machine keeps of a folder: name, version and SHA-256 of each file.
+# Record of a folder on a machine: name, version and SHA-256 of each file.
 _KEPT = record({"files": listed(entry(text, text, text))})
 Level = Literal["fast", "full"]
 _THREADS = 8
-# Files that changed less long ago may change again within the same tick of their disk's clock.
+# Seconds within which a changed file may change again in the same tick of its disk's clock.
 _TICK_SECONDS = 2.0
-# Smaller files are read even where only sizes are compared.
+# Smaller files are read even if only sizes are compared.
 _SMALL_BYTES = 1 << 16
 # Below this size, hashing again is cheap.
 _WORTH_BYTES = 1 << 24
 
 
 class Disk:
-    """A folder on a disk. Versions are inodes and times."""
+    """A folder on a disk, where inodes and times are versions of files."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.address = os.path.abspath(folder)
@@ -53,7 +53,7 @@ class Disk:
     def look(self, name: str) -> Object:
         """Returns size, version and time of one file."""
         found = Path(self.address, name).stat()
-        # Files are written whole: one rewritten within a tick of the clock has another inode.
+        # Files are written whole, so one rewritten within a tick of the clock has another inode.
         return Object(found.st_size, f"{found.st_ino}.{found.st_mtime_ns}", found.st_mtime)
 
     def sha256(self, name: str) -> tuple[int, str]:
@@ -63,7 +63,7 @@ class Disk:
             return file.tell(), digest
 
 
-# The files of a folder, by their names relative to it.
+# Files of a folder, by relative names.
 Folder = Disk | Objects
 
 _chosen: Level | None = None
@@ -73,7 +73,7 @@ _same: set[tuple[str, str, str, str]] = set()  # address, name, version, SHA-256
 def choose(level: Level | None) -> None:
     """Sets how much this process compares from now on.
 
-    Without a level it compares everything but files that this machine has compared before and that
+    Without a level, it compares everything but files that this machine has compared before and that
     have not changed since (`problem(once=True)`).
     """
     global _chosen
@@ -81,7 +81,7 @@ def choose(level: Level | None) -> None:
 
 
 def hashes(store: Folder, names: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """Returns size and SHA-256 of a folder's files, which several threads read."""
+    """Returns size and SHA-256 of a folder's files, read in several threads."""
     names = list(names)
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(names, pool.map(store.sha256, names), strict=True))
@@ -91,20 +91,20 @@ def problem(
     store: Folder, files: Files, wanted: Callable[[str], bool] = lambda name: True,
     level: Level | None = None, *, once: bool = False,
 ) -> str | None:  # fmt: skip
-    """Returns what is wrong with the first of a folder's files that is wrong, or None.
+    """Describes the first fault in a folder's files, or returns None.
 
     Args:
-        files: Sizes and hashes as they were written.
-        wanted: Which files' content is compared, by name; sizes are compared of all.
-        level: How much is compared. Defaults to the process's choice.
-        once: Whether the machine remembers what it has compared, in $XDG_CACHE_HOME/m4/verified,
-            and does not read it again.
+        files: Sizes and hashes when written.
+        wanted: Test of the names of files whose content to compare; sizes are compared for all.
+        level: How much to compare. Defaults to the process's choice.
+        once: Whether the machine records what it has compared, in $XDG_CACHE_HOME/m4/verified, and
+            does not read it again.
     """
     there = store.list()
     digest = hashlib.sha256(store.address.encode()).hexdigest()[:16]
     kept = cache_folder() / "verified" / f"{digest}.json"
     if once and _chosen is None:
-        with contextlib.suppress(OSError, InputError):  # it saves time only
+        with contextlib.suppress(OSError, InputError):  # it only saves time
             rows = read_json(kept, _KEPT)["files"]
             _same.update((store.address, *row) for row in rows)
     for name, (size, _) in files.items():

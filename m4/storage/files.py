@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and JSON lines."""
+"""Writing files whole or not at all, checks of paths, and JSON."""
 
 import errno
 import fcntl
@@ -24,14 +24,14 @@ from m4.storage.records import Kind, anything
 _LOCK = ".unfinished"
 _CHECKSUM = "checksum"
 _Parsed = TypeVar("_Parsed")
-# What parsers raise. UnicodeDecodeError and JSONDecodeError are ValueErrors; brackets of brackets
-# are too deep.
+# Errors of parsers. UnicodeDecodeError and JSONDecodeError are ValueErrors; RecursionError is for
+# deeply nested brackets.
 _DAMAGE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Gives a file to write that becomes `path` at the end, or is removed if the writing fails."""
+    """Yields a file to write that becomes `path` at the end, or is removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays last: matplotlib and others go by it.
     unfinished = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
@@ -44,15 +44,14 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
-    """Gives a folder to fill that becomes `folder` at the end, or is removed if the filling fails.
+    """Yields a folder to fill that becomes `folder` at the end, or is removed on failure.
 
-    What a killed process left half filled is removed by the next one that writes the same folder: a
-    lock in it, held until the process ends, tells the two apart. Without `replace` a folder of that
-    name stays.
+    The next process that writes the same folder removes what a killed one left, which it recognises
+    by a lock that ends with its process. Without `replace`, an existing folder stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*/{_LOCK}"):
-        with suppress(BlockingIOError), _locked(path):  # else another process is filling it
+        with suppress(BlockingIOError), _locked(path):  # otherwise another process is filling it
             remove(path.parent)
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     unfinished.mkdir()
@@ -62,7 +61,7 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
             (unfinished / _LOCK).unlink()
         old = unfinished.with_suffix(".old")
         if replace and folder.exists():
-            # Aside first: there is never a moment with half a folder under the right name.
+            # Moved aside first, so that the name never has half a folder.
             os.replace(folder, old)
         try:
             os.replace(unfinished, folder)
@@ -76,7 +75,7 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock; OSError for a link, which may lead out of the folder, and if it is held."""
+    """Holds a lock. Raises OSError if it is held, or a link, which may lead out of the folder."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,28 +85,28 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a folder with all that is in it; of a link only the link goes."""
+    """Removes a file, a folder with its content, or a link without its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-# Folders in which links are followed wherever they lead.
+# Folders in which all links are followed.
 _followed: set[Path] = set()
 
 
 def follow_links(folder: Path = Path("/")) -> None:
-    """Allows links in a folder to lead out of it, as its user says. Defaults to all folders."""
+    """Allows links in a folder, by default in all folders, to lead out of it."""
     _followed.add(folder.resolve())
 
 
 def check_tree(folder: Path) -> None:
-    """Checks that a run's folder, which may be a stranger's, has files of its own alone.
+    """Checks that a run's folder, which may be a stranger's, has only its own files.
 
     Raises:
-        InputError: A link leads out of it, where a job would write or remove; or something there is
-            no file, and reading it might never end.
+        InputError: A link leads out of it, or something there is not a file, so that reading might
+            never end.
     """
     base = folder.resolve()
     followed = any(base.is_relative_to(one) for one in _followed)
@@ -121,10 +120,10 @@ def check_tree(folder: Path) -> None:
 
 
 def check_output(path: Path, said: str) -> None:
-    """Checks that a file or folder can be written, before the work whose result it gets.
+    """Checks that a file or folder can be written, before the work for its content.
 
     Raises:
-        InputError: It cannot. The message begins with `said`.
+        InputError: It cannot be written. The message begins with `said`.
     """
     check_name(str(path))
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -139,39 +138,39 @@ def check_output(path: Path, said: str) -> None:
 
 
 def check_input(path: Path) -> None:
-    """Raises InputError for a path that is there and no file: reading it might never end."""
+    """Raises InputError for an existing path that is not a file: reading it might never end."""
     if path.exists() and (not path.is_file() or re.match("/(proc|sys)/", str(path.resolve()))):
         what = "a folder" if path.is_dir() else "a pipe, a socket, a device or one of the system's"
         raise InputError(f"{path}: not a file but {what}")
 
 
 def confined(folder: Path, name: str) -> Path:
-    """Returns the file of that name, relative and with "/", in a folder.
+    """Returns the file with this name, relative and with "/", in a folder.
 
-    A run's files, which may be a stranger's, decide by such names what is written and deleted.
+    By such names, a run's files, which may be a stranger's, decide what is written and deleted.
 
     Raises:
         InputError: The file is outside of the folder.
     """
     target = folder / name
     inside = bool(name) and ".." not in PurePosixPath(name).parts and not Path(name).is_absolute()
-    # A link within the folder may lead outside, too.
+    # A link within the folder may also lead outside.
     if not (inside and target.parent.resolve().is_relative_to(folder.resolve())):
         raise InputError(f"{folder}: a file there names {name!r}, which is outside of it")
     return target
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole UTF-8 file."""
+    """Writes a UTF-8 file, whole or not at all."""
     with whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
 def keep_result(content: bytes, output: Path | None, place: Path) -> None:
-    """Writes a result to `output`, or without it to `place`, and prints the path.
+    """Writes a result to `output`, by default to `place`, and prints the path.
 
     Raises:
-        InputError: The output cannot be written. A place that cannot is a line on stderr.
+        InputError: The output cannot be written. For a place, a line on stderr says so.
     """
     path = output or place
     try:
@@ -187,7 +186,7 @@ def keep_result(content: bytes, output: Path | None, place: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """Writes a JSON object with a checksum of the rest, which `read_json` compares."""
+    """Writes a JSON object with a checksum of its content, which `read_json` compares."""
     found = json.loads(json.dumps(content))  # as it will be read: names are texts
     text = json.dumps({**found, _CHECKSUM: _checksum(found)}, ensure_ascii=False, indent=indent)
     write_text(path, text + "\n")
@@ -198,7 +197,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
-    """Writes one JSON object a line, not escaped to ASCII: people read these files."""
+    """Writes one JSON object per line, not escaped to ASCII, as people read these files."""
     with whole(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -210,17 +209,17 @@ def read_json(
     parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
     remedy: str = "",
 ) -> _Parsed:
-    """Returns what `parse` makes of a file of one JSON object, which m4 has written.
+    """Returns the parsed content of a file with one JSON object, written by m4.
 
     Args:
         kind: Kinds of the object's values (`m4.storage.records`).
-        parse: Makes something of the object. Defaults to the object itself.
-        remedy: What to do about a damaged file, for the message.
+        parse: Function that converts the object. Defaults to the object itself.
+        remedy: Advice on a damaged file, for the message.
 
     Raises:
-        InputError: It is damaged, and where: no JSON, no object, other content than its checksum is
-            of, a value of another kind, or one that `parse` stumbles over.
-        FileNotFoundError: It is not there.
+        InputError: The file is damaged: not JSON, not an object, a wrong checksum, a value of
+            another kind, or one that `parse` rejects.
+        FileNotFoundError: The file does not exist.
     """
     content = path.read_bytes()
     with undamaged(path, remedy):
@@ -233,14 +232,14 @@ def read_json(
 
 
 def read_jsonl(path: Any, kind: Kind = anything, *, cut_off: bool = False) -> list[dict[str, Any]]:
-    """Returns the lines of a file, plain or .gz, each a JSON object of the kind.
+    """Returns the lines of a plain or .gz file, each a JSON object of the kind.
 
     Args:
-        cut_off: Whether a last line without its end, of a job that was killed, is left out.
+        cut_off: Whether to leave out a last line without its end, from a killed job.
 
     Raises:
-        InputError: A line is damaged: file, line and what is wrong.
-        FileNotFoundError: The file is not there.
+        InputError: A line is damaged; the message has file, line and fault.
+        FileNotFoundError: The file does not exist.
     """
     content = path.read_bytes()
     if str(path).endswith(".gz"):
@@ -258,7 +257,7 @@ def read_jsonl(path: Any, kind: Kind = anything, *, cut_off: bool = False) -> li
 
 @contextmanager
 def undamaged(where: object, remedy: str = "") -> Iterator[None]:
-    """Makes an InputError of what parsers raise: "run.json: damaged (...)"."""
+    """Turns errors of parsers into an InputError: "run.json: damaged (...)"."""
     try:
         yield
     except InputError:
@@ -270,7 +269,7 @@ def undamaged(where: object, remedy: str = "") -> Iterator[None]:
 
 
 def parsed(content: bytes, kind: Kind = anything) -> dict[str, Any]:
-    """Returns one JSON object. Raises ValueError or TypeError, with what is wrong and where."""
+    """Returns one JSON object. Raises ValueError or TypeError with the fault and its place."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:

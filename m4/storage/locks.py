@@ -1,4 +1,4 @@
-"""Locks: one job at a time writes files of a kind in a folder, on a disk or in a bucket."""
+"""Locks, by which one job at a time writes files of a kind in a folder or bucket."""
 
 import contextlib
 import json
@@ -19,27 +19,27 @@ from m4.storage.objects import ERRORS, Changed, Objects, Version, one_line
 
 RUNNING = ".running"
 PERIOD_SECONDS = 30.0
-# A lock in a bucket that was not renewed for so many periods has expired.
+# Periods without renewal after which a lock in a bucket has expired.
 EXPIRED_PERIODS = 3
-# The exit status of a job whose lock another job has taken over.
+# Exit status of a job whose lock another job has taken over.
 LOST_STATUS = 3
-# A job that starts holds other jobs' locks for a moment.
+# Seconds to wait, as a job that starts holds other locks for a moment.
 _WAIT_SECONDS = 0.5
 
 
 class Busy(InputError):
-    """Another job is at work there. That is no mistake to correct: it may be about to end."""
+    """Another job is at work there. This is not a mistake of the user: it may end soon."""
 
     status = 1
 
 
 @contextlib.contextmanager
 def local_lock(path: Path, where: str, seconds: float = _WAIT_SECONDS) -> Iterator[None]:
-    """Holds a lock among this machine's processes. A link, which may lead elsewhere, is refused.
+    """Holds a lock among this machine's processes; refuses a link, which may lead elsewhere.
 
     Args:
-        where: The setting and its value, for messages.
-        seconds: How long to wait for the lock; -1 waits without limit.
+        where: Setting and its value, for messages.
+        seconds: Time to wait for the lock; -1 waits without limit.
 
     Raises:
         Busy: Another process holds the lock.
@@ -60,25 +60,24 @@ def local_lock(path: Path, where: str, seconds: float = _WAIT_SECONDS) -> Iterat
 
 
 class BucketLock:
-    """A job's lock in a bucket: one object, `.running/<kind>.json`, that the job renews.
+    """A job's lock in a bucket: the object `.running/<kind>.json`, which the job renews.
 
-    A lock that is not renewed for EXPIRED_PERIODS, in the eyes of a job that waits for it, has
-    expired: that job writes its own over the version that it saw. So of two jobs that come at once
-    one wins, and no clocks are compared. A job that lost its lock finds another's before it writes
-    anything again, and ends.
+    A lock has expired if a waiting job sees no renewal for EXPIRED_PERIODS; that job then replaces
+    the version that it saw. Thus one of two simultaneous jobs wins, and no clocks are compared. A
+    job that lost its lock finds another's before it writes anything again, and ends.
     """
 
     def __init__(
         self, objects: Objects, kind: str, copy: str, where: str, lost: Callable[[str], Any]
     ) -> None:
-        """Sends no request.
+        """Prepares the lock, without a request.
 
         Args:
-            kind: Which files the job writes.
-            copy: Name of the local copy, whose local lock this process holds: a lock in the
-                bucket that names the same copy is of a process that is dead.
-            where: The setting and its value, for messages.
-            lost: Called with a sentence if another job takes the lock over; ends the process.
+            kind: Kind of files that the job writes.
+            copy: Name of the local copy, whose local lock this process holds, so that a lock in the
+                bucket that names the same copy is a dead process's.
+            where: Setting and its value, for messages.
+            lost: Function that ends the process, called with a sentence if the lock is taken over.
         """
         self._objects, self._where, self._lost = objects, where, lost
         self._name = f"{RUNNING}/{kind}.json"
@@ -89,16 +88,16 @@ class BucketLock:
         self._alone = threading.Lock()
 
     def acquire(self, *, wait: bool = True) -> None:
-        """Takes the lock, if asked to after waiting until a dead job's lock expires.
+        """Takes the lock; with `wait`, waits until a dead job's lock expires.
 
         Raises:
-            Busy: Another job holds it, and renews it.
+            Busy: Another job holds and renews it.
         """
         seen, since = None, 0.0
         while not self._write():
             version, mark = self._found()
             if version is None or any(mark.get(k) == self._mark[k] for k in ("job", "copy")):
-                self._version = version  # it is gone, or the answer to this job's write was lost
+                self._version = version  # it is gone, or this job's write was not answered
             elif not wait or seen not in (None, version):
                 raise Busy(f"{self._where}: another m4 job is at work there ({_who(mark)})")
             elif seen is None:
@@ -109,12 +108,12 @@ class BucketLock:
                 self._version = version
             else:
                 time.sleep(PERIOD_SECONDS / 5)
-        # To write over an object, and to read it, are other rights than to create it.
+        # Overwriting and reading an object need other rights than creating it.
         self.check()
         self._found()
 
     def _write(self) -> bool:
-        """Writes the lock over the known version; returns whether that was still there."""
+        """Replaces the known version of the lock; returns whether it still existed."""
         began = time.monotonic()
         try:
             content = json.dumps(self._mark).encode()
@@ -125,9 +124,9 @@ class BucketLock:
         return True
 
     def check(self, older_than_seconds: float = 0.0) -> None:
-        """Renews the lock if its last renewal is older: before every write, and in every period.
+        """Renews the lock if its last renewal is older: before every write, and periodically.
 
-        If another job has taken the lock over, this one ends.
+        If another job has taken over the lock, this one ends.
         """
         with self._alone:
             if time.monotonic() - self._renewed < older_than_seconds:
@@ -142,17 +141,17 @@ class BucketLock:
                 self._version = version
 
     def release(self) -> None:
-        """Gives the lock back. If the bucket cannot be reached, a line says that it expires."""
+        """Releases the lock. If the bucket cannot be reached, a line says that it will expire."""
         if self._version is None:
             return
         try:
-            self.check()  # nobody takes over a lock that was renewed just now
+            self.check()  # nobody takes over a newly renewed lock
             self._objects.delete(self._name)
         except ERRORS as error:
             print(f"{self._where}: {self._name} stays ({one_line(error)})", file=sys.stderr)
 
     def _found(self) -> tuple[Version | None, dict[str, Any]]:
-        """Returns the version of the lock in the bucket, and whose it is: {} if not m4's."""
+        """Returns the version and owner of the lock in the bucket; {} if it is not m4's."""
         found = self._objects.get_version(self._name)
         if found is None:
             return None, {}

@@ -1,4 +1,4 @@
-"""Metrics of training: `metrics.jsonl`, one row a log step, and TensorBoard.
+"""Metrics of training: `metrics.jsonl`, with one row per log step, and TensorBoard.
 
 TensorBoard's files are written by tensorboardX: tf.summary would cost every training process
 TensorFlow's 400 MB.
@@ -16,7 +16,7 @@ from typing import Any
 from m4.storage.files import read_jsonl, write_text
 from m4.storage.records import count, number, optional, record
 
-# Names of T5X's tags, where the meaning is the same -> m4's name, and the value out of m4's.
+# T5X's tag -> m4's name with the same meaning, and the conversion of m4's value.
 T5X_TAGS: Mapping[str, tuple[str, Callable[[float], float]]] = {
     "experts/fraction_tokens_left_behind": ("fraction_tokens_left_behind", float),
     "experts/expert_usage": ("expert_usage", float),
@@ -30,13 +30,13 @@ _ROW = record({"step": count, "*": optional(number)})
 class Metrics(contextlib.AbstractContextManager["Metrics"]):
     """A log of rows {"step": ..., name: number}, in `metrics.jsonl` and `tensorboard/`.
 
-    TensorBoard has them under `T5X_TAGS`, too. A run that is resumed leaves the file of an
-    uninterrupted one. Without a folder nothing is written: another process does it.
+    TensorBoard has them also under `T5X_TAGS`. A resumed run leaves the same file as an
+    uninterrupted one. Without a folder, nothing is written, as another process does it.
 
     Attributes:
-        resume_step: Rows of later steps, of work that was lost, are removed.
-        saved: The note of its checkpoint; that other rows are there is a line on stderr.
-        log: Called with each row, after it is written.
+        resume_step: Step after which rows, of lost work, are removed.
+        saved: Note of that checkpoint; if the rows differ from it, stderr says so.
+        log: Function called with each row after writing it.
     """
 
     folder: Path | None
@@ -57,14 +57,14 @@ class Metrics(contextlib.AbstractContextManager["Metrics"]):
         write_text(path, text)
         self._file = path.open("a", encoding="utf-8")
         if self.tensorboard:
-            # It imports Google's storage client: half a second, which jobs that read are spared.
+            # Imports Google's storage client, which takes half a second.
             from tensorboardX import SummaryWriter
 
             board = str(self.folder / "tensorboard")
             self._board = SummaryWriter(board, purge_step=self.resume_step + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One row; NaN and infinity are written as null, which JSON knows."""
+        """Writes one row, with NaN and infinity as null, for JSON."""
         if self._file is None:
             return
         numbers = {name: float(value) for name, value in values.items()}
@@ -83,7 +83,7 @@ class Metrics(contextlib.AbstractContextManager["Metrics"]):
             self.log(row)
 
     def note(self) -> dict[str, str]:
-        """For the checkpoint of this step: the SHA-256 of all rows."""
+        """Returns the note for this step's checkpoint: the SHA-256 of all rows."""
         return {"metrics": self._written.hexdigest()}
 
     def __exit__(self, *error: object) -> None:
@@ -93,7 +93,7 @@ class Metrics(contextlib.AbstractContextManager["Metrics"]):
 
 
 def warn_if_changed(folder: Path, saved: Mapping[str, Any]) -> None:
-    """Prints a line on stderr where a checkpoint's note names other rows than there are."""
+    """Prints a line on stderr if the rows differ from those in a checkpoint's note."""
     if "metrics" not in saved:
         return
     text = _text(read_metrics(folder), saved["step"])
@@ -108,6 +108,6 @@ def _text(rows: Iterable[Mapping[str, Any]], last_step: int) -> str:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a folder's metrics.jsonl; a last line cut off by a kill is left out."""
+    """Returns the rows of a folder's metrics.jsonl, without a last line cut off by a kill."""
     path = Path(folder) / "metrics.jsonl"
     return read_jsonl(path, _ROW, cut_off=True) if path.exists() else []

@@ -1,8 +1,8 @@
 """Objects in a bucket, by obstore (its only importer).
 
-m4 needs five requests: list, get, put, put only if nobody else has (for locks), delete. Other
-addresses than gs:// are refused: orbax writes checkpoints to no other store, and what m4 does with
-a bucket is tested against an emulator of Google's.
+m4 needs five requests: list, get, put, conditional put (for locks) and delete. Other addresses than
+gs:// are refused: orbax writes checkpoints to no other store, and m4 is tested with an emulator of
+Google's.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 from m4.settings import InputError, check_name
 from m4.storage.files import whole
 
-# Which content an object has, for `put_if`. None stands for an object that is not there.
+# Version of an object's content, for `put_if`. None stands for a missing object.
 Version = Mapping[str, Any]
 
-_CHUNK_BYTES = 16 << 20  # per request: larger files are sent in parts
-_RETRY_SECONDS = 60.0  # for which a request that fails is repeated
+_CHUNK_BYTES = 16 << 20  # bytes per request: larger files are sent in parts
+_RETRY_SECONDS = 60.0  # seconds for which a failing request is repeated
 
 
 class Object(NamedTuple):
-    """Size in bytes, what changes with the content (ETag), and seconds since 1970 of the change."""
+    """Size in bytes, version of the content (ETag), and time of change in seconds since 1970."""
 
     size: int
     version: str
@@ -33,21 +33,21 @@ class Object(NamedTuple):
 
 
 class Unreachable(Exception):
-    """The bucket does not answer. This is no mistake of the user: the job may be started again."""
+    """The bucket does not answer. This is not a user's mistake: the job may be started again."""
 
     status = 1
 
 
 class Changed(Exception):
-    """The object has another version than the expected one."""
+    """An object's version is not the expected one."""
 
 
-# Everything else that the requests raise.
+# All other errors of requests.
 ERRORS = (OSError, InputError, Unreachable)
 
 
 def is_address(place: str) -> bool:
-    """Returns whether `place` is an address (gs://BUCKET/FOLDER) and no path."""
+    """Returns whether `place` is an address (gs://BUCKET/FOLDER), not a path."""
     return "://" in place
 
 
@@ -56,7 +56,7 @@ def check_place(place: str) -> None:
     check_name(place)
     scheme, found, rest = place.partition("://")
     if not found:
-        if wrong := re.match(r"(gs|s3|file):/*", place):  # pathlib, too, makes one slash of two
+        if wrong := re.match(r"(gs|s3|file):/*", place):  # pathlib makes one slash of two
             raise InputError(f"{place}: an address begins with {wrong[1]}://")
     elif scheme != "gs":
         raise InputError(f"{place}: {scheme}:// is not supported; give a folder, or gs://")
@@ -65,10 +65,11 @@ def check_place(place: str) -> None:
 
 
 def check_readable(address: str) -> None:
-    """Lists a folder of a bucket, and reads its first object: for what is only read there.
+    """Checks a bucket's folder for reading: lists it, and reads the first object.
 
     Raises:
-        InputError: It cannot be read; what to do. Unreachable.
+        InputError: It cannot be read; the message says what to do.
+        Unreachable: The bucket does not answer.
     """
     objects = Objects(address)
     objects.role = "roles/storage.objectViewer"
@@ -77,25 +78,25 @@ def check_readable(address: str) -> None:
 
 
 class Objects:
-    """The objects of a folder in a bucket, by their names relative to it, with "/"."""
+    """Objects of a folder in a bucket, by relative names with "/"."""
 
-    # What the account needs, for messages.
+    # Roles that the account needs, for messages.
     role = "roles/storage.objectAdmin and roles/storage.legacyBucketReader"
 
     def __init__(self, address: str) -> None:
-        """Sends no request.
+        """Prepares requests, without sending one.
 
         Args:
             address: gs://BUCKET/FOLDER. STORAGE_EMULATOR_HOST names an emulator.
 
         Raises:
-            InputError: `address` is none, or the credentials of this machine cannot be read.
+            InputError: The address is invalid, or this machine's credentials cannot be read.
         """
         import obstore.exceptions
         import obstore.store
 
         check_place(address)
-        self._obstore = obstore  # imported here, for those alone who use a bucket: it takes long
+        self._obstore = obstore  # imported here because it takes long, and only buckets need it
         self.address = address.rstrip("/")
         self._bucket, _, folder = self.address.removeprefix("gs://").partition("/")
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
@@ -107,10 +108,10 @@ class Objects:
             self._store = obstore.store.GCSStore(self._bucket, prefix=folder or None, **options)
 
     def list(self) -> dict[str, Object]:
-        """Returns name -> what the bucket says of an object."""
+        """Returns name -> size, version and time of each object."""
         with self._explained():
             found = [one for page in self._obstore.list(self._store) for one in page]
-        # The console leaves an empty object for a folder, which obstore names as the folder.
+        # The console makes an empty object for a folder, which obstore names like the folder.
         folders = {str(parent) for one in found for parent in PurePosixPath(one["path"]).parents}
         return {
             one["path"]: Object(one["size"], one["e_tag"] or "", one["last_modified"].timestamp())
@@ -119,7 +120,7 @@ class Objects:
         }
 
     def get_version(self, name: str) -> tuple[bytes, Version] | None:
-        """Returns an object's content and version, or None if it is not there."""
+        """Returns an object's content and version, or None if it does not exist."""
         with self._explained(name), contextlib.suppress(FileNotFoundError):
             found = self._obstore.get(self._store, name)
             version = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
@@ -127,13 +128,13 @@ class Objects:
         return None
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Yields an object's content piece by piece. FileNotFoundError: it is not there."""
+        """Yields an object's content in pieces. Raises FileNotFoundError if it is missing."""
         with self._explained(name):
             for piece in self._obstore.get(self._store, name).stream(1 << 20):
                 yield bytes(piece)
 
     def sha256(self, name: str) -> tuple[int, str]:
-        """Returns an object's size and SHA-256. FileNotFoundError: it is not there."""
+        """Returns an object's size and SHA-256. Raises FileNotFoundError if it is missing."""
         digest, size = hashlib.sha256(), 0
         for piece in self.pieces(name):
             digest.update(piece)
@@ -158,21 +159,21 @@ class Objects:
         """Writes an object if it still has `version`; returns its new version.
 
         Raises:
-            Changed: It has another version, or is there although `version` is None.
+            Changed: It has another version, or exists although `version` is None.
         """
         mode: Any = "create" if version is None else dict(version)
         with self._explained(name, creating=True):
             return self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
 
     def delete(self, *names: str) -> None:
-        """Removes objects; those that are not there are skipped."""
+        """Removes objects, skipping missing ones."""
         for name in names:
             with self._explained(name), contextlib.suppress(FileNotFoundError):
                 self._obstore.delete(self._store, name)
 
     @contextlib.contextmanager
     def _explained(self, name: str = "", *, creating: bool = False) -> Iterator[None]:
-        """Makes one line of obstore's errors; with `creating` the bucket alone can be missing."""
+        """Turns obstore's errors into one line; with `creating`, only the bucket can be missing."""
         exceptions = self._obstore.exceptions
         try:
             yield
@@ -184,7 +185,7 @@ class Objects:
             raise self._problem(error) from error
 
     def _problem(self, error: Exception) -> Exception:
-        """Returns what is raised for an error: mostly what the user has to do."""
+        """Returns the exception for an error, which mostly says what the user has to do."""
         said, address, exceptions = one_line(error), self.address, self._obstore.exceptions
         denied = isinstance(error, exceptions.PermissionDeniedError)
         if denied or ("403 Forbidden" in said and "token request" not in said):

@@ -1,20 +1,20 @@
-"""Kinds of JSON values, for files whose content may be anybody's.
+"""Kinds of JSON values, for checking files whose content may be anybody's.
 
-A kind is a function of a value and its place in the file. It raises ValueError with the place, what
-must be there and what is: `record({"step": count, "phase?": text})(found, "")`.
+A kind is a function of a value and its place in the file. It raises ValueError with the place, the
+expected and the actual value: `record({"step": count, "phase?": text})(found, "")`.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 Kind = Callable[[Any, str], None]
-_LARGEST = 2**63 - 1  # of numpy's whole numbers
+_LARGEST = 2**63 - 1  # largest integer of numpy
 _FINITE = 1e300
 _SHOWN = 60
 
 
 def _kind(holds: Callable[[Any], bool], wanted: str) -> Kind:
-    """Returns the kind of the values that `holds` is true of; `wanted` says which they are."""
+    """Returns the kind of values for which `holds` is true; `wanted` describes them."""
 
     def check(value: Any, where: str) -> None:
         if not holds(value):
@@ -27,7 +27,7 @@ def _kind(holds: Callable[[Any], bool], wanted: str) -> Kind:
 
 
 anything = _kind(lambda value: True, "anything")
-text = _kind(lambda value: isinstance(value, str), "text")  # which may be empty
+text = _kind(lambda value: isinstance(value, str), "text")  # may be empty
 flag = _kind(lambda value: isinstance(value, bool), "true or false")
 count = _kind(lambda value: type(value) is int and 0 <= value <= _LARGEST, "a whole number from 0")
 number = _kind(lambda value: type(value) in (int, float) and abs(value) < _FINITE, "a number")
@@ -36,12 +36,12 @@ _object = _kind(lambda value: isinstance(value, dict), "an object")
 
 
 def optional(kind: Kind) -> Kind:
-    """The kind, or null."""
+    """Returns the kind that also allows null."""
     return lambda value, where: None if value is None else kind(value, where)
 
 
 def listed(kind: Kind) -> Kind:
-    """A list whose items are of the kind."""
+    """Returns the kind of a list with items of a kind."""
 
     def check(value: Any, where: str) -> None:
         _list(value, where)
@@ -52,7 +52,7 @@ def listed(kind: Kind) -> Kind:
 
 
 def entry(*kinds: Kind) -> Kind:
-    """A list of as many items, each of its own kind."""
+    """Returns the kind of a list of fixed length with a kind for each item."""
     n = len(kinds)
     whole = _kind(lambda value: isinstance(value, list) and len(value) == n, f"a list of {n}")
 
@@ -65,14 +65,15 @@ def entry(*kinds: Kind) -> Kind:
 
 
 def named(kind: Kind) -> Kind:
-    """An object whose values, under any names, are of the kind."""
+    """Returns the kind of an object with any names and values of a kind."""
     return record({"*": kind})
 
 
 def record(kinds: Mapping[str, Kind]) -> Kind:
-    """An object with these names; "name?" may be missing or null, "*" stands for all other names.
+    """Returns the kind of an object with these names.
 
-    Other names are allowed, with any values, where there is no "*".
+    "name?" may be missing or null. "*" stands for all other names; without it, these may have any
+    values.
     """
     rest = kinds.get("*", anything)
     needed = {name: kind for name, kind in kinds.items() if name[-1] not in "?*"}

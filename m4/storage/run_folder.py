@@ -1,4 +1,4 @@
-"""A run's folder (MODEL_DIR): whose it is, what jobs write there, and a record of what made it."""
+"""A run's folder (MODEL_DIR): its config, the files of jobs, and a record of its origin."""
 
 import hashlib
 import json
@@ -24,10 +24,10 @@ _PACKAGES = (
     *("babel", "sacrebleu", "numpy"),
 )
 
-# The folder of what the model needs of its corpus: its languages and vocabularies.
+# Folder with the parts of the corpus that the model needs: languages and vocabularies.
 VOCABULARY = "vocabulary"
-# What run.json keeps of earlier jobs. initial: the run that this one was begun from. extracted: the
-# one that it is a part of.
+# Entries of run.json by jobs. initial: the run from which this one began. extracted: the run of
+# which it is a part.
 _NOTES = ("initial", "extracted")
 
 _TEXTS, _PAIRS = named(text), named(entry(text, text))
@@ -43,7 +43,7 @@ _RUN = record(
 # Setting -> [value before, now].
 Changes = Mapping[str, list[str]]
 
-# Jobs that write files of different kinds may work at the same time.
+# Kinds of files; jobs that write different kinds may work at the same time.
 KINDS = ("train", "eval", "steps", "data", "baselines")
 _KIND_OF = (
     (r"decodes/([^/]*=[^/]*/)?(\d+/|scores_by_step\.)|scores_by_step\.", "steps"),
@@ -56,12 +56,12 @@ _KIND_OF = (
     (r"baselines/", "baselines"),
 )
 
-# In a folder with nothing else no work is lost: another config may take it over.
+# Files without work: another config may take over a folder that has only these.
 CONFIG_FILES = ("run.json", "config.gin", "operative_config.gin")
 _OWN = {*CONFIG_FILES, "compilation_cache", "data", VOCABULARY}
 _OWN |= {"data_preview.json", "data_report.json", "data_report.html"}
 
-# Everything that jobs write at the top of the folder (docs/run_folder.md). A user's files stay.
+# Everything that jobs write at the top of the folder (docs/run_folder.md), unlike a user's files.
 _WRITTEN = re.compile(
     r"run\.json|(operative_)?config\.gin|heartbeat\.json|metrics\.jsonl|report\.html"
     r"|dropped\.jsonl\.gz|(data_preview|data_report|delta_bleu)\.\w+"
@@ -72,14 +72,14 @@ _WRITTEN = re.compile(
 
 
 def kind_of(name: str) -> str:
-    """The kind of a file, by its name in a run's folder."""
+    """Returns the kind of a file, by its name in a run's folder."""
     if match := re.match(r"compilation_cache/(\w+)/", name):
         return match[1]
     return next((kind for pattern, kind in _KIND_OF if re.match(pattern, name)), "train")
 
 
 def has_work(folder: Path) -> bool:
-    """Returns whether jobs have left more in the folder than a corpus and what is said of it."""
+    """Returns whether jobs have left more in the folder than a corpus and reports on it."""
     return not _names(folder) <= _OWN
 
 
@@ -87,16 +87,16 @@ def claim(
     folder: Path, settings: Mapping[str, str], mutable: Collection[str], modules: Mapping[str, str],
     texts: Mapping[str, str], decoding: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Makes the folder a config's, or checks that it already is.
+    """Claims the folder for a config, or checks that it belongs to it.
 
     Args:
-        settings, mutable: Setting -> value, as text; those that may change in one folder.
+        settings, mutable: Setting -> value as text; names of settings that may change.
         modules: The user's modules that the config imports -> their folders.
         texts: Content of config.gin and operative_config.gin.
         decoding: Settings that decide the translations in decodes/, as JSON. Defaults to any.
 
     Raises:
-        InputError: It belongs to another config, or is no run's folder.
+        InputError: The folder belongs to another config, or is not a run's folder.
     """
     there = _names(folder)
     kept = _checked(folder) if there else {}
@@ -116,14 +116,14 @@ def claim(
 
 
 def _names(folder: Path) -> set[str]:
-    """Returns what is in the folder, without what is hidden."""
+    """Returns the names in the folder that are not hidden."""
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
     there = {name for name in there if not name.startswith(".")}
     return there | ({"checkpoints"} if address_of(folder / "checkpoints").exists() else set())
 
 
 def _checked(folder: Path) -> dict[str, Any]:
-    """Returns run.json of a folder that is not empty, or {} if it has corpora only."""
+    """Returns run.json of a folder that is not empty, or {} if it has only corpora."""
     if (folder / "run.json").is_file():
         return read(folder)
     if _names(folder) == {"data"} and any(folder.glob("data/*/manifest.json")):
@@ -132,12 +132,12 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def start_over(folder: Path) -> Callable[[str], bool]:
-    """Removes what jobs have written into a run's folder; prints first what goes and what stays.
+    """Removes the files of jobs from a run's folder, after printing what goes and what stays.
 
-    Corpora (data/) stay: they are right whatever the config is. Of a link only the link goes.
+    Corpora (data/) stay, as they are right for any config. Links are removed without their targets.
 
     Returns:
-        A function of a file's name in the folder: whether it went.
+        A test whether the file of a name in the folder was removed.
     """
     if not (there := _names(folder)) or not _checked(folder):
         return lambda name: False
@@ -145,27 +145,27 @@ def start_over(folder: Path) -> Callable[[str], bool]:
     stays = sorted(there - {*goes, "data"})
     more = f"; stays: {', '.join(stays)}" if stays else ""
     print(f"--fresh: removed from {folder}: {', '.join(goes)}{more}", flush=True)
-    # run.json last: if this is killed half way, it is still known whose folder it is.
+    # run.json goes last, so that an interruption leaves the folder's owner known.
     for name in sorted(goes, key="run.json".__eq__):
         remove(folder / name)
     return lambda name: _WRITTEN.fullmatch(name.split("/")[0]) is not None
 
 
 def config_files(folder: Path) -> dict[str, bytes]:
-    """Returns the content of the config's files that are there."""
+    """Returns the content of the config's existing files."""
     paths = [folder / name for name in CONFIG_FILES]
     return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def restore(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes the config's files as they were."""
+    """Writes the config's files with their earlier content."""
     for name, content in files.items():
         with whole(folder / name) as unfinished:
             unfinished.write_bytes(content)
 
 
 def note(folder: Path, **more: Any) -> None:
-    """Adds to run.json what one of its jobs has found out: names of `_NOTES`."""
+    """Adds entries of a job, with names of `_NOTES`, to run.json."""
     assert {*more} <= {*_NOTES}
     _write(folder, {**read(folder), **more})
 
@@ -175,7 +175,7 @@ def _write(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def check(folder: Path, config: Mapping[str, str], mutable: Collection[str]) -> None:
-    """Raises InputError if a setting differs that is not mutable: it is another config's folder."""
+    """Raises InputError if an immutable setting differs, as in another config's folder."""
     changes = changed(read(folder), config, mutable)
     if not changes:
         return
@@ -191,7 +191,7 @@ def check(folder: Path, config: Mapping[str, str], mutable: Collection[str]) -> 
 def changed(
     record: Mapping[str, Any], config: Mapping[str, str], mutable: Collection[str]
 ) -> Changes:
-    """Returns setting -> [value in run.json, in the config], where they differ and must not."""
+    """Returns setting -> [value in run.json, in the config], for forbidden differences."""
     found = {}
     for name in {**record["config"], **config}:
         values = [one.get(name, "not set") for one in (record["config"], config)]
@@ -201,17 +201,17 @@ def changed(
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of run.json, by which other processes check that they see the same folder."""
+    """Returns the SHA-256 of run.json, by which processes check that they see the same folder."""
     return hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
 
 
 def check_shared(folder: Path, written: str, shown: str, seconds: float = 30.0) -> None:
-    """Raises InputError unless this process sees in the folder what another one has written there.
+    """Raises InputError unless this process sees what another one has written in the folder.
 
     Args:
         written: `digest` in that process.
-        shown: The folder in messages.
-        seconds: How long a file server may be behind.
+        shown: Name of the folder in messages.
+        seconds: Maximum delay of a file server.
     """
     until = time.monotonic() + seconds
     while not (folder / "run.json").is_file() or digest(folder) != written:
@@ -224,7 +224,7 @@ def check_shared(folder: Path, written: str, shown: str, seconds: float = 30.0) 
 
 
 def read(folder: Path) -> dict:
-    """Returns run.json. InputError: no run's folder, or its run.json is damaged."""
+    """Returns run.json. Raises InputError if it is missing or damaged."""
     path = Path(folder) / "run.json"
     if not path.is_file():
         raise InputError(f"{folder}: not a run's folder (no run.json); train first")
@@ -232,7 +232,7 @@ def read(folder: Path) -> dict:
 
 
 def whole_setting(folder: Path, config: Mapping[str, str], name: str) -> int | None:
-    """Returns a setting of run.json, or None. InputError: it is no whole number."""
+    """Returns an integer setting of run.json, or None. Raises InputError for other values."""
     if (said := config.get(name)) is None:
         return None
     with undamaged(folder / "run.json"):
@@ -242,5 +242,5 @@ def whole_setting(folder: Path, config: Mapping[str, str], name: str) -> int | N
 
 
 def decoding_of(folder: Path) -> dict[str, Any]:
-    """Returns the settings of the translations in decodes/, or {} where run.json says none."""
+    """Returns the settings of the translations in decodes/, or {} if run.json has none."""
     return read(folder)["decoding"] if (folder / "run.json").is_file() else {}

@@ -1,4 +1,4 @@
-"""Arrays in files of the safetensors format, which other frameworks read; data, never code."""
+"""Arrays in safetensors files, which other frameworks read, and which never contain code."""
 
 import contextlib
 from collections.abc import Mapping
@@ -20,31 +20,31 @@ _INDEX = record({"weight_map": records.named(text)})
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
-    """One whole file. arrays: "a/b" -> array, "a.b" in the file. about: text for its header."""
-    # The library writes the memory as it lies.
+    """Writes "a/b" -> array, named "a.b" in the file, with text for its header."""
+    # The library writes the raw memory.
     named = {name.replace("/", "."): np.asarray(a, order="C") for name, a in arrays.items()}
     with whole(path) as part:
         save_file(named, part, dict(about))
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Returns "a/b" -> array. InputError: no such file, or one that is cut off."""
+    """Returns "a/b" -> array. Raises InputError if the file is missing or cut off."""
     check_input(path)
     with _errors(path):
         return {name.replace(".", "/"): array for name, array in load_file(path).items()}
 
 
 class Weights:
-    """The arrays of a model in a folder: of one file, or of the shards that an index names.
+    """Arrays of a model in a folder, from one file or from shards listed in an index.
 
-    An array is read when it is asked for, by its name in the file ("a.b").
+    An array is read on demand, by its name in the file ("a.b").
     """
 
     def __init__(self, folder: Path) -> None:
-        """InputError: No such files, a shard is missing, or numbers that m4 does not read."""
-        self.files: dict[str, Path] = {}  # name -> the file that has it
+        """Opens a folder. Raises InputError for missing files or unsupported numbers."""
+        self.files: dict[str, Path] = {}  # name -> file
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.dtypes: set[str] = set()  # the formats of the numbers that occur
+        self.dtypes: set[str] = set()  # number formats of the arrays
         index, named = folder / INDEX, dict[str, str]()
         if index.is_file():
             named = read_json(index, _INDEX)["weight_map"]
@@ -70,7 +70,7 @@ class Weights:
             raise InputError(f"{index}: names {missing[0]}, which {named[missing[0]]} has not")
 
     def read(self, name: str) -> np.ndarray:
-        """Returns an array as it is stored. InputError: it cannot be read, or is not finite."""
+        """Returns an array as stored. Raises InputError if it is unreadable or not finite."""
         path = self.files[name]
         with _errors(path), safe_open(path, "np") as file:
             found = file.get_tensor(name)
@@ -87,6 +87,6 @@ def _errors(path: Path):
 
 
 def about(path: Path) -> dict[str, str]:
-    """Returns the text of the header of a file that `read` can read."""
+    """Returns the text in the header of a file."""
     with safe_open(path, "numpy") as file:
         return file.metadata() or {}

@@ -1,9 +1,9 @@
-"""The steps in a folder of checkpoints: complete, whole and damaged ones, and their manifests.
+"""Steps in a folder of checkpoints: complete, undamaged and damaged ones, and their manifests.
 
 A step's manifest, `<step>/sha256/manifest.json`, has size and SHA-256 of every file of its items.
-While the step still has its temporary name each process hashes its own files (`ocdbt.process_<i>`),
-and the primary joins what they found and hashes the rest. So a step appears with its manifest, or
-not at all.
+While the step has its temporary name, each process hashes its own files (`ocdbt.process_<i>`), and
+the primary joins the results and hashes the rest. Thus a step appears with its manifest or not at
+all.
 """
 
 import functools
@@ -28,8 +28,8 @@ from m4.storage.records import anything, count, named, record
 ITEM = "sha256"
 _NAME = f"{ITEM}/manifest.json"
 _OWN = "ocdbt.process_"
-# orbax's own file about the step, and what it may hold. It is still changed once the manifest is
-# there, so no checksum is of it.
+# orbax's own file about the step, and its kind. orbax changes it after the manifest is written, so
+# it has no checksum.
 _MARKS = "_CHECKPOINT_METADATA"
 _OBJECTS = ("item_handlers?", "metrics?", "performance_metrics?", "custom_metadata?")
 _TIMES = ("init_timestamp_nsecs?", "commit_timestamp_nsecs?")
@@ -37,12 +37,12 @@ _MARKED = record({**dict.fromkeys(_OBJECTS, named(anything)), **dict.fromkeys(_T
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Returns the complete steps in a folder of checkpoints, ascending; reads none of them."""
+    """Returns the complete steps in a folder of checkpoints, ascending, without reading them."""
     there = address_of(folder)
     if not there.is_dir():
         return []
     steps = [path for path in there.iterdir() if path.name.isdecimal()]
-    if "://" in os.fspath(there):  # a bucket cannot rename, so orbax marks a step
+    if "://" in os.fspath(there):  # a bucket cannot rename, so orbax marks complete steps
         steps = [path for path in steps if (path / "commit_success.txt").exists()]
     return sorted(int(path.name) for path in steps)
 
@@ -54,12 +54,12 @@ def damaged_steps(folder: Path) -> list[epath.Path]:
 
 
 def latest_step(folder: Path) -> int | None:
-    """Returns the last complete step in a folder of checkpoints, or None; reads none of them."""
+    """Returns the last complete step in a folder of checkpoints, or None, without reading it."""
     return max(complete_steps(folder), default=None)
 
 
 def is_removed(folder: Path, step: int, seconds: float) -> bool:
-    """Returns whether a step goes within some seconds: to remove it takes a while."""
+    """Returns whether a step disappears within some seconds, as removal takes a while."""
     until = time.monotonic() + seconds
     while step in complete_steps(folder):
         if time.monotonic() >= until:
@@ -69,7 +69,7 @@ def is_removed(folder: Path, step: int, seconds: float) -> bool:
 
 
 def used_item(items: Collection[str]) -> str:
-    """Returns the item whose parameters are used: best, average or params."""
+    """Returns the item with the parameters to use: best, average or params."""
     return next((name for name in ("best", "average") if name in items), "params")
 
 
@@ -79,18 +79,18 @@ def used_item(items: Collection[str]) -> str:
 def whole_step(
     folder: Path, step: int | None = None, *, used: bool = False, move_aside: bool = False
 ) -> int | None:
-    """Returns the last step whose files are as they were written, or None if there is no step.
+    """Returns the last undamaged step, or None if there is no step.
 
-    For each damaged step after it, a line on stderr names the file.
+    For each damaged step after it, a line on stderr names the damaged file.
 
     Args:
-        step: The step to look at. Defaults to all, from the last one on.
-        used: Whether only the parameters to use and the note must be whole.
-        move_aside: Whether damaged steps become `<step>.damaged`, for the job that writes there.
+        step: Step to check. Defaults to all, from the last one on.
+        used: Whether to check only the parameters to use and the note.
+        move_aside: Whether to rename damaged steps to `<step>.damaged`, for a job that writes.
 
     Raises:
-        InputError: No step is whole; the given one is not there, or damaged; the job would have to
-            remove a link.
+        InputError: No step is undamaged, the given one is missing or damaged, or the job would
+            have to remove a link.
     """
     there, damaged = address_of(folder), dict[int, str]()
     wanted = (lambda items: {used_item(items), "note"}) if used else set
@@ -101,18 +101,18 @@ def whole_step(
             raise InputError(f"{there}/{step}: damaged ({said})")
         return step
     for path in sorted(folder.iterdir()) if move_aside and folder.is_dir() else ():
-        if path.name.isdecimal() and path.is_symlink():  # which orbax cannot remove when it is old
+        if path.name.isdecimal() and path.is_symlink():  # orbax could not remove it later
             said = "training removes old steps: put the folder there, or remove the link"
             raise InputError(f"{path}: a link to {path.readlink()}; {said}")
     while True:
-        # Looked for again each time: training removes steps, and adds newer ones.
+        # Listed again each time, as training removes and adds steps.
         steps = [one for one in complete_steps(folder) if one not in damaged]
         found = max(steps, default=None)
         if found is None or (said := problem(there / str(found), wanted)) is None:
             break
         damaged[found] = said
     steps = complete_steps(folder)
-    if move_aside:  # whoever writes there has orbax read its file about each step
+    if move_aside:  # for a job that writes, orbax reads its file about each step
         marks = {one: _marks_problem(there / str(one)) for one in steps}
         damaged |= {one: said for one, said in marks.items() if said is not None}
     damaged = {one: damaged[one] for one in steps if one in damaged}
@@ -134,7 +134,7 @@ def _check_there(folder: Path, step: int) -> None:
 
 @functools.cache
 def _warn(line: str) -> None:
-    """Prints a line on stderr, once a process: a job looks for its step several times."""
+    """Prints a line on stderr once per process, as a job looks for its step several times."""
     print(line, file=sys.stderr)
 
 
@@ -150,12 +150,12 @@ def _moved_aside(step: epath.Path) -> epath.Path:
 
 
 def write_own(item: epath.Path, process: int) -> None:
-    """Hashes what a process has written of a step; the manifest's folder `item` gets the hashes."""
+    """Hashes the files of a step that a process wrote, into the manifest's folder `item`."""
     found = {}
     for folder in item.parent.iterdir():
         own = folder / f"{_OWN}{process}"
         if own.is_dir():
-            # Items have temporary names, too, where folders can be renamed.
+            # Items also have temporary names, if folders can be renamed.
             prefix = f"{folder.name.partition('.')[0]}/{own.name}/"
             hashes = checksums.hashes(_store_of(own), _store_of(own).list())
             found |= {prefix + name: entry for name, entry in hashes.items()}
@@ -163,19 +163,19 @@ def write_own(item: epath.Path, process: int) -> None:
 
 
 def write_whole(step: epath.Path) -> None:
-    """Joins what the processes found, and hashes all other files."""
+    """Joins the processes' hashes, and hashes all other files."""
     names, found = sorted(_store_of(step).list()), dict[str, tuple[int, str]]()
     for name in [name for name in names if name.startswith(f"{ITEM}/process_")]:
         found |= json.loads((step / name).read_text())
         (step / name).unlink()
-    # Those of the step itself are orbax's marks, which it still changes.
+    # Files of the step itself are orbax's marks, which it still changes.
     others = [n for n in names if n not in found and "/" in n and not n.startswith(f"{ITEM}/")]
     found |= checksums.hashes(_store_of(step), others)
     (step / _NAME).write_text(json.dumps({"files": dict(sorted(found.items()))}))
 
 
 def files_of(step: epath.Path) -> checksums.Files:
-    """Returns what the manifest of a step says. InputError: it is damaged."""
+    """Returns the content of a step's manifest. Raises InputError if it is damaged."""
     return read_json(step / _NAME, record({"files": checksums.FILES}))["files"]
 
 
@@ -185,7 +185,7 @@ def items_of(step: epath.Path) -> set[str]:
 
 
 def digest(folder: Path, step: int) -> str:
-    """Returns what a step's files are, in short: the SHA-256 of what its manifest says."""
+    """Returns the SHA-256 of the content of a step's manifest."""
     files = files_of(address_of(folder) / str(step))
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
@@ -195,11 +195,11 @@ def problem(
     wanted: Callable[[set[str]], set[str]] = set,
     level: checksums.Level | None = None,
 ) -> str | None:
-    """Returns what is wrong with a step's files, or None.
+    """Describes what is wrong with a step's files, or returns None.
 
     Args:
-        wanted: Which of its items' content is compared. Defaults to all.
-        level: How much is compared. Defaults to the process's choice.
+        wanted: Items whose content to compare. Defaults to all.
+        level: How much to compare. Defaults to the process's choice.
     """
     if (said := _marks_problem(step)) is not None:
         return said
@@ -221,7 +221,7 @@ def _store_of(folder: epath.Path) -> Folder:
 
 
 def _marks_problem(step: epath.Path) -> str | None:
-    """Returns what is wrong with orbax's file about a step, or None if it is right or missing."""
+    """Describes what is wrong with orbax's file about a step, or returns None."""
     try:
         read_json(step / _MARKS, _MARKED)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Checkpoints in T5X's format, `checkpoint_<step>/`, read and written; tensorstore's importer.
+"""Reading and writing checkpoints in T5X's format, `checkpoint_<step>/`, by tensorstore.
 
 Stock T5X reads two forms. `checkpoint` is an index in msgpack, with small arrays in it and zarr
-arrays in folders next to it: the public checkpoints, and what `write` makes. `state/` has all
-arrays in one OCDBT store, by orbax: what T5X itself writes by now. Arrays have names such as
+arrays in folders next to it, like public checkpoints and those of `write`. `state/` has all arrays
+in one OCDBT store by orbax, as T5X itself writes now. Arrays have names such as
 `target/encoder/layers_0/mlp/wo/kernel`, `state/step` and `state/param_states/encoder/.../v_row`.
 """
 
@@ -22,15 +22,15 @@ from m4.settings import InputError
 from m4.storage.checkpoints import check_weights
 from m4.storage.files import check_tree, undamaged, whole_folder
 
-_VERSION = 3  # of the index: since 2021
-_IN_INDEX = 1024  # numbers: smaller arrays are in the index itself
+_VERSION = 3  # version of the index since 2021
+_IN_INDEX = 1024  # smaller arrays are in the index itself
 _CHUNK_BYTES = 64 << 20
 _STEP_NAME = "state/step"
 _STEP = re.compile(r"checkpoint_(\d+)")
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """Returns step -> folder of the checkpoints in T5X's MODEL_DIR; {} for other folders."""
+    """Returns step -> folder for the checkpoints in a T5X MODEL_DIR, or {} for other folders."""
     if not folder.is_dir():
         return {}
     named = {path: _STEP.fullmatch(path.name) for path in folder.iterdir()}
@@ -38,15 +38,15 @@ def steps(folder: Path) -> dict[int, Path]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Returns whether a folder is one of T5X's checkpoints, in either form."""
+    """Returns whether a folder is a T5X checkpoint in either form."""
     return (folder / "checkpoint").is_file() or (folder / "state" / "manifest.ocdbt").is_file()
 
 
 class T5xCheckpoint:
-    """One checkpoint; an array is read when it is asked for. `shapes` has all, by name."""
+    """A checkpoint, with all `shapes` by name; arrays are read on demand."""
 
     def __init__(self, folder: Path) -> None:
-        """InputError: No such checkpoint, one that cannot be read, or one that leads elsewhere."""
+        """Opens a checkpoint. Raises InputError if it is missing, unreadable or leads elsewhere."""
         if not is_checkpoint(folder):
             raise InputError(f"{folder}: no checkpoint of T5X (neither checkpoint nor state/)")
         check_tree(folder)
@@ -59,7 +59,7 @@ class T5xCheckpoint:
 
     @functools.cached_property
     def step(self) -> int:
-        """The steps that it was trained for."""
+        """Number of steps that it was trained for."""
         if _STEP_NAME not in self.shapes:
             raise InputError(f"{self.folder}: has no {_STEP_NAME}")
         found = self.read(_STEP_NAME)
@@ -68,7 +68,7 @@ class T5xCheckpoint:
         return int(found.reshape(()))
 
     def read(self, name: str) -> np.ndarray:
-        """Returns an array, bfloat16 as float32. InputError: it cannot be read, or no weights."""
+        """Returns an array, bfloat16 as float32. Raises InputError if unreadable or not weights."""
         leaf = self._leaves[name]
         try:
             found = leaf.read().result() if isinstance(leaf, ts.TensorStore) else leaf
@@ -91,10 +91,10 @@ class T5xCheckpoint:
             }
 
     def _opened(self, name: str, leaf: Any) -> Any:
-        """A number or array of the index; or the zarr array that it names."""
+        """Returns a number or array of the index, or the zarr array that it names."""
         if not isinstance(leaf, Mapping):
             return np.asarray(leaf)
-        # tensorstore before 0.1.14 had the path outside of the store.
+        # tensorstore before 0.1.14 had the path outside the store.
         path = leaf["kvstore"].get("path", leaf.get("path", ""))
         if not re.fullmatch(r"[\w.\-]+/?", path) or path.startswith(".."):
             raise InputError(f"{self.folder}: {name} names no folder in the checkpoint ({path!r})")
@@ -117,7 +117,7 @@ class T5xCheckpoint:
 
     def _zarr(self, name: str, place: Mapping[str, Any]) -> Any:
         try:
-            # A file that is missing would be zeros.
+            # A missing file would read as zeros.
             spec = {"driver": "zarr", "kvstore": place, "fill_missing_data_reads": False}
             return ts.open(spec, open=True).result()
         except ValueError as error:
@@ -130,7 +130,7 @@ class T5xCheckpoint:
 
 
 def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
-    """Writes `checkpoint_<step>` of these arrays, all but state/step; returns its path."""
+    """Writes `checkpoint_<step>` from all arrays but state/step; returns its path."""
     place = folder / f"checkpoint_{step}"
     with whole_folder(place) as unfinished:
         written = {
@@ -144,7 +144,7 @@ def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
 
 
 def _written(folder: Path, name: str, array: np.ndarray) -> Any:
-    """Returns what the index says of an array: the array, or the zarr array written now."""
+    """Returns an array's entry in the index: the array, or the zarr array, written now."""
     if array.size < _IN_INDEX:
         return array
     rows = max(1, _CHUNK_BYTES // max(1, array.itemsize * math.prod(array.shape[1:])))

@@ -1,4 +1,4 @@
-"""Reads tasks and mixtures of seqio, as T5X trains on them.
+"""Reading of seqio tasks and mixtures, as T5X trains on them.
 
 A module that registers them is imported, as T5X's MIXTURE_OR_TASK_MODULE. Nothing is downloaded.
 """
@@ -39,26 +39,26 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", 
 class SeqioTasks:
     """The pairs `inputs`, `targets` of a seqio Task, or of the tasks of a Mixture.
 
-    As "ids" a task's preprocessors are run to their end, and a model reads and writes exactly the
-    ids that T5X would give it, without a tag. Each task is a direction "en-<task>": what is read is
-    the first side, called English. As "text" they are run up to the text, which is cleaned, tagged
-    and tokenized in m4's own vocabulary; of a task that does not keep its text, ids are decoded.
+    As "ids", a task's preprocessors are run to the end, and a model reads and writes exactly the
+    ids of T5X, without a tag. Each task is a direction "en-<task>", whose first side, the inputs,
+    is called English. As "text", they are run up to the text, which is cleaned, tagged and
+    tokenized in m4's own vocabulary; if a task does not keep its text, ids are decoded.
 
     Attributes:
-        mixture_or_task_name: Name as registered.
-        mixture_or_task_module: Module that registers it when it is imported. Defaults to none: the
-            name is registered already.
-        use: "ids" or "text".
-        directions: Task -> direction 'en-de', or, for text, any other, as 'de-en' or 'fr-wo'.
-            Tasks of text of one pair of languages follow each other. Defaults to 'en-<name of the
+        mixture_or_task_name: Registered name.
+        mixture_or_task_module: Module whose import registers it. Defaults to none, for a name that
+            is registered already.
+        use: Form to read, "ids" or "text".
+        directions: Task -> direction 'en-de' or, for text, any other, such as 'fr-wo'. Several
+            tasks of text in one language pair follow each other. Defaults to 'en-<name of the
             task>'.
         splits: Split -> seqio's. Defaults to train, validation, and test if there is one.
-        task_feature_lengths: The sequence_length of preprocessors; longer ids are cut, as T5X does.
+        task_feature_lengths: The sequence_length of preprocessors; longer ids are cut, as in T5X.
             By default nothing is cut, and training pairs beyond CorpusSpec.lengths are dropped.
-        use_cached: Reads the output of seqio_cache_tasks, below one of cache_dirs.
+        use_cached: Whether to read the output of seqio_cache_tasks, in one of cache_dirs.
         cache_dirs: Folders of such outputs.
-        seed: Seed of preprocessors that draw.
-        on_bad_line: For text, as in `m4.data.sources.reading.folder.Folder`.
+        seed: Seed of random preprocessors.
+        on_bad_line: Reaction to bad text: "fail" or "skip".
     """
 
     mixture_or_task_name: str

@@ -2,10 +2,13 @@
 
 import importlib
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gin
+import jax
 import pytest
 
 from m4.data.cache.cache import Cache
@@ -17,9 +20,11 @@ from m4.data.samplers.uniform import uniform
 from m4.data.sources import SPLITS
 from m4.data.sources.tsv import Tsv
 from m4.data.stream import mixture as mixing
+from m4.model.transformer import Transformer, abstract_variables
 from tests.data.arrays import Ids, of_text, unpacked
 from tests.data.arrays import tokens as tokens_of
 from tests.data.corpus import Made
+from tests.documents.blocks import ROOT
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,6 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 LENGTHS = {"inputs": 24, "targets": 20}
+OF_T5X = "include|import|from t5x|adafactor|decoding|models|moe_models|moe_trainer|infer_s|MODEL"
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +192,23 @@ def test_a_model_of_t5x_gets_the_vocabulary_of_its_tasks(tasks: Any, made_cache:
     assert t5x_tasks.source_vocab_size(folder) is None
     t5x_tasks.register.cache_clear()
     tasks.unregister()
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_configs_for_t5x_make_one_model(kind: str, made_cache: Cache) -> None:
+    """Their statements of m4's parts, as gin reads them; those of T5X's own need T5X."""
+    made = []
+    for job in ("pretrain", "finetune", "eval", "infer"):
+        text = (ROOT / f"gin_configs/t5x/{job}_{kind}.gin").read_text(encoding="utf-8")
+        statements = re.findall(r"^[^\s#].*\n(?:[ #].*\n|\n)*", text, re.MULTILINE)
+        own = [one for one in statements if not re.match(OF_T5X, one)]
+        try:
+            gin.parse_config("".join(own).replace("'runs/demo/data'", repr(str(made_cache.folder))))
+            made.append(gin.get_configurable(Transformer)())
+        finally:
+            gin.clear_config()
+    assert {one.vocab_size for one in made} == {-(-made_cache.source_vocabulary.size // 128) * 128}
+    assert {one.moe is not None for one in made} == {kind == "moe"}
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, abstract_variables(one)) for one in made]
+    assert shapes[0]["params"]
+    assert all(each == shapes[0] for each in shapes)

@@ -16,6 +16,13 @@ ROOT = Path(__file__).parents[2]
 Run = Callable[..., str]
 
 
+def needs_t5x() -> None:
+    """Skips a file; what m4 alone shows of the same is in tests/data/test_tasks.py."""
+    # A folder gin_configs/t5x on the path is a t5x, too.
+    why = "stock T5X is not installed, and no registry has it (docs/t5x.md)"
+    pytest.importorskip("t5x.train", reason=why)
+
+
 @pytest.fixture(scope="package")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     spec = CorpusSpec(

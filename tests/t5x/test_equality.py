@@ -20,9 +20,10 @@ from m4.model.moe import MoeLayer
 from m4.model.transformer import Transformer
 from m4.train.step import TrainState, make_train_step
 from tests.data.arrays import unpacked
+from tests.t5x.conftest import needs_t5x
 from tests.train.trainers import training_of
 
-pytest.importorskip("t5x.train")  # a folder gin_configs/t5x on the path is a t5x, too
+needs_t5x()
 pytestmark = pytest.mark.filterwarnings("default")  # T5X's own
 
 LOSSES: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3, "aux_loss_factor": 0.02}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from m4.data.cache.cache import Cache
-from tests.t5x.conftest import Run
+from tests.t5x.conftest import Run, needs_t5x
 
-pytest.importorskip("t5x.train")  # a folder gin_configs/t5x on the path is a t5x, too
+needs_t5x()
 
 STEPS = 20
 QUIET = ("utils.SaveCheckpointConfig.period=20", "train.eval_period=10")

@@ -42,6 +42,12 @@ def test_what_is_left_is_what_a_loop_leaves(sampling: Sampling) -> None:
     assert ((got_V == NEG_INF) == (kept(sampling)[shuffled] == 0)).all()
 
 
+def test_a_share_that_is_reached_exactly_is_enough() -> None:
+    x_V = jnp.log(jnp.array([4.0, 2.0, 1.0, 1.0]) / 8)  # probabilities of whole eighths are exact
+    kept_V = np.asarray(filtered(x_V[None, None], Sampling(top_p=0.75)))[0, 0] > NEG_INF
+    assert kept_V.tolist() == [True, True, False, False]
+
+
 def test_shares_of_many_samples_and_their_scores() -> None:
     # Tokens 2 to 6 have P_V at step 0, then comes the end; 4,000 samples of two rows.
     table = np.full((2, 7), 1e-30)

@@ -17,6 +17,7 @@ from m4.settings import InputError, SettingError
 from m4.storage.checkpoints import by_path
 from m4.train import initial
 from m4.train.initial import Rows
+from tests.shared import small_model
 
 SIZES = {"vocab_size": 24, "width": 16, "mlp_width": 32, "heads": 2, "head_width": 8}
 TOKENS = jnp.array([[5, 6, 7, 1, 0], [8, 9, 1, 0, 0]])
@@ -26,10 +27,8 @@ NO_ROWS = Rows(np.arange(20, dtype=np.int32), {})
 
 def model(experts: int = 0, layers: int = 2, **more: Any) -> Transformer:
     moe = functools.partial(MoeLayer, num_experts=experts) if experts else None
-    return Transformer(**{
-        **SIZES, "encoder_layers": layers, "decoder_layers": layers, "moe": moe,
-        "dropout_rate": 0.0, **more,
-    })  # fmt: skip
+    layers_of = {"encoder_layers": layers, "decoder_layers": layers, "moe_every": 2}
+    return small_model(**{**SIZES, **layers_of, "moe": moe, **more})
 
 
 def parameters(of: Transformer, seed: int) -> Any:

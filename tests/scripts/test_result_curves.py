@@ -81,7 +81,9 @@ def test_hours_are_steps_times_their_seconds(folder: Path) -> None:
 def test_leads_are_paired_by_direction_and_seed(folder: Path) -> None:
     found = {curve.run: curve for curve in curves.read(folder)}
     # 2.5 - 2.7 and 2.3 - 2.5; over directions -0.3, -0.2, -0.1: deviation 0.1, error 0.1 / sqrt(3).
-    for mean, error in curves.differences(found["experts"], found["dense"], 200).values():
+    leads = curves.differences(found["experts"], found["dense"], 200)
+    assert len(leads) == 2
+    for mean, error in leads.values():
         assert mean == pytest.approx(-0.2)
         assert error == pytest.approx(0.1 / np.sqrt(3))
     # Two pairs of the same lead: no noise of seeds.

@@ -212,9 +212,10 @@ def test_restored_baselines_are_found_again(results: Path, runs: Path, tmp_path:
     found = find_baselines(experiment, cache)
     for name in ("de", "gl"):
         before = runs / "runs" / "baselines" / found[name].folder.name
-        for path in before.rglob("*.json*"):
-            again = found[name].folder / path.relative_to(before)
-            assert again.read_bytes() == path.read_bytes()
+        kept_files = {path.relative_to(before): path for path in before.rglob("*.json*")}
+        assert Path("result.json") in kept_files
+        for inside, path in kept_files.items():
+            assert (found[name].folder / inside).read_bytes() == path.read_bytes()
 
 
 COMMITTED = sorted(path.parent for path in kept.RESULTS.glob("*/experiment.toml"))

@@ -312,12 +312,9 @@ class CorpusSpec:
 
 
 def bilingual(
-    parent: Cache,
-    pair: str,
-    vocabulary_size: int,
-    lengths: Mapping[str, int] | None = None,
+    parent: Cache, pair: str, vocabulary_size: int, lengths: Mapping[str, int] | None = None,
     **vocabularies: Any,
-) -> CorpusSpec:
+) -> CorpusSpec:  # fmt: skip
     """Returns a bilingual corpus from a multilingual one, with its own small vocabulary.
 
     It has the parent's text, which is clean, and its one or two directions of the pair, at equal

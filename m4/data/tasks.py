@@ -122,12 +122,9 @@ class PairSource(seqio.DataSource):
 
 
 def register_cache(
-    cache: Cache,
-    prefix: str = "m4",
-    sampler: Sampler = temperature,
-    sample_by: str = "examples",
+    cache: Cache, prefix: str = "m4", sampler: Sampler = temperature, sample_by: str = "examples",
     metric_fns: MetricFns = lambda direction: (),
-) -> None:
+) -> None:  # fmt: skip
     """Registers the tasks and mixtures of a tokenized corpus: its pairs, ids and rates.
 
     A corpus whose two vocabularies are made for one mixture has that one only. seqio's rates do not

@@ -140,12 +140,9 @@ class LocalCopy:
     """A local copy and what it is a copy of."""
 
     def __init__(
-        self,
-        address: str,
-        kinds: Sequence[str] = (),
-        kind_of: Callable[[str], str] = lambda name: "",
-        where: str = "",
-    ) -> None:
+        self, address: str, kinds: Sequence[str] = (),
+        kind_of: Callable[[str], str] = lambda name: "", where: str = "",
+    ) -> None:  # fmt: skip
         """Sends no request.
 
         Args:

@@ -188,12 +188,9 @@ def every(steps: int, inner: optax.GradientTransformation) -> optax.GradientTran
 
 @checked
 def adafactor(
-    total_steps: Steps,
-    *,
-    schedule: Callable[[int], Schedule] = rsqrt,
-    smallest_factored: Size = 128,
-    weight_decay: Factor = 0.0,
-) -> optax.GradientTransformation:
+    total_steps: Steps, *, schedule: Callable[[int], Schedule] = rsqrt,
+    smallest_factored: Size = 128, weight_decay: Factor = 0.0,
+) -> optax.GradientTransformation:  # fmt: skip
     """Returns Adafactor with GShard's settings (A.2): no momentum, decay 1 - t^-0.8, clipping at 1.
 
     Rates are relative to each matrix's root mean square.

@@ -94,12 +94,9 @@ def pretrained_vocabulary(folder: Path) -> Path | None:
 
 
 def train_vocabularies(
-    folder: Path,
-    sizes: dict[str, int],
-    settings: Mapping[str, Any],
-    progress: Progress,
+    folder: Path, sizes: dict[str, int], settings: Mapping[str, Any], progress: Progress,
     grown_from: Path | None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Trains the shared vocabulary, or one for sources (with the tags) and one for targets.
 
     Args:
@@ -144,12 +141,9 @@ def train_vocabularies(
 
 
 def sample(
-    text: Callable[[str, Ints], tuple[list[str], list[str]]],
-    sizes: Mapping[str, int],
-    sides: Mapping[str, Sequence[str]],
-    sentences: int,
-    temperature_: float,
-) -> Iterator[str]:
+    text: Callable[[str, Ints], tuple[list[str], list[str]]], sizes: Mapping[str, int],
+    sides: Mapping[str, Sequence[str]], sentences: int, temperature_: float,
+) -> Iterator[str]:  # fmt: skip
     """Yields training sentences for a vocabulary, sampled over languages by temperature.
 
     A language has the sentences of all its pairs, one after another. Its share is taken from a

@@ -31,12 +31,9 @@ _LARGE_LOSS = 0.2
 
 
 def clean_corpus(
-    spec: CorpusSpec,
-    folder: Path,
-    cleaning: Cleaning | None = None,
-    on_drop: OnDrop | None = None,
+    spec: CorpusSpec, folder: Path, cleaning: Cleaning | None = None, on_drop: OnDrop | None = None,
     progress: Callable[[int, int, str], None] = lambda *_: None,
-) -> Ledger:
+) -> Ledger:  # fmt: skip
     """Cleans all language pairs and splits of a corpus, without tokenizing.
 
     Args:

@@ -212,12 +212,8 @@ def lay_out(
 
 
 def evaluation_batches(
-    cache: Cache,
-    directions: Sequence[str],
-    split: str,
-    shape: Shape,
-    limit: int | None = None,
-) -> Iterator[Batch]:
+    cache: Cache, directions: Sequence[str], split: str, shape: Shape, limit: int | None = None,
+) -> Iterator[Batch]:  # fmt: skip
     """Yields each pair of a split once, in packed batches.
 
     They are in order, except that a pair without room in a batch is in the next one. The last batch

@@ -136,12 +136,9 @@ def in_parts(text: TextRange) -> Iterator[TextRange]:
 
 
 def tokenized(
-    spans: Iterable[TextRange],
-    arrays: Sequence[TokenArray],
-    segmentations: int,
-    alpha: float | None,
-    workers: int,
-) -> Iterator[Tokenized]:
+    spans: Iterable[TextRange], arrays: Sequence[TokenArray], segmentations: int,
+    alpha: float | None, workers: int,
+) -> Iterator[Tokenized]:  # fmt: skip
     """Yields the results of ranges in order, with a few in memory at a time."""
     if workers < 2:
         yield from map(RangeTokenizer(arrays, segmentations, alpha), spans)

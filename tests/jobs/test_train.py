@@ -139,7 +139,6 @@ def test_what_cannot_be_kept_is_one_line(first: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert "must be None with Data.keep" in continued(run, first, KEEP).mistake
     unknown = continued(run, first, "--gin.experiment.Data.keep=['fr']", WITHOUT)
-    assert "experiment.Data.keep = ['fr']: must be" not in unknown.out
     assert "'fr': must be a language or direction of" in unknown.mistake
     alone = continued(run, first, WITHOUT, "--gin.experiment.Data.keep_share=0.3")
     assert "keep_share = 0.3" in alone.mistake

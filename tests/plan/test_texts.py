@@ -113,7 +113,8 @@ def test_plan_without_the_text_reports_the_rest(
     page = paths[".md"].read_text("utf-8")
     for name in ("RET_CHECK", operations, "temporaries", "fits: 4.00 of 16 GiB"):
         assert name in page, name
-    assert "in the compiled program" not in page
+    assert "seconds, a model" not in page
+    assert "collectives: " not in page
 
 
 class Failing(Searching):

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.xla_flags import QUICK
@@ -38,6 +39,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # So does nohup with SIGHUP.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# No test has a time limit: a machine may be busy.
+hypothesis.settings.register_profile("m4", deadline=None)
+hypothesis.settings.load_profile("m4")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

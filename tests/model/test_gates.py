@@ -103,7 +103,7 @@ def assert_same(a: Routing, b: Routing, atol=0.0):
 
 
 @every_gate
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     seed=seeds,
     capacity=st.sampled_from([1, 3, 8]),
@@ -143,7 +143,7 @@ def test_law_plan(gate, seed, capacity, mode):
 
 
 @every_gate
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_law_unlimited_capacity_drops_nothing(gate, seed):
     tokens = tokens_of(seed, train=False, key=False)
@@ -160,7 +160,7 @@ def test_law_unlimited_capacity_drops_nothing(gate, seed):
 
 
 @every_gate
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_law_padding_is_invisible(gate, seed):
     tokens = tokens_of(seed, train=False, key=False)

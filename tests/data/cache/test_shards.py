@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from m4.data.cache import shards
@@ -131,7 +131,6 @@ def blocks(sentences: list[list[int]], size: int) -> Iterator[Ragged]:
         yield Ragged.of(sentences[start : start + size])
 
 
-@settings(deadline=None)  # the first call compiles
 @given(
     st.lists(st.lists(st.integers(1, 999), max_size=9), max_size=40),
     st.integers(1, 20),

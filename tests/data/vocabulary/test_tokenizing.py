@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from m4.data.cache.cache import Cache
@@ -34,7 +34,6 @@ FEW = st.lists(st.sampled_from([*"aab   漢", "é", "\u0301", "\u00a0"]), max_si
 ANY = st.lists(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=12).map("".join)
 
 
-@settings(deadline=None)
 @given(
     texts=st.lists((ANY | FEW).map(lambda text: re.sub("[\t\n]", "", text))), cut=st.integers(0, 20)
 )
@@ -74,7 +73,6 @@ def seeds(ragged: Ragged, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2**64, len(ragged.lengths), np.uint64)
 
 
-@settings(deadline=None)
 @given(texts=st.lists(ANY))
 def test_without_dropout_it_is_the_best_segmentation(
     made_cache: Cache, dropout: Dropout, texts: list[str]

@@ -48,7 +48,7 @@ def test_every_character_comes_back_in_its_normal_form(world: Vocabulary) -> Non
     assert world.decode(world.encode(texts)) == wanted == [*world.normalised(texts)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.text(st.sampled_from(CHARACTERS), max_size=9)

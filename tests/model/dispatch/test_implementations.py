@@ -51,7 +51,7 @@ FOR_GATES = ["one, more choices", "data 2 x node 2 x expert 2", "data 2 x expert
 
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
-@settings(deadline=None, max_examples=6, phases=NO_SHRINKING)
+@settings(max_examples=6, phases=NO_SHRINKING)
 @given(
     seed=st.integers(0, 2**31),
     setting=st.sampled_from([SETTINGS[name] for name in FOR_GATES]),

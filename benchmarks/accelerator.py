@@ -1,10 +1,10 @@
-"""m4's step and layer on an accelerator, in float32 and bfloat16: JSON lines, then a table.
+"""Measures m4's step and layer on an accelerator, in float32 and bfloat16: JSON lines and a table.
 
     python benchmarks/accelerator.py            # minutes on a GPU or a TPU
     python benchmarks/accelerator.py --small    # one case of each kind, on any machine
 
-Each case is a separate process: the memory of one is free for the next, and one that does not fit
-is a row that says so. The last training case has XLA's deterministic operations
+Each case is a separate process, which frees its memory for the next; a case that does not fit is
+a row that says so. The last training case has XLA's deterministic operations
 (docs/gpu.md, "The same numbers again").
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def run(case: str, command: str, flags: str = "") -> dict:
-    """The benchmark's last line, with the case's name; printed too."""
+    """Runs a benchmark; prints and returns its last line with the case's name."""
     script, *options = command.split()
     environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Cost of guarding a step: CPU time a step with and without, interleaved.
+"""Measures the cost of guarding a step: CPU time per step with and without, interleaved.
 
 python benchmarks/bad_steps.py
 """

@@ -1,22 +1,22 @@
 """Balanced routing for benchmarks of training.
 
-Each expert is as many tokens' first choice, and as many tokens' second.
+Each expert is the first choice of equally many tokens, and the second choice of as many.
 
-An untrained router is not balanced on random tokens. A peer then keeps two thirds of the choices
-and computes only those, where m4 computes all slots: two different amounts of work.
+An untrained router is not balanced on random tokens. A peer would keep two thirds of the choices
+and compute only those, while m4 computes all slots, so the work would differ.
 """
 
 import numpy as np
 
-# What is left of the router's own logits: they have their gradients, and decide nothing.
+# Factor of the router's own logits, which keep their gradients but decide nothing.
 ROUTER = 0.01
 
 
 def preferences(tokens: int, experts: int) -> np.ndarray:
-    """Logits [tokens, experts]: 2 for the first choice, 1 for the second, 0 for the others.
+    """Returns logits [tokens, experts]: 2 for the first choice, 1 for the second, 0 for others.
 
-    Of each `experts` tokens in a row all have another first choice, and another second one; so a
-    buffer of a row, or of a group, is filled when the row or group is a multiple of `experts` long.
+    Among `experts` consecutive tokens, all first choices differ, and so do all second ones. Thus
+    the buffer of a row or group is full if its length is a multiple of `experts`.
     """
     random = np.random.default_rng(0)
     result = np.zeros((tokens, experts), np.float32)

@@ -3,10 +3,10 @@
     python benchmarks/batch_invariance.py --model_dir=runs/demo --directions=en-gl,gl-en
 
 They should not: a sentence's padded length follows from its own length, a search keeps rows apart,
-no token is dropped. But programs of other shapes round otherwise, which decides where candidates
-are equal to nearly the last bit. The check translates sentences one by one on one device, and again
-in larger batches, in another order and over a mesh, and compares tokens. The exit status is 1 if
-there are any that differ.
+and no token is dropped. But programs of other shapes round differently, which decides between
+candidates that are almost equal. The check translates sentences one by one on one device, then in
+larger batches, in another order and over a mesh, and compares tokens. The exit status is 1 if any
+differ.
 """
 
 import argparse
@@ -37,16 +37,16 @@ from m4.parallel.mesh import Layout, make_mesh
 from m4.progress import ProgressBar
 from m4.settings import InputError
 
-# Rows a batch, and whether the sentences are shuffled; the first is what the others are compared
-# with. Over a mesh a batch has as many rows as divide over it.
+# Rows per batch, and whether the sentences are shuffled; others are compared with the first. Over
+# a mesh, the rows are rounded up so that they divide over it.
 WAYS = ((1, False), (8, False), (64, False), (64, True), (256, False), (256, True))
 
 
 def check(experiment: Experiment, portion: Portion, step: int | None = None) -> int:
-    """Prints, by direction, how many tokens of the translations change; returns their number.
+    """Prints how many tokens of translations change, by direction; returns their number.
 
-    The mesh is the experiment's, or where that has one device, all devices with experts over as
-    many as divide them.
+    The mesh is the experiment's or, if that has one device, all devices, with experts over as many
+    as divide them.
 
     Raises:
         InputError: There are several processes, or no checkpoint, or no such direction.
@@ -88,7 +88,7 @@ def check(experiment: Experiment, portion: Portion, step: int | None = None) -> 
 
 
 def _every_device(model: Transformer) -> Layout:
-    """Returns a layout over all devices, where the config's mesh has one."""
+    """Returns a layout over all devices, if the config's mesh has one device."""
     experts = 1 if model.moe is None else model.moe().num_experts
     return Layout(make_mesh(expert=math.gcd(jax.device_count(), experts)))
 
@@ -120,7 +120,7 @@ def translated(
 
 
 def changed(before: Sequence[int], after: Sequence[int]) -> int:
-    """Returns how many tokens are others, or are not there, or are new behind them."""
+    """Returns the number of tokens that differ, are missing or are added."""
     differ = sum(a != b for a, b in zip(before, after, strict=False))
     return differ + abs(len(before) - len(after))
 

@@ -1,11 +1,11 @@
-"""Preparation by processes and on Beam's direct runner: `python benchmarks/beam.py`.
+"""Compares preparation by processes and on Beam's direct runner: `python benchmarks/beam.py`.
 
 Text of --pairs made-up pairs, in files of 250,000, becomes a corpus: once by --workers processes,
-once by as many workers of Beam, each in a separate process. One JSON line each: CPU seconds of all
-processes, pairs a CPU second, the largest resident memory of any process, the most disk that text,
-corpus and shards took, and a hash of the corpus, which is then removed; and one for both: whether
-the corpora are equal, and the CPU seconds on Beam in those of the local runner. `make beam` first.
-Lines that are in --folder are not measured again. The full size, which takes hours on two cores:
+once by as many workers of Beam, each in a separate process. Each prints a JSON line with CPU
+seconds of all processes, pairs per CPU second, the largest resident memory of a process, the
+largest disk use of text, corpus and shards, and a hash of the corpus, which is then removed. A last
+line says whether the corpora are equal, and has the ratio of CPU seconds. Run `make beam` first.
+Lines in --folder are not measured again. The full size takes hours on two cores:
 
   python benchmarks/beam.py --pairs=50000000 --workers=4 --folder=FOLDER
 """
@@ -35,7 +35,7 @@ RUNNERS = ("local", "direct")
 
 
 class Sentences:
-    """Pairs of sentences of 4 to 30 words out of 50,000, frequent ones more often (Zipf)."""
+    """Source of random pairs of sentences of 4 to 30 words out of 50,000, by Zipf's law."""
 
     def __init__(self, language: str) -> None:
         self._rng = np.random.default_rng([*language.encode()])
@@ -43,7 +43,7 @@ class Sentences:
         self._drawn = np.repeat(
             np.arange(WORDS), np.ceil(shares * (1 << 20) / shares.sum()).astype(int)
         )
-        # A side's words, and those that end it.
+        # Words of a side, and words at its end.
         self._table = np.array(
             [
                 f"{f'{number:x}{side}'[::-1]}{end}"
@@ -56,7 +56,7 @@ class Sentences:
         self._seen: list[str] = []
 
     def lines(self, pairs: int, again: float = 0.02) -> list[str]:
-        """Returns pairs as lines, of which a share was there before."""
+        """Returns pairs as lines, with a share of repetitions."""
         lengths = self._rng.integers(4, 31, 2 * pairs)
         ends = np.cumsum(lengths)
         index = self._drawn[self._rng.integers(0, len(self._drawn), ends[-1])]
@@ -70,7 +70,7 @@ class Sentences:
 
 
 def write_text(folder: Path, pairs: int) -> None:
-    """Writes training files, of whose pairs one in 50 is there before, and small test sets."""
+    """Writes training files, with one repetition in 50 pairs, and small test sets."""
     folder.mkdir(parents=True)
     of_language = pairs // len(LANGUAGES)
     for language in LANGUAGES:
@@ -86,7 +86,7 @@ def write_text(folder: Path, pairs: int) -> None:
 
 
 def prepare(folder: Path, runner: str, workers: int) -> None:
-    """Makes a corpus and prints what it took, with all processes that this one started."""
+    """Makes a corpus and prints its cost, including that of child processes."""
     engine = None
     if runner != "local":
         engine = Engine(runner, [], workers)
@@ -116,7 +116,7 @@ def prepare(folder: Path, runner: str, workers: int) -> None:
 
 
 def measured(folder: Path, runner: str, workers: int) -> dict[str, Any]:
-    """Returns what `prepare` prints in a process of its own, and what becomes of it."""
+    """Returns the output of `prepare` in a separate process, and a hash of its corpus."""
     given = [f"--folder={folder}", f"--runner={runner}", f"--workers={workers}"]
     most = 0
     with tempfile.TemporaryFile("w+") as said:
@@ -140,7 +140,7 @@ def measured(folder: Path, runner: str, workers: int) -> dict[str, Any]:
 
 
 def size(folder: Path) -> int:
-    """Returns the bytes of a folder's files, some of which may go meanwhile."""
+    """Returns the bytes of a folder's files, some of which may disappear meanwhile."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--runner", help="measure this one alone, in this process")
+    parser.add_argument("--runner", help="measure only this runner, in this process")
     arguments = parser.parse_args()
     if arguments.runner:
         prepare(arguments.folder, arguments.runner, arguments.workers)

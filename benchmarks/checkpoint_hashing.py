@@ -1,4 +1,4 @@
-"""Cost of a checkpoint's manifest.
+"""Measures the cost of a checkpoint's manifest.
 
 It times saves with and without it, interleaved, steps of training during which they are written, a
 restore, and its verification.
@@ -31,8 +31,8 @@ _Seconds = defaultdict[str, list[float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=400, help="of arrays (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="after a first one (%(default)s)")
+    parser.add_argument("--megabytes", type=int, default=400, help="size of arrays (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="number timed (%(default)s)")
     parsed = parser.parse_args()
     check_accelerator()
     rows = parsed.megabytes * 10**6 // (_ARRAYS * 4 * 1024)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _save(store: Checkpoints, step: int, tree: Any, name: str, seconds: _Seconds) -> None:
-    os.sync()  # what others wrote is not this save's
+    os.sync()  # writes of others are not part of this save
     start, used = time.perf_counter(), time.process_time()
     store.save(step, {"params": tree}, {})
     seconds[f"{name} blocks"].append(time.perf_counter() - start)
@@ -84,12 +84,12 @@ def _save(store: Checkpoints, step: int, tree: Any, name: str, seconds: _Seconds
 
 @jax.jit
 def _step(x: jax.Array) -> jax.Array:
-    """Products on all cores."""
+    """Computes products on all cores."""
     return jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ x), x)
 
 
 def _steps(store: Checkpoints | None, step: int, tree: Any, name: str, seconds: _Seconds) -> None:
-    """So many steps that a save begins and ends within them."""
+    """Takes enough steps that a save begins and ends within them."""
     x = jnp.full((1024, 1024), 0.01)
     os.sync()
     start = time.perf_counter()
@@ -142,7 +142,7 @@ def _no_hashes(
 
 @contextlib.contextmanager
 def _timed(module: Any, name: str, seconds: _Seconds) -> Iterator[None]:
-    """Within it the seconds of every call are kept."""
+    """Context that records the seconds of every call."""
     work: Callable[..., Any] = getattr(module, name)
 
     def timed(*arguments: Any) -> None:

@@ -1,8 +1,7 @@
-"""Speed of making the embedded corpus: `python benchmarks/cldr.py --languages 24 --pairs 48000`.
+"""Measures making the embedded corpus: `python benchmarks/cldr.py --languages 24 --pairs 48000`.
 
-One JSON line a language, then one for all: accepted pairs (train, dev and test) a second of this
-process's CPU time on one core, imports and loading of the locales included; wall time and peak
-resident memory.
+It prints a JSON line per language, and one for all: accepted pairs (train, dev and test) per second
+of CPU time on one core, with imports and loading of locales; wall time and peak resident memory.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from m4.data.sources.cldr import Cldr  # noqa: E402
 
 
 def report(name: str, pairs: int, started: tuple[float, float]) -> None:
-    """One line of JSON."""
+    """Prints one line of JSON."""
     seconds = time.perf_counter() - started[0]
     cpu_seconds = time.process_time() - started[1]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -34,12 +33,12 @@ def report(name: str, pairs: int, started: tuple[float, float]) -> None:
 
 
 def main() -> None:
-    """Makes the corpus once."""
+    """Makes the corpus once, and measures it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--languages", default="24", help="how many, in order of size, or codes: gl,fy,mk"
+        "--languages", default="24", help="number of languages, largest first, or codes: gl,fy,mk"
     )
-    parser.add_argument("--pairs", type=int, default=48_000, help="training pairs in all")
+    parser.add_argument("--pairs", type=int, default=48_000, help="total number of training pairs")
     arguments = parser.parse_args()
     if arguments.languages.isdigit():
         codes = list(LANGUAGES)[: int(arguments.languages)]

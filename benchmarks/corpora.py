@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 
 def text(folder: str, languages: int) -> tuple[Source, list[str]]:
-    """Returns the source and its codes, of a folder of TSV files or of the embedded corpus.
+    """Returns a source and its codes, from a folder of TSV files or the embedded corpus.
 
     The latter has 10,000 pairs of the largest language down to 120 of the smallest.
     """
@@ -37,7 +37,7 @@ def text(folder: str, languages: int) -> tuple[Source, list[str]]:
 
 
 def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
-    """A cache whose training arrays are made up: so many gigabytes, with sentences as long as news.
+    """Returns a cache with random training arrays of this size and sentences as long as news.
 
     Languages and vocabulary are those of `cache`; sizes fall log-linearly to 1/200 of the largest
     language's. There is no text.
@@ -51,7 +51,7 @@ def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
         shutil.copy(path, folder)
     rng = np.random.default_rng(0)
     codes = cache.language_pairs()
-    # Two sides of 33 ids of two bytes on average, two offsets and two numbers of four.
+    # Two sides of 33 ids of two bytes on average, two offsets and two numbers of four bytes.
     mean = _MEDIAN * math.exp(_SPREAD**2 / 2) * 0.96
     weights = np.geomspace(1, 1 / 200, len(codes))
     pairs = np.maximum(weights / weights.sum() * gigabytes * 1e9 / (4 * mean + 16), 300).astype(int)
@@ -72,7 +72,7 @@ def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
     ids = rng.integers(300, 2000, int(_CHUNK * 60)).astype(np.uint16)
 
     def lengths(of: int, ratio: float, noise: float) -> Iterator[Ragged]:
-        """Sentences of a pair's side; those of its other side are about as long."""
+        """Returns lengths of one side's sentences; the other side's are similar."""
         for start in range(0, int(pairs[of]), _CHUNK):
             number = min(_CHUNK, int(pairs[of]) - start)
             drawn = np.random.default_rng([of, start]).lognormal(math.log(_MEDIAN), _SPREAD, number)
@@ -86,7 +86,7 @@ def enlarge(cache: Cache, folder: Path, gigabytes: float) -> Cache:
         for of, code in enumerate(codes):
             yield from lengths(of, ratios[split_direction(code)[1]], 0.15)
 
-    def numbers() -> Iterator[np.ndarray]:  # each language's sentences in their order
+    def numbers() -> Iterator[np.ndarray]:  # each language's sentences in order
         row = 0
         for size in pairs.tolist():
             yield np.stack([np.arange(row, row + size), np.arange(size)], axis=1)

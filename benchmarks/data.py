@@ -1,4 +1,4 @@
-"""Speed and cost of text that becomes batches: `python benchmarks/data.py [--folder FOLDER]`.
+"""Measures the way from text to batches: `python benchmarks/data.py [--folder FOLDER]`.
 
 Text of 100 languages, from a folder of <lang>.{train,dev,test}.tsv files or else from the embedded
 corpus, becomes a cache; then, each in a separate process:
@@ -10,8 +10,8 @@ corpus, becomes a cache; then, each in a separate process:
   shares   a million draws against their theory
   resume   random steps, each by a fresh stream on 1, 2 and 8 hosts, against one stream
 
-One JSON line a measurement, and a table at the end. Tokens are ids of sources and targets without
-padding. CPU seconds are of all threads; rates are a CPU second: on one core.
+It prints a JSON line per measurement, and a table at the end. Tokens are ids of sources and targets
+without padding. CPU seconds are of all threads; rates are per CPU second, so on one core.
 """
 
 import argparse
@@ -34,7 +34,7 @@ HOSTS = (1, 2, 8)
 
 
 def tokens_in(batch: dict[str, Any]) -> list[int]:
-    """Source and target ids."""
+    """Returns the number of source and target ids."""
     return [int((batch[f"{side}_segment_ids"] > 0).sum()) for side in ("encoder", "decoder")]
 
 
@@ -43,7 +43,7 @@ def start(
 ) -> dict[str, Any]:
     """Measures from the beginning of this process to the first batch.
 
-    With `jobs` it does so as `m4 train`: with JAX, comparing the cache's settings and source.
+    With `jobs`, it starts like `m4 train`, with JAX and a comparison of the cache's settings.
     """
     if jobs:
         importlib.import_module("m4.jobs")
@@ -73,21 +73,21 @@ def start(
 
 
 def feed(folder: str, rows: int, layout: str, seconds: float, drop: bool = False) -> dict[str, Any]:
-    """Batches in a row for so many CPU seconds, in whole groups of steps."""
+    """Measures consecutive batches for this many CPU seconds, in whole windows of steps."""
     import numpy as np
 
     from m4.data.cache.cache import Cache
     from m4.data.stream.stream import Stream
 
     cache = Cache(folder)
-    if drop:  # from the disk, not from the system's copy of the files
+    if drop:  # drops the system's copy of the files, to read from disk
         for path in Path(folder).glob("train.*.npy"):
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     stream = Stream(
         cache, batch_rows=rows, source_length=LENGTH, target_length=LENGTH, layout=layout
     )
-    first = stream.group_steps  # a group to warm up
+    first = stream.group_steps  # a window to warm up
     for step in range(first):
         stream.batch(step)
     meter, slowest = Meter(), 0.0
@@ -141,7 +141,7 @@ def seqio(folder: str, rows: int, seconds: float) -> dict[str, Any]:
     batches = dataset.batch(rows, drop_remainder=True).prefetch(2).as_numpy_iterator()
     next(batches)
     first, first_cpu = time.time() - float(os.environ["STARTED"]), time.process_time()
-    # By CPU time, of which a busy machine gives less: the buffers fill, then the same again.
+    # By CPU time, as a busy machine gives less: the buffers fill, then the same time is measured.
     while time.process_time() - first_cpu < seconds:
         next(batches)
     began, cpu, seen, places = time.perf_counter(), time.process_time(), 0, 0
@@ -182,7 +182,7 @@ def shares(folder: str) -> dict[str, Any]:
 def resume(folder: str, steps: int, layout: str) -> dict[str, Any]:
     """Counts steps whose batch differs between one stream and a new stream on every step.
 
-    The new streams' parts are those of 1, of 2 and of 8 hosts.
+    The new streams give the parts of 1, 2 and 8 hosts.
     """
     import numpy as np
 
@@ -194,7 +194,7 @@ def resume(folder: str, steps: int, layout: str) -> dict[str, Any]:
     whole = Stream(cache, **options)
     for step in np.random.default_rng(0).integers(0, 10**6, steps).tolist():
         wanted, fresh = whole.batch(step), Stream(cache, **options)
-        # A stream is a function of its arguments: hosts differ in the part that they ask for.
+        # A stream is a function of its arguments: hosts differ only in the requested part.
         equal = True
         for hosts in HOSTS:
             parts = [fresh.batch(step, (host, hosts)) for host in range(hosts)]
@@ -207,8 +207,8 @@ def resume(folder: str, steps: int, layout: str) -> dict[str, Any]:
 
 
 def measured(name: str, **arguments: Any) -> dict[str, Any]:
-    """One measurement in a subprocess; printed as a line of JSON."""
-    # TensorFlow's warnings, some hundred lines of them, are turned off.
+    """Makes one measurement in a subprocess, and prints a line of JSON."""
+    # Turns off some hundred lines of TensorFlow's warnings.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "STARTED": str(time.time())}
     if arguments.pop("uncompiled", False):
         environment["NUMBA_CACHE_DIR"] = tempfile.mkdtemp()
@@ -225,7 +225,7 @@ def measured(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 def build(folder: Path, text: str, languages: int, pieces: int) -> Path:
-    """The cache of the text; how fast its stages were."""
+    """Builds the cache of the text, and measures the stages."""
     import numpy as np
 
     from m4.data.corpus import CorpusSpec
@@ -256,7 +256,7 @@ def build(folder: Path, text: str, languages: int, pieces: int) -> Path:
 
 
 def table(rows: list[tuple[str, dict[str, Any]]]) -> str:
-    """Markdown."""
+    """Returns the results as a Markdown table."""
     columns = {
         "start, s": "seconds",
         "start, CPU-s": "cpu_seconds",
@@ -319,22 +319,22 @@ def main() -> None:
     print(table(rows))
 
 
-Row = tuple[str, dict[str, Any]]  # its name, what was measured
+Row = tuple[str, dict[str, Any]]  # name and measurement
 
 
 def parsed() -> argparse.Namespace:
-    """The command line; `parts` as a list."""
+    """Parses the command line, with `parts` as a list."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", default="", help="of TSV files; else the embedded corpus")
+    parser.add_argument("--folder", default="", help="TSV files (default: the embedded corpus)")
     parser.add_argument("--languages", type=int, default=100)
-    parser.add_argument("--pieces", type=int, default=8000, help="of the vocabulary")
-    parser.add_argument("--parts", default=",".join(PARTS), help="which ones, or none")
-    parser.add_argument("--gigabytes", type=float, default=0, help="of a cache to feed from")
+    parser.add_argument("--pieces", type=int, default=8000, help="pieces of the vocabulary")
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure, or none")
+    parser.add_argument("--gigabytes", type=float, default=0, help="size of a cache to feed from")
     parser.add_argument("--seconds", type=float, default=5, help="CPU seconds of each feed")
     parser.add_argument("--seqio_seconds", type=float, default=30, help="CPU seconds of seqio")
     parser.add_argument("--resume_steps", type=int, default=1000)
-    parser.add_argument("--scratch", default=None, help="where the caches are made")
-    parser.add_argument("--measure", nargs=2, help="of the child processes")
+    parser.add_argument("--scratch", default=None, help="folder for the caches")
+    parser.add_argument("--measure", nargs=2, help="threads of the child processes")
     arguments = parser.parse_args()
     arguments.parts = [] if arguments.parts == "none" else arguments.parts.split(",")
     if unknown := sorted(set(arguments.parts) - set(PARTS)):
@@ -343,14 +343,14 @@ def parsed() -> argparse.Namespace:
 
 
 def starts(folder: Path, arguments: argparse.Namespace) -> list[Row]:
-    """From nothing to the first batch."""
+    """Measures the time until the first batch."""
     given: dict[str, Any] = {
         "folder": str(folder),
         "text": arguments.folder,
         "languages": arguments.languages,
         "pieces": arguments.pieces,
     }
-    # Compiles, and fills disk caches.
+    # Compiles and fills disk caches.
     measured("start", **given, directions=2, jobs=False)
     rows = []
     kinds = (20, False, False), (200, False, False), (200, False, True), (200, True, False)
@@ -364,7 +364,7 @@ def starts(folder: Path, arguments: argparse.Namespace) -> list[Row]:
 
 
 def feeds(folder: Path, what: str, seconds: float) -> list[Row]:
-    """Batches in a row, in every layout."""
+    """Measures consecutive batches in every layout."""
     rows = []
     kinds = ("packed", 16), ("packed", 64), ("packed", 512), ("single", 64)
     for layout, size in kinds:
@@ -374,7 +374,7 @@ def feeds(folder: Path, what: str, seconds: float) -> list[Row]:
 
 
 def feeds_of_large(folder: Path, seconds: float) -> list[Row]:
-    """Measures a cache that memory may not hold, from the disk and once more."""
+    """Measures a cache that may exceed memory, from disk and once more."""
     rows = []
     for drop, how in ((True, "from the disk"), (False, "once more")):
         values = {"rows": 64, "layout": "packed", "seconds": seconds, "drop": drop}

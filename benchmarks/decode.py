@@ -1,14 +1,14 @@
-"""Seconds of a translated batch by greedy or beam search; a JSON line.
+"""Measures the seconds of a translated batch by greedy or beam search; prints a JSON line.
 
     python benchmarks/decode.py --experts 8 --beams 4
     python benchmarks/decode.py --mlp_width 1536
 
-All translations have as many tokens as are asked for: no search ends early. Routing is balanced:
-logits of an untrained router, of whose digits the later ones decide (`scattered`). As `m4 decode`
-does, rows are divided over up to two cores (--at_once), unless a core had fewer than 16 hypotheses.
-`experts_a_step` says how many experts of a layer the tokens of one step have, on average; tokens
-that choose at random would have `experts_a_step_at_random`. `limit_seconds` is what the matrix
-products alone would take at the machine's fastest. peer_decode.py does the same work with Hugging
+All translations have the requested number of tokens, as no search ends early. Routing is balanced,
+by the later digits of an untrained router's logits (`scattered`). Like in `m4 decode`, rows are
+divided over up to two cores (--at_once), unless a core had fewer than 16 hypotheses.
+`experts_a_step` is the mean number of experts of a layer that the tokens of one step use; tokens
+that choose at random would use `experts_a_step_at_random`. `limit_seconds` is the time of the
+matrix products alone at the machine's fastest. peer_decode.py does the same work with Hugging
 Face's NLLB-MoE and with CTranslate2.
 """
 
@@ -45,10 +45,10 @@ def parser() -> argparse.ArgumentParser:
         "head_width": 64,
         "mlp_width": 1024,
         "layers": 4,
-        "experts": 0,  # in every other layer; 0: a dense model
+        "experts": 0,  # in every other layer; 0 means a dense model
         "vocab": 8192,
         "rows": 16,
-        "at_once": 0,  # as many as in `m4 decode`
+        "at_once": 0,  # default: as in `m4 decode`
         "source": 64,
         "target": 64,
         "beams": 1,
@@ -60,16 +60,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 class NeverEnding(Transformer):
-    """A model whose translations have no end."""
+    """A model whose translations do not end."""
 
     def decode(self, *args, **kwargs) -> jax.Array:
         logits_BTV = super().decode(*args, **kwargs)
-        # Neither EOS nor padding.
+        # Excludes EOS and padding.
         return jnp.where(jnp.arange(self.vocab_size) <= EOS_ID, -1e9, logits_BTV)
 
 
 def scattered(tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing:
-    """top2_gshard by later digits of the logits: as good as random, and a function of the token."""
+    """Routes like top2_gshard by later digits of the logits: nearly random, but fixed per token."""
 
     def score(name: str, **options) -> jax.Array:
         return 4 * (tokens.score(name, **options) * 1e4 % 1)
@@ -80,7 +80,7 @@ def scattered(tokens: Tokens, num_experts: int, capacity: Capacity) -> Routing:
 def experts_a_step(model: Transformer, params, source_BL, best_BT: np.ndarray) -> float:
     """Returns the mean number of experts used in a step of a decoder layer.
 
-    It is counted on the best translations, with their positions in the place of directions.
+    It is counted on the best translations, with their positions as directions.
     """
     input_BT = np.pad(best_BT, [(0, 0), (1, 0)])[:, :-1]
     length = best_BT.shape[1]

@@ -1,4 +1,4 @@
-"""CPU seconds of a training step of each config of a folder of results/, on one core.
+"""Measures CPU seconds per training step of each config in a folder of results/, on one core.
 
     python benchmarks/frontier_steps.py results/frontier --corpus=CORPORA
     python benchmarks/frontier_steps.py results/e4_gates --corpus=CORPUS

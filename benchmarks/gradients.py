@@ -1,4 +1,4 @@
-"""Seconds and memory of a training step whose gradients are altered by group; JSON lines.
+"""Measures a training step whose gradients are altered by set of directions; prints JSON lines.
 
     python benchmarks/gradients.py --steps 20
     python benchmarks/gradients.py --width 256 --experts 8 --groups 2 4 8
@@ -69,7 +69,7 @@ class Setting:
 
 
 def batch_of(args: argparse.Namespace, directions: int) -> dict[str, np.ndarray]:
-    """Rows of five packed pairs, of any direction each."""
+    """Returns rows of five packed pairs in random directions."""
     random = np.random.default_rng(0)
     shape = (args.rows, args.length)
     segments = np.broadcast_to(np.arange(args.length) * 5 // args.length + 1, shape)

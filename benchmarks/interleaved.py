@@ -1,4 +1,4 @@
-"""Runs several benchmarks interleaved: one step of each, one after the other; JSON lines.
+"""Runs several benchmarks interleaved, one step of each in turn; prints JSON lines.
 
     python benchmarks/interleaved.py --steps 40 "python benchmarks/train_step.py" \\
       "peer/bin/python benchmarks/peer_train_step.py --balanced"
@@ -24,14 +24,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-WAITING = "M4_BENCHMARK_WAITS"  # in the environment of benchmarks that wait before each step
+WAITING = "M4_BENCHMARK_WAITS"  # set in the environment of benchmarks that wait before each step
 READY, DONE = "ready", "done"
 
 
 def interleaved_steps(steps: int, alone: Callable[[], object] = lambda: None) -> Iterator[int]:
-    """0 to steps - 1; under `interleaved.py` each when this process may run.
+    """Yields 0 to steps - 1; under `interleaved.py`, each when it is this process's turn.
 
-    alone: called once before them, when no other benchmark runs: it may measure the machine.
+    `alone` is called once before, while no other benchmark runs, and may measure the machine.
     """
     waits = WAITING in os.environ
 
@@ -71,7 +71,7 @@ class Benchmark:
         )
 
     def read(self) -> str:
-        """Its next line; exits if there is none."""
+        """Returns the next line; exits if there is none."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
         if not line:
@@ -79,7 +79,7 @@ class Benchmark:
         return line
 
     def turn(self) -> None:
-        """Lets it run until it waits again."""
+        """Lets the process run until it waits again."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -93,7 +93,7 @@ class Benchmark:
         self.cpu_seconds.append(self._used() - cpu)
 
     def _used(self) -> float:
-        """CPU seconds of the threads that live."""
+        """Returns the CPU seconds of the living threads."""
         threads = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
@@ -101,7 +101,7 @@ class Benchmark:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("commands", nargs="+", help="benchmarks, without --steps")
-    parser.add_argument("--steps", type=int, required=True, help="given to each of them")
+    parser.add_argument("--steps", type=int, required=True, help="number of steps of each")
     args = parser.parse_args()
     benchmarks = [Benchmark(f"{command} --steps {args.steps}") for command in args.commands]
     for benchmark in benchmarks:

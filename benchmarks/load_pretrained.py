@@ -1,8 +1,8 @@
-"""Loads a random model of MADLAD-400 3B's shape, and says how long it takes and what memory.
+"""Loads a random model of MADLAD-400 3B's shape, and prints the time and memory.
 
     python benchmarks/load_pretrained.py --folder=/tmp/madlad [--layers=32]
 
-It is written first, in a shard for each layer, unless it is there: 11.8 GB with 32 layers.
+The model is written first, with a shard per layer, unless it exists: 11.8 GB with 32 layers.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def write(folder: Path, layers: int) -> None:
 
 
 def main() -> None:
-    """Writes the folder if it is not there, and loads it as training does."""
+    """Writes the folder unless it exists, and loads it like training does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=32)

@@ -1,4 +1,4 @@
-"""Seconds of one mixture-of-experts layer, forward and backward; JSON lines.
+"""Measures one mixture-of-experts layer, forward and backward; prints JSON lines.
 
     python benchmarks/moe_layer.py --experts 8 --vs "--dispatch einsum"
     python benchmarks/moe_layer.py --experts 64 --gate switch --dtype bfloat16
@@ -30,7 +30,7 @@ from m4.parallel.platform.hardware import restart_with_huge_pages
 
 
 def in_folder(package) -> dict:
-    """Name -> the function that a file of the folder is named after, where there is one."""
+    """Returns name -> function, for files of a package named like a function in them."""
     made = {}
     for module in pkgutil.iter_modules(package.__path__):
         file = importlib.import_module(f"{package.__name__}.{module.name}")
@@ -103,8 +103,8 @@ class Setting:
         def total(params, x_BLM):
             y_BLM, sown = apply({"params": params}, x_BLM)
             choices = jnp.stack([leaf for leaf in jax.tree.leaves(sown) if leaf.ndim == 0])
-            # Every metric is used, so that none is optimised away; y against itself is a loss
-            # whose gradient is y.
+            # Every metric is used, so that none is optimised away; the product of y with itself
+            # is a loss whose gradient is proportional to y.
             return 0.5 * jnp.vdot(y_BLM, y_BLM).real + 0.0 * jnp.sum(choices)
 
         function = total if args.forward else jax.grad(total, argnums=(0, 1))
@@ -126,7 +126,7 @@ class Setting:
         settings = {name: value for name, value in vars(self.args).items() if name != "vs"}
         args = self.args
         products = (4 if args.forward else 12) * args.tokens * args.width * args.mlp_width
-        # Timed is step 0: there dense_to_sparse has every expert work on every token.
+        # Step 0 is timed, where dense_to_sparse sends every token to every expert.
         one = dict.fromkeys(("switch", "hash", "base"), 1)
         choices = {**one, "dense_to_sparse": args.experts}.get(args.gate, 2)
         return {
@@ -145,7 +145,7 @@ def main() -> None:
     args = parser().parse_args()
     settings = [Setting(args)]
     if args.vs is not None:
-        # What --vs does not name is as in the first setting.
+        # Options that --vs does not name are as in the first setting.
         base = argparse.Namespace(**{**vars(args), "vs": None})
         settings.append(Setting(parser().parse_args(shlex.split(args.vs), base)))
     for _ in interleaved_steps(args.steps):

@@ -6,7 +6,7 @@ HEADS, LAYERS, VOCAB = 4, 4, 8192
 
 
 def nllb_moe_of(width: int, mlp_width: int, experts: int, **more: Any):
-    """Experts in every other layer; no layer is left out at random."""
+    """Returns a model with experts in every other layer, without random skipping of layers."""
     import transformers  # type: ignore[import-not-found]
 
     config = transformers.NllbMoeConfig(

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from nllb_moe import HEADS, VOCAB, nllb_moe_of
 
-# Rows a batch, and whether the sentences are shuffled; the first is what the others are compared
-# with (batch_invariance.py has the same).
+# Rows per batch, and whether the sentences are shuffled; others are compared with the first
+# (as in batch_invariance.py).
 WAYS = ((1, False), (8, False), (64, False), (64, True), (256, False), (256, True))
 Translate = Callable[[Sequence[str]], list[list[int]]]
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def changed(before: Sequence[int], after: Sequence[int]) -> int:
-    """Returns how many tokens are others, or are not there, or are new behind them."""
+    """Returns the number of tokens that differ, are missing or are added."""
     differ = sum(a != b for a, b in zip(before, after, strict=False))
     return differ + abs(len(before) - len(after))
 
@@ -81,7 +81,7 @@ def huggingface(args: argparse.Namespace) -> tuple[str, Translate]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     if args.nllb_moe:
         torch.manual_seed(0)
-        # Tied embeddings of random weights would say the last token again, the end at once.
+        # With tied random embeddings, the last token would repeat, and the end come at once.
         model = nllb_moe_of(HEADS * 64, 1024, args.nllb_moe, tie_word_embeddings=False)
     else:
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(args.model)

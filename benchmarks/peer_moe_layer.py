@@ -22,7 +22,7 @@ from interleaved import interleaved_steps
 
 
 def top2(x_SM, router_ME):
-    """(experts [S, 2], normalised weights [S, 2])."""
+    """Returns (experts [S, 2], normalised weights [S, 2])."""
     gates_SE = torch.softmax((x_SM @ router_ME).float(), dim=-1)
     weight_SK, expert_SK = gates_SE.topk(2, dim=-1)
     return expert_SK, (weight_SK / weight_SK.sum(dim=-1, keepdim=True)).to(x_SM.dtype)
@@ -52,7 +52,7 @@ def bmm(x_SM, weights, group_tokens: int):
 
 
 def grouped_mm(x_SM, weights, group_tokens: int):
-    """All choices, sorted by expert."""
+    """Computes all choices, sorted by expert."""
     S, M = x_SM.shape
     E = weights["wi"].shape[0]
     expert_SK, weight_SK = top2(x_SM, weights["router"])

@@ -1,4 +1,4 @@
-"""Seconds of a training step of Hugging Face's models, peers of train_step.py; a JSON line.
+"""Measures a training step of Hugging Face's models, as train_step.py does; prints a JSON line.
 
 Needs a separate environment, without m4:
 
@@ -28,7 +28,7 @@ from balanced import ROUTER, preferences
 from interleaved import interleaved_steps
 from nllb_moe import HEADS, LAYERS, VOCAB, nllb_moe_of
 
-CHOICES = {"nllb_moe": 2, "switch": 1, "t5": 0}  # experts of a token
+CHOICES = {"nllb_moe": 2, "switch": 1, "t5": 0}  # experts per token
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,7 +112,7 @@ def balance(model, args: argparse.Namespace) -> None:
 
 
 def kept(model, args: argparse.Namespace, batch: dict) -> float | None:
-    """The share of choices that have a slot, in a separate pass; None without experts."""
+    """Returns the share of choices with a slot, in a separate pass; None without experts."""
     found: list[int] = []
 
     def count(router, given, result) -> None:

@@ -1,4 +1,4 @@
-"""Memory and time that a process has used so far, from Linux' /proc: for the benchmarks."""
+"""Memory and time used so far by a process, from Linux' /proc, for the benchmarks."""
 
 import time
 from pathlib import Path
@@ -8,19 +8,19 @@ _OWN = Path("/proc/self")
 
 
 def memory() -> dict[str, int]:
-    """Returns resident megabytes: now, at most, and now without the pages of files.
+    """Returns resident megabytes: current, peak, and current without pages of files.
 
     The system takes those pages back when it needs them.
     """
     lines = (_OWN / "status").read_text().splitlines()
-    # VmHWM and not getrusage: that begins with the parent's memory.
+    # VmHWM instead of getrusage, which begins with the parent's memory.
     names = {"VmRSS": "rss_mb", "VmHWM": "peak_rss_mb", "RssAnon": "rss_anon_mb"}
     found = {line.split(":")[0]: line.split()[1:2] for line in lines}
     return {label: int(found[name][0]) // 1024 for name, label in names.items()}
 
 
 def device() -> dict[str, Any]:
-    """The first device, and the most of its memory that was used, in megabytes; None on CPUs."""
+    """Returns the first device, and the peak of its memory in megabytes (None on CPUs)."""
     import jax
 
     first = jax.devices()[0]
@@ -29,7 +29,7 @@ def device() -> dict[str, Any]:
 
 
 class Meter:
-    """Sums of the time that this process' first thread spends between begin and end.
+    """Sums the time that this process's first thread spends between begin and end.
 
     seconds: wall time. cpu_seconds: of all threads. thread_seconds: CPU time of the first one.
     queued_seconds: it was ready, but other work had the cores. The rest of its seconds is
@@ -46,7 +46,7 @@ class Meter:
         self._began = {**_waited(), **_clocks()}
 
     def end(self) -> dict[str, float]:
-        """Since `begin`."""
+        """Adds the time since `begin`."""
         now = {**_clocks(), **_waited()}
         took = {name: value - self._began[name] for name, value in now.items()}
         for name, value in took.items():
@@ -54,7 +54,7 @@ class Meter:
         return took
 
     def report(self) -> dict[str, Any]:
-        """The sums, with disk_seconds: the rest."""
+        """Returns the sums, with the rest as disk_seconds."""
         busy = self.spent["thread_seconds"] + self.spent["queued_seconds"]
         return {**self.spent, "disk_seconds": self.spent["seconds"] - busy}
 

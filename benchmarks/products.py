@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from m4.model.product import input_gradient, product, weight_gradient
 from m4.parallel.platform.hardware import restart_with_huge_pages
 
-kept = jax.lax.optimization_barrier  # what XLA does not fold into a product
+kept = jax.lax.optimization_barrier  # XLA does not fold these into a product
 
 
 def turned(x: jax.Array) -> jax.Array:

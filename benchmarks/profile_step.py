@@ -1,4 +1,4 @@
-"""CPU milliseconds of a training step by part of the model; a table.
+"""Prints a table of CPU milliseconds of a training step by part of the model.
 
     taskset -c 0 python benchmarks/profile_step.py --width 256 --experts 8
 
@@ -20,7 +20,7 @@ from train_step import Setting, parser
 from m4.parallel.platform.hardware import restart_with_huge_pages
 
 INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"]*)"', re.MULTILINE)
-# The first that is found in an operation's name says its part.
+# The first one found in an operation's name decides its part.
 PARTS = {
     "logits and loss": r"attend|jvp\(\)",
     "experts, gate and dispatch": r"moe",

@@ -1,4 +1,4 @@
-"""The demo's model trained under every strategy of gin_configs/strategies: losses, and a picture.
+"""Trains the demo's model under every strategy of gin_configs/strategies: losses and a picture.
 
     python benchmarks/strategies.py --folder runs/strategies --output strategies.json \
         --picture docs/images/strategies.png
@@ -32,7 +32,7 @@ CONFIGS = Path(__file__).parents[1] / "gin_configs" / "strategies"
 DEVICES = 8
 HERE = "losses_of_one_device"
 
-# What makes a config one device's.
+# Bindings that make a config one for a single device.
 ALONE = [
     *(
         f"--gin.mesh.make_mesh.{axis}=1"
@@ -44,7 +44,7 @@ ALONE = [
     "--gin.transformer.Transformer.pipeline_microbatches=0",
     "--gin.transformer.Transformer.remat='none'",
 ]
-# Configs whose model on one device is another's.
+# Configs whose model on one device is that of another config.
 SAME_AS = {
     "accumulation": "data_parallel",
     "expert_data_model": "data_parallel",
@@ -84,13 +84,13 @@ def main() -> None:
 
 
 def run(folder: Path, name: str, devices: int, steps: int) -> dict:
-    """`m4 train` of a config: what is in its metrics."""
+    """Runs `m4 train` on a config; returns a summary of its metrics."""
     at = folder / f"{name}.{devices}"
     if not (at / "checkpoints" / str(steps)).is_dir():
         shared = folder / "data"
         if shared.is_dir() and not at.exists():
             shutil.copytree(shared, at / "data")
-            # A model's folder is one that has this; the job writes its own.
+            # A run's folder has this; the job writes its own.
             shutil.copy(folder / "run.json", at)
         flags = f"--xla_force_host_platform_device_count={devices}"
         command = [sys.executable, "-m", "m4", "train", f"--gin_file={CONFIGS / name}.gin"]
@@ -103,7 +103,7 @@ def run(folder: Path, name: str, devices: int, steps: int) -> dict:
             shutil.copytree(at / "data", shared)
             shutil.copy(at / "run.json", folder)
     logged = [row for row in read_metrics(at) if "loss" in row]
-    # The first window has the compilation in it.
+    # The first row includes the compilation.
     speeds = [row["tokens_per_second"] for row in logged[1:] if "tokens_per_second" in row]
     return {
         "steps": [row["step"] for row in logged],
@@ -113,7 +113,7 @@ def run(folder: Path, name: str, devices: int, steps: int) -> dict:
 
 
 def measured(name: str) -> dict:
-    """Collectives and memory of one device in a config's compiled training step."""
+    """Returns the collectives and memory per device of a config's compiled training step."""
     program = train_program(load([CONFIGS / f"{name}.gin"]).experiment(), jax.devices(), 10)
     compiled = program.lowered.compile()
     found = hlo.summary(hlo.collectives(compiled.as_text() or ""))
@@ -126,7 +126,7 @@ def measured(name: str) -> dict:
 
 
 def markdown(rows: list[dict]) -> str:
-    """The table of docs/parallelism.md: MiB of one device."""
+    """Returns the table of docs/parallelism.md, in MiB per device."""
     lines = ["| strategy | collectives of a step | MiB sent | weights | optimizer | temporaries |"]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: |"]
     for row in rows:
@@ -141,7 +141,7 @@ def markdown(rows: list[dict]) -> str:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Losses one over the other, and below how far each is from its one device."""
+    """Draws losses over each other, and below their differences from one device."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -153,7 +153,7 @@ def draw(rows: list[dict], path: Path) -> None:
     colors = plt.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
     for i, row in enumerate(rows):
         name, steps = row["strategy"].replace("_", " "), row["steps"]
-        # Each a little thinner than the one below it: curves that are the same stay visible.
+        # Each is thinner than the one below it, so that equal curves stay visible.
         width = 1.0 + 7.0 * (len(rows) - 1 - i) / max(1, len(rows) - 1)
         top.plot(steps, row["losses"], color=colors[i], linewidth=width, label=name)
         pairs = zip(row["losses"], row[HERE], strict=True)
@@ -175,9 +175,9 @@ def draw(rows: list[dict], path: Path) -> None:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     result.add_argument("--folder", type=Path, default=Path("runs/strategies"), help="of the runs")
-    result.add_argument("--collectives", action="store_true", help="the table alone, no training")
+    result.add_argument("--collectives", action="store_true", help="print only the table")
     result.add_argument("--steps", type=int, default=100)
-    result.add_argument("--only", nargs="*", help="names of configs")
+    result.add_argument("--only", nargs="*", help="configs to run, by name")
     result.add_argument("--output", type=Path, help="JSON")
     result.add_argument("--picture", type=Path, help="PNG")
     return result

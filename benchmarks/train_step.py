@@ -1,4 +1,4 @@
-"""Seconds and tokens/s of one training step; JSON lines. Two settings can be interleaved.
+"""Measures seconds and tokens/s of a training step; prints JSON lines.
 
     python benchmarks/train_step.py --width 128 --experts 8 --vocab 3072 --rows 22 --length 64
     python benchmarks/train_step.py --models 4 --vs "--models 1"     # one vmapped program of four
@@ -43,12 +43,12 @@ from m4.train.training import Training
 DISPATCH = {"einsum": einsum, "gather": gather}
 OPTIMIZERS = {
     "adamw": adamw,
-    "adamw_experts_every_4": functools.partial(adamw, experts_every=4),  # compare `mean`
+    "adamw_experts_every_4": functools.partial(adamw, experts_every=4),  # as in `mean`
     "adafactor": adafactor,
     "muon": muon,
     "muon_without_experts": functools.partial(muon, experts=False),
 }
-# Metrics of the last step.
+# Metrics shown from the last step.
 _ROUTING = ("expert_usage", "first_overflow", "second_dropped")
 
 
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         "rows": 8,
         "length": 64,
         "models": 1,
-        "directions": 0,  # whose choices the MoE layers count; 0: no counts
+        "directions": 0,  # directions whose choices the MoE layers count; 0 means no counts
         "steps": 20,
     }.items():
         result.add_argument(f"--{name}", type=int, default=default)
@@ -132,7 +132,7 @@ class Setting:
         )
         random = np.random.default_rng(0)
         shape = (*lead, args.rows, args.length)
-        # Five packed pairs a row, no padding: real rows are about 90% full.
+        # Five packed pairs per row without padding; real rows are about 90% full.
         segments = np.broadcast_to(np.arange(args.length) * 5 // args.length + 1, shape)
         tokens = {
             name: random.integers(3, args.vocab, shape, dtype=np.int32)
@@ -169,7 +169,7 @@ class Setting:
         self.peaks.extend(peak_flops(jax.devices(), self.args.dtype) for _ in range(3))
 
     def row(self) -> dict:
-        """The median of the timed steps; tokens are source + target."""
+        """Returns the medians of the timed steps; tokens count source and target."""
         seconds = statistics.median(self.seconds)
         tokens = 2 * self.args.rows * self.args.length * self.args.models
         settings = {name: value for name, value in vars(self.args).items() if name != "vs"}
@@ -197,7 +197,7 @@ def main() -> None:
     args = parser().parse_args()
     settings = [Setting(args)]
     if args.vs is not None:
-        # What --vs does not name is as in the first setting.
+        # Options that --vs does not name are as in the first setting.
         settings.append(
             Setting(
                 parser().parse_args(

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: what the site has in addition to the pages of docs/.
+"""Hooks of mkdocs.yml, for the parts of the site besides the pages of docs/.
 
 - README.md is the first page; the other documents of the root are pages too.
 - A link to a file outside docs/ leads to a page with that file, so that it works in the site as it
@@ -212,7 +212,7 @@ def settings_page() -> Iterator[str]:
 
 
 def configurables() -> dict[str, list[Callable[..., Any]]]:
-    """Returns what a config may name, by room."""
+    """Returns everything that a config may name, by room."""
     import m4
     from m4 import settings
     from m4.data.stream.stream import Stream
@@ -229,7 +229,7 @@ def configurables() -> dict[str, list[Callable[..., Any]]]:
 
 
 def setting_rows(part: Callable[..., Any]) -> Iterator[str]:
-    """Yields a row for each setting; what m4 itself gives is none."""
+    """Yields a row for each setting, without parameters that m4 itself gives."""
     from m4 import settings
     from m4.config import parameters_of
 
@@ -272,7 +272,7 @@ def first_line(part: Callable[..., Any]) -> str:
 
 
 def described(part: Callable[..., Any]) -> dict[str, str]:
-    """Returns what Args or Attributes say of each name, of a class also those of its bases."""
+    """Returns name -> its entry in Args or Attributes, for a class also from its bases."""
     docs = [inspect.getdoc(one) or "" for one in reversed(getattr(part, "__mro__", (part,)))]
     if isinstance(part, type) and not dataclasses.is_dataclass(part):
         docs.append(inspect.getdoc(part.__init__) or "")

@@ -1,4 +1,4 @@
-"""Plans of all models of the GShard paper (arXiv 2006.16668), in one table: `make plan-paper`."""
+"""Plans all models of the GShard paper (arXiv 2006.16668), in one table: `make plan-paper`."""
 
 import argparse
 import sys

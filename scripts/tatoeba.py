@@ -24,12 +24,12 @@ def main() -> int:
     parser.add_argument("links", type=Path, help="links.csv: number, number of a translation")
     parser.add_argument("output", type=Path, help="a new folder")
     parser.add_argument(
-        "--most", type=int, default=18_000, help="training pairs a language (18000)"
+        "--most", type=int, default=18_000, help="most training pairs of each (18000)"
     )
-    parser.add_argument("--least", type=int, default=100, help="pairs of a language (100)")
-    parser.add_argument("--least_test", type=int, default=50, help="of the languages listed (50)")
-    parser.add_argument("--test_every", type=int, default=12, help="one English sentence in 12")
-    parser.add_argument("--dev_every", type=int, default=33, help="one English sentence in 33")
+    parser.add_argument("--least", type=int, default=100, help="fewest training pairs (100)")
+    parser.add_argument("--least_test", type=int, default=50, help="fewest test pairs (50)")
+    parser.add_argument("--test_every", type=int, default=12, help="one in 12 sentences is test")
+    parser.add_argument("--dev_every", type=int, default=33, help="one in 33 sentences is dev")
     asked = parser.parse_args()
     if asked.output.exists():
         parser.error(f"{asked.output}: is there; give a new folder")
@@ -63,7 +63,7 @@ def pairs_of(sentences: Path, links: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def rows(path: Path, columns: int) -> Iterator[list[str]]:
-    """The lines of an export, cut at tabs. SystemExit: a line has other columns."""
+    """Yields the lines of an export, split at tabs. Raises SystemExit for other columns."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(file, 1):
             fields = line.rstrip("\n").split("\t")
@@ -80,7 +80,7 @@ def write(
     most: int,
     least: int,
 ) -> dict[str, int]:
-    """Writes a file a split and returns the number of pairs by split.
+    """Writes a file per split and returns the number of pairs by split.
 
     Their order is by hash, so that `most` takes any pairs and not the oldest. A language with fewer
     pairs than `least` gets no file.

@@ -10,18 +10,18 @@ from scripts.results import kept
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does one of the three; 2 where something is wrong with what was given."""
+    """Runs one of the three commands; returns 2 for a mistake in the arguments."""
     parser = argparse.ArgumentParser(prog="python -m scripts.results", description=__doc__)
     jobs = parser.add_subparsers(dest="job", required=True)
     job = jobs.add_parser("keep", help="collect from run folders, then draw")
     job.add_argument("experiment", help="a folder's name in results/")
-    about = "what the run folders in experiment.toml are relative to (.)"
+    about = "folder to which run folders in experiment.toml are relative (.)"
     job.add_argument("--base", type=Path, default=Path(), metavar="FOLDER", help=about)
     job = jobs.add_parser("draw", help="draw figures, tables and pages again")
-    job.add_argument("experiments", nargs="*", help="folders' names in results/; none: all")
+    job.add_argument("experiments", nargs="*", help="names of folders in results/ (all)")
     job = jobs.add_parser("restore", help="put baselines back for m4 baselines")
     job.add_argument("experiment", help="a folder's name in results/")
-    job.add_argument("--gin_file", required=True, action="append", help="of one of its runs")
+    job.add_argument("--gin_file", required=True, action="append", help="a config of its runs")
     job.add_argument("--gin", action="append", default=[], metavar="NAME=VALUE")
     for job in jobs.choices.values():
         job.add_argument("--results", type=Path, default=kept.RESULTS, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Draws figure, tables and page of kept results again: `make results`.
+"""Redraws the figure, tables and page of kept results: `make results`.
 
 No run and no corpus is read.
 """
@@ -18,7 +18,7 @@ from scripts.results.found import Compared, read
 
 
 def draw(folder: Path) -> list[Path]:
-    """Writes all that is drawn of an experiment; returns the files."""
+    """Writes all drawn files of an experiment, and returns them."""
     found = read(folder)
     written = [folder / "README.md"]
     if found.systems:
@@ -65,7 +65,7 @@ def draw_all(results: Path = kept.RESULTS) -> list[Path]:
 
 
 def table(results: Path) -> Path:
-    """Writes the table of docs/results.md, of what is drawn."""
+    """Writes the table of docs/results.md, from drawn results."""
     path = results.parent / "docs" / "results.md"
     write_text(path, summary.with_table(path.read_text("utf-8"), experiments(results)))
     return path

@@ -139,12 +139,12 @@ def asked(folder: Path) -> Asked:
 
 
 def of(folder: Path, system: str) -> Path:
-    """The folder of a system."""
+    """Returns the folder of a system."""
     return folder / "systems" / system
 
 
 def read(folder: Path, system: str) -> Kept:
-    """A system as it is kept; without directions where nothing is. InputError: damaged files."""
+    """Returns a kept system, maybe without directions. Raises InputError for damaged files."""
     place = of(folder, system)
     found = Kept(system)
     if not (place / "directions.jsonl").is_file():
@@ -167,7 +167,7 @@ def read(folder: Path, system: str) -> Kept:
 
 
 def write(folder: Path, kept: Kept) -> None:
-    """Writes what is kept of a system; the same content gives the same bytes."""
+    """Writes the kept files of a system; equal content gives equal bytes."""
     place = of(folder, kept.name)
     names = sorted(kept.directions)
     write_jsonl(
@@ -189,20 +189,20 @@ def write(folder: Path, kept: Kept) -> None:
 
 
 def _narrow(counts: np.ndarray) -> np.ndarray:
-    """In the smallest kind that holds them."""
+    """Converts counts to the smallest type that holds them."""
     most = int(counts.max(initial=0))
     kind = next(k for k in (np.uint8, np.uint16, np.uint32, np.int64) if most <= np.iinfo(k).max)
     return counts.astype(kind)
 
 
 def baselines(folder: Path) -> list[dict[str, Any]]:
-    """The kept bilingual models: direction, folder (<language>.<hash>), result, note."""
+    """Returns the kept bilingual models: direction, folder (<language>.<hash>), result, note."""
     path = of(folder, BILINGUAL) / "baselines.jsonl"
     return read_jsonl(path) if path.is_file() else []
 
 
 def languages(folder: Path) -> dict[str, int]:
-    """Language -> training pairs; none before anything is kept."""
+    """Returns language -> training pairs, or {} before anything is kept."""
     path = folder / "languages.json"
     return read_json(path) if path.is_file() else {}
 
@@ -220,7 +220,7 @@ def cpu_seconds(paths: Iterable[Path]) -> dict[str, float]:
 
 
 def measured(systems: Iterable[Kept]) -> Measured:
-    """The systems as `m4.eval.scoring` scores them, as if the translations were read now.
+    """Returns the systems in the form of `m4.eval.scoring`, as if translations were read now.
 
     Raises:
         InputError: two systems have translated other test sentences of one direction.

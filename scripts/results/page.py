@@ -1,4 +1,4 @@
-"""An experiment's README.md: what was claimed, what came out, and how."""
+"""An experiment's README.md: its claim, its results, and how they were made."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ NOT_YET = "not yet measured"
 
 
 def text(found: Found) -> str:
-    """The page. The same numbers give the same text."""
+    """Returns the page. The same numbers give the same text."""
     asked = found.asked
     parts = [
         f"# {asked.number}: {asked.title}",
@@ -61,7 +61,7 @@ def text(found: Found) -> str:
 
 
 def here(found: Found) -> str:
-    """The mean differences of all languages, and what curves say, in a sentence each."""
+    """Returns mean differences over all languages, and findings of curves, in sentences."""
     if found.ablation:
         return ablations.here(found.ablation, found.asked)
     if found.speedrun:
@@ -101,7 +101,7 @@ def difference(mean: Average) -> str:
 
 
 def state(found: Found) -> str:
-    """Returns what there is and what is missing."""
+    """Describes which runs exist and which are missing."""
     asked = found.asked
     if found.ablation:
         return (

@@ -1,4 +1,4 @@
-"""The table of docs/results.md: a line an experiment, from its experiment.toml and its means."""
+"""The table of docs/results.md: a row per experiment, from its experiment.toml and means."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
 def with_table(text: str, folders: Sequence[Path]) -> str:
-    """The page with the table as it is now. InputError: the marks of its place are missing."""
+    """Returns the page with the current table. Raises InputError if its marks are missing."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -29,7 +29,7 @@ class Said:
     err: str
 
     def ok(self) -> Said:
-        """The same, of a command that succeeded."""
+        """Returns the output, after asserting that the command succeeded."""
         assert self.status == 0, self.err
         return self
 

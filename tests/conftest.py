@@ -61,7 +61,7 @@ def pytest_xdist_auto_num_workers() -> int:
     return 1 + (len(os.sched_getaffinity(0)) if pinned else os.cpu_count() or 1)
 
 
-# Of tests that are short, and take ten seconds and more together.
+# Names of short tests that together take ten seconds and more.
 _LONG = (
     "jobs/checkpoints/test_initial.py", "jobs/decoding/test_evaluate.py",
     "model/dispatch/test_implementations.py", "model/test_gates.py", "model/test_transformer.py",

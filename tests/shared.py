@@ -153,7 +153,7 @@ def demo_run(factory: pytest.TempPathFactory) -> tuple[Path, Said]:
     def make(folder: Path) -> None:
         write_configs(folder)
         with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-            patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # of the baselines' processes
+            patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # for the baselines' processes
             patch.setenv("COLUMNS", "120")
             said = m4(*DEMO)
         assert said.status == 0, said.err

@@ -89,7 +89,7 @@ def test_samplers_gin_has_a_line_for_every_sampler() -> None:
         r"^(?:# )?experiment\.Data\.sampler = (@(\w+)\.(\w+)\S*)", text, re.MULTILINE
     )
     there = [module.name for module in pkgutil.iter_modules(samplers.__path__)]
-    there.remove("mixing_rates")  # of a source that gives rates
+    there.remove("mixing_rates")  # needs a source that gives rates
     assert sorted(name for _, name, _ in lines) == sorted(there)
     for line, _, function in lines:
         made = experiment_of(FOLDER / "samplers.gin", f"experiment.Data.sampler = {line}")
@@ -135,7 +135,7 @@ def test_they_differ_in_experts_alone(experiments: dict[str, Experiment]) -> Non
         about = without_folders(identity(experiment))
         for name in ("moe", "mlp_width"):
             del about["model"][name]
-        del about["training"]["router_z_loss_factor"]  # of experts
+        del about["training"]["router_z_loss_factor"]  # only for experts
         rest.add(json.dumps(about, sort_keys=True))
     assert len(rest) == 1
     assert len({experiment.model_dir for experiment in experiments.values()}) == 3

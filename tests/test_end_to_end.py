@@ -30,7 +30,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
     made, said = demo_run(tmp_path_factory)
     folder = shutil.copytree(made, tmp_path_factory.mktemp("demo") / "world")
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("JAX_NUM_CPU_DEVICES", "1")  # of the baselines' processes
+        environment.setenv("JAX_NUM_CPU_DEVICES", "1")  # for the baselines' processes
         environment.chdir(folder)
         yield Path("runs/demo"), said.out
 

@@ -23,13 +23,13 @@ from m4.train.program import TrainProgram, initialize
 from tests.test_strategies import FIRST, documented, experiment_named, names
 
 LANGUAGES = 11
-ROWS, LENGTH = 24, 64  # of all configs
+ROWS, LENGTH = 24, 64  # in all configs
 
 # How many weights there are, by hand. The demo's width: M = N * D = 128, N = 8, F = 512, 2 + 2
 # layers; V = 3072, which is 3000 rounded up to a multiple of 128.
 EMBEDDING = 3072 * 128
 ATTENTION = 6 * 4 * 128 * 128  # 2 of the encoder, 2 + 2 of the decoder; query, key, value, out
-FEED_FORWARD = 2 * 128 * 512  # of one layer, or of one expert
+FEED_FORWARD = 2 * 128 * 512  # parameters of a layer or an expert
 BIASES = 2 * 8 * 32  # heads x buckets of relative positions, of each stack
 NORMS = 12 * 128  # 2 a layer of the encoder, 3 of the decoder, and 1 at the end of each
 # Every second layer, 2 of 4, has experts in the place of its feed-forward.

@@ -122,7 +122,7 @@ def _without_times(content: bytes) -> bytes:
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if not any(t in k for t in _TIMES)}
-        kept.pop("checksum", None)  # of all, with times
+        kept.pop("checksum", None)  # covers everything, with times
         if isinstance(kept.get("metrics"), str):  # a digest of rows with times
             del kept["metrics"]
         return {k: _timeless(v) for k, v in kept.items()}

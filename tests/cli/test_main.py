@@ -41,7 +41,7 @@ def _nothing_compiles() -> Iterator[None]:
 
 
 def tsv_folder(folder: Path, bad_line: bytes = b"") -> Path:
-    """Two languages of 60 pairs; `bad_line` stands in line 7 of one of them."""
+    """Writes two languages of 60 pairs, with `bad_line` as line 7 of one of them."""
     folder.mkdir()
     for language in ("gl", "pt"):
         lines = [f"{text}\t{text[::-1]}{language}".encode() for text in SENTENCES]

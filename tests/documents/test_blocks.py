@@ -45,7 +45,7 @@ def in_the_way(way: str) -> pytest.MarkDecorator:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The working folder, after the README's `make demo`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # of the baselines' processes
+        patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # for the baselines' processes
         patch.setenv("COLUMNS", "120")
         notes, demo = tmp_path_factory.mktemp("notes"), demo_run(tmp_path_factory)
         made = World(tmp_path_factory.mktemp("world"), notes, demo)

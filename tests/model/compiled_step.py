@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": jnp.bfloat16},
     "bfloat16 untied": {"tied_logits": False, "dtype": jnp.bfloat16},
 }
-COMPILED = ["float32", "bfloat16"]  # of these kinds the command makes the program
+COMPILED = ["float32", "bfloat16"]  # dtypes for which the command compiles
 
 
 class Product(NamedTuple):

@@ -87,7 +87,7 @@ def test_a_shared_expert_is_added_for_every_real_token(activations):
 
 
 def test_group_boundaries_do_not_matter_without_drops():
-    # Of 32 tokens all, the largest divisor up to 5, and 16.
+    # For 32 tokens: all, the largest divisor up to 5, and 16.
     x_BLM, mask_BL = inputs(B=4)
     params = init(layer(), x_BLM, mask_BL)
     results = [apply(layer(group_tokens=size), params, x_BLM, mask_BL)[0] for size in (0, 5, 16)]

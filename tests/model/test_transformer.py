@@ -304,7 +304,7 @@ def test_padding_is_invisible_and_all_parameters_get_gradients(model):
     ("options", "setting"),
     [
         ({"activations": ()}, "Transformer.activations"),
-        ({"moe_every": 3}, "Transformer.moe_every"),  # of two layers: no layer would have experts
+        ({"moe_every": 3}, "Transformer.moe_every"),  # no layer of two would have experts
         ({"moe": MoeLayer(num_experts=4)}, "Transformer.moe"),
         ({"moe": 8}, "Transformer.moe"),
         ({"width": 7, "absolute_positions": True}, "Transformer.width"),

@@ -42,7 +42,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
 
 
 def become(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    """From here on the test is this process, just started."""
+    """Makes the test this process, newly started."""
     monkeypatch.setattr(jax, "process_index", lambda: index)
     monkeypatch.setattr(distributed, "_state", distributed._State())
 

@@ -45,7 +45,7 @@ def in_program(annotation: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Ar
 
 
 def test_the_papers_example() -> None:
-    # Of 8 devices: 256 / 2, 1024, 8192 / 4. Only its shape exists.
+    # On 8 devices: 256 / 2, 1024, 8192 / 4. Only its shape exists.
     ids = np.arange(8).reshape(2, 1, 4)
     assert part(shard(abstract(256, 1024, 8192), ids)) == (128, 1024, 2048)
     assert part(shard(abstract(3, 16, 64), ids.reshape(1, 2, 4))) == (3, 8, 16)

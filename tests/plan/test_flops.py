@@ -28,7 +28,7 @@ from m4.plan.program import parameter_counts, planned
 from tests.command_line import experiment_of
 
 ROWS, SOURCE, TARGET = 4, 8, 6
-SENTENCES, BEAMS = 3, 2  # of a search
+SENTENCES, BEAMS = 3, 2  # for a search
 CONFIGS = Path(__file__).parents[2] / "gin_configs"
 SIZES: dict[str, Any] = {
     **{"vocab_size": 64, "width": 16, "heads": 2, "head_width": 8, "mlp_width": 32},

@@ -71,7 +71,7 @@ def test_loop_of_unknown_length_counts_once() -> None:
     found = read(nested())
     (exchange,) = found.iteration.collectives
     assert (exchange.kind, exchange.times, found.loops) == ("all-to-all", 1, 1)
-    assert exchange.operand_bytes == exchange.result_bytes == 256  # of two pieces of 128
+    assert exchange.operand_bytes == exchange.result_bytes == 256  # two pieces of 128
     assert exchange.groups == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
@@ -190,7 +190,7 @@ def test_collectives_of_the_tpu_compiler() -> None:
     assert fused.groups[:2] == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert (gathered.operand_bytes, gathered.result_bytes) == (32768, 131072)
     assert gathered.groups == fused.groups
-    # Of the start's tuple: operand and result, not the two flags.
+    # The start's tuple has operand and result, and two flags, which do not count.
     assert (moved.operand_bytes, moved.result_bytes, moved.sent_bytes) == (32768, 32768, 32768)
     assert moved.groups == ((0, 8), (8, 0))
 

@@ -129,7 +129,7 @@ def test_planned_search_is_the_one_that_decodes(
     monkeypatch.setattr(search, "jit_over", noting(search.jit_over, texts))
     search._program.cache_clear()
     bindings = ["--gin.mesh.make_mesh.data=2", "--gin.mesh.make_mesh.expert=4"]
-    # Of longer sources the corpus may have none; the plan is of the longest.
+    # The corpus may have no longer sources, but the plan is for the longest.
     bindings.append("--gin.experiment.Decoding.max_source_length=16")
     with pytest.raises(_Seen):
         m4("decode", f"--gin_file={TINY}", f"--model_dir={trained}", *bindings)

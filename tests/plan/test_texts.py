@@ -31,7 +31,7 @@ class Searching:
 
 
 class Unprinted(Searching):
-    """One whose text cannot be printed."""
+    """A program whose text cannot be printed."""
 
     def as_text(self) -> str:
         raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure (hlo.cc:1)\nand a trace")

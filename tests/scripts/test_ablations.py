@@ -88,7 +88,7 @@ def test_what_ended_is_kept_and_what_did_not_is_named(
     assert first["nll"] == pytest.approx([4.9, 4.4])
     assert other["by_language"] == pytest.approx({"gl": 3.5, "es": 4.5})
     assert (first["cpu_seconds"], other["cpu_seconds"]) == (81, 90)
-    assert first["routing"] == {"dead_experts": 0.25}  # of step 1000 alone, the second half
+    assert first["routing"] == {"dead_experts": 0.25}  # only step 1000 is in the second half
     (folder.parent / "out" / "other_0").rename(folder.parent / "elsewhere")
     ablations.keep(folder, kept.asked(folder), folder.parent)
     assert read_jsonl(folder / "ablation.jsonl") == [first, other]  # it stays

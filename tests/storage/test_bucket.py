@@ -332,7 +332,7 @@ def test_a_pipeline_over_processes_with_a_folder_in_a_bucket(
     step = f"{folder_of(address)}/checkpoints/{stopped}"
     note = json.loads(emulator.read(f"{step}/note/metadata"))
     assert note["pipeline"]["stages"] == 2
-    # Of a checkpoint each has written its parts, and the second one has read the corpus there.
+    # Each has written its parts of a checkpoint, and the second one has read the corpus there.
     parts = {name.split("/")[0] for name in emulator.names(f"{step}/params")}
     assert {"ocdbt.process_0", "ocdbt.process_1"} <= parts
     (corpus,) = (homes[1] / "m4").glob("data.*/corpora/*")

@@ -318,7 +318,7 @@ def test_a_step_appears_with_its_manifest_or_not_at_all(folder: Path) -> None:
     """Killed at the last moment before the step has its name."""
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(folder)], check=False)
     assert killed.returncode == -9
-    assert [*folder.glob("3.*")]  # of what was half written, whoever comes next sees nothing
+    assert [*folder.glob("3.*")]  # the next process sees nothing half-written
     assert latest_step(folder) == whole_step(folder) == 2
     with Checkpoints(folder) as store:
         assert store.latest == 2

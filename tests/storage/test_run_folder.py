@@ -71,7 +71,7 @@ def test_folder_without_results_may_be_taken_over(tmp_path: Path) -> None:
     other = {**CONFIG, "transformer.Transformer.width": "128"}
     run_folder.claim(folder, **config_of(other))
     assert run_folder.read(folder)["config"] == other
-    assert "initial" not in run_folder.read(folder)  # of what was there before
+    assert "initial" not in run_folder.read(folder)  # an entry of the earlier run
 
 
 def test_only_a_runs_folder_is_removed_or_claimed(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_fresh_removes_what_m4_wrote_and_lists_it_before(tmp_path: Path, capsys:
     )
     assert {path.name for path in folder.iterdir()} == {"corpus", "data", "notes.txt"}
     assert (folder / "corpus" / "gl.train.tsv").is_file()
-    assert (elsewhere / "precious").is_file()  # of a link only the link goes
+    assert (elsewhere / "precious").is_file()  # only the link goes
     assert went("decodes/test.en-gl.jsonl")
     assert not went("data/1/manifest.json")
 

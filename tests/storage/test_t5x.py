@@ -39,7 +39,7 @@ def test_what_another_program_wrote_is_read_wherever_it_was_written(
 ) -> None:
     place = t5x_files.write(tmp_path, 70, ARRAYS, driver)
     t5x_files.write(tmp_path, 9, {})
-    (tmp_path / "checkpoint_80.tmp-1").mkdir()  # of a job that was killed
+    (tmp_path / "checkpoint_80.tmp-1").mkdir()  # left by a killed job
     assert t5x.steps(tmp_path) == {70: place, 9: tmp_path / "checkpoint_9"}
     found = T5xCheckpoint(place)
     same(found)

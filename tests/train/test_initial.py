@@ -43,7 +43,7 @@ def parameters(of: Transformer, seed: int) -> Any:
 def logits(of: Transformer, params: Any) -> np.ndarray:
     apply = jax.jit(functools.partial(of.apply, enable_dropout=False))
     of_all = np.asarray(apply({"params": params}, TOKENS, TOKENS, TOKENS))
-    return of_all[np.asarray(TOKENS) > 0]  # of padding experts compute nothing
+    return of_all[np.asarray(TOKENS) > 0]  # experts compute nothing for padding
 
 
 def begun(
@@ -101,7 +101,7 @@ def test_more_experts_are_copies_and_fewer_are_the_most_used() -> None:
     use = {layer: np.array([5, 1, 9, 7]) for layer in ("encoder_1", "decoder_1")}
     before, params, _ = begun(model(4), model(2), use=use)
     was, now = (tree["encoder_1"]["moe"] for tree in (before, params))
-    kept = np.array([2, 3])  # of the uses 9 and 7
+    kept = np.array([2, 3])  # with the uses 9 and 7
     assert np.array_equal(now["experts"]["wi"]["kernel"], was["experts"]["wi"]["kernel"][kept])
     assert np.array_equal(now["router"]["kernel"], was["router"]["kernel"][:, kept])
 

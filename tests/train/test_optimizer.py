@@ -95,7 +95,7 @@ def test_each_matrix_is_optax_adafactors(shape, name):
 
 
 def test_adamw_does_not_decay_norm_scales():
-    # Of a scanned stack of two layers too, whose first axis counts them.
+    # Also in a scanned stack of two layers, whose first axis counts them.
     params = {"scale": jnp.ones(3), "kernel": jnp.ones((2, 2))}
     params = {**params, "encoder_blocks": jax.tree.map(lambda x: jnp.stack([x, x]), params)}
     nothing = jax.tree.map(jnp.zeros_like, params)

@@ -273,7 +273,7 @@ def flipped(content: bytes) -> bytes:
 def test_a_damaged_file_is_named_in_one_line(
     folder: Path, name: str, change: Callable[[bytes], bytes] | None
 ) -> None:
-    """Also one that is missing."""
+    """A missing file is named, too."""
     Cache(folder).verify()
     content = (folder / name).read_bytes()
     (folder / name).unlink()

@@ -95,7 +95,7 @@ def test_a_sampled_way_that_is_too_long_is_the_best_one(tmp_path: Path) -> None:
     assert max(narrow.longest("en-gl").values()) <= longest
 
 
-# Of one vocabulary the corpus is the same for all mixtures.
+# With one vocabulary, the corpus is the same for all mixtures.
 @pytest.mark.parametrize(
     ("mixture", "target_size"), [("direct", None), *((each, 350) for each in MIXTURES)]
 )
@@ -261,7 +261,7 @@ def test_targets_of_nearly_all_pairs_fit(
         both = zip(*of_text(made, direction, "train"), strict=True)
         lengths = [np.array([*map(len, ids)]) for ids in both]
         factor = found[direction]
-        # Of 60 pairs, 99.9% are all; the factor is rounded to three digits.
+        # 99.9% of 60 pairs are all of them; the factor is rounded to three digits.
         assert (lengths[1] <= (factor + 0.001) * lengths[0] + 16).all()
         assert (lengths[1] > (factor - 0.001) * lengths[0] + 16).any()
     if "en-el" in found:

@@ -30,7 +30,7 @@ def big() -> Cldr:
 
 
 def texts(corpus: Cldr, language: str) -> str:
-    """All of a language, as one text."""
+    """Returns all sentences of a language as one text."""
     pairs = [pair for split in SPLITS for pair in corpus.pairs(language, split)]
     return "\n".join("\t".join(pair) for pair in pairs)
 

@@ -144,7 +144,7 @@ def test_no_right_column_is_taken_for_reversed() -> None:
 
 
 def test_another_language_in_the_place_of_english_is_found() -> None:
-    """By its letters, or its frequent words; where its translation is English, it is reversed."""
+    """Letters or frequent words show it; if the translation is English, sides are swapped."""
     texts = {
         "de": "Der Hund und die Katze sind nicht da.", "it": "Il cane e il gatto non sono qui.",
         "fi": "Se on minun, ja hän ei ole siellä.", "ru": "Собака и кошка дома.",
@@ -164,7 +164,7 @@ def test_another_language_in_the_place_of_english_is_found() -> None:
 
 
 def test_a_side_without_english_that_is_another_language_is_found() -> None:
-    """It is English, or in the letters of another language; other Latin letters say nothing."""
+    """The side is English, or in another language's letters; Latin letters prove nothing."""
     english, greek = "They were there with the dog and the cat.", "Ο σκύλος και η γάτα είναι εδώ."
     other, sides = "Wax na ko ni xale yi dem nanu.", EnglishSides()
     for pair, texts in {

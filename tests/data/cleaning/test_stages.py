@@ -138,7 +138,7 @@ def test_length_ratio_by_hand(tmp_path: Path) -> None:
     found = dropped(LengthRatio(), usual + odd, tmp_path)
     assert found == {61: "length_ratio: second side too short",
                      63: "length_ratio: second side too long"}  # fmt: skip
-    # Of 49 pairs the median is not trusted.
+    # The median of 49 pairs is not trusted.
     few = [*usual[:48], ("e" * 30, "f" * 400)]
     assert dropped(LengthRatio(), few, tmp_path) == {}
     _, ledger = run([LengthRatio()], Listed({("gl", "train"): few}), tmp_path)
@@ -310,7 +310,7 @@ def test_language_id(tmp_path: Path) -> None:
         ("Eng", "Gal"),
         ("Eng", "Deu"),
         ("Gal", "Gal"),
-        ("Eng", "Por"),  # of Galician's branch: identifiers mistake one for the other
+        ("Eng", "Por"),  # the same branch as Galician, with which identifiers confuse it
         ("Eng", "Unsure"),
         ("Eng", "De 12"),  # two letters
         ("Eng", "undetermined"),

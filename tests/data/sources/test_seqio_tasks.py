@@ -139,7 +139,7 @@ def test_cached_tasks_are_read(seqio: Any, tmp_path: Path, monkeypatch: Any) -> 
     folder = tmp_path / "made_en_gl"
     task = seqio.get_mixture_or_task("made_en_gl")
     write_cached(seqio, task, folder)
-    (folder / "train_more").mkdir()  # of a task made_en_gl:train_more
+    (folder / "train_more").mkdir()  # the folder of a task made_en_gl:train_more
     monkeypatch.setattr(task, "_cache_dir", None)
     source = SeqioTasks("made_en_gl", MODULE, use_cached=True, cache_dirs=[str(tmp_path)])
     direct = SeqioTasks("made_en_gl", MODULE)
@@ -237,7 +237,7 @@ def test_metrics_of_a_task_are_called(seqio: Any) -> None:
     found = source.task_metrics("en-made_en_gl", "test", 12, given)
     # 9 of 12; the metric of scores is not called.
     assert found == {"task": "made_en_gl", "same_words": 0.75}
-    # Of a part of the test set, against the targets of these sentences: 1 of 2.
+    # For a part of the test set, the targets are those of its sentences: 1 of 2.
     part = {4: targets[4], 7: targets[8]}
     half = {"task": "made_en_gl", "same_words": 0.5}
     assert source.task_metrics("en-made_en_gl", "test", 12, part) == half

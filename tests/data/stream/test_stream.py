@@ -230,7 +230,7 @@ def test_begin(made_cache: Cache) -> None:
     fingerprint = stream.fingerprint()
     stream.examples_seen(1000)  # looking ahead is no batch: it does not put off the beginning
     first = [stream.batch(step) for step in range(33)]
-    stream.examples_seen(70)  # of the third group, which is planned for that, and again below
+    stream.examples_seen(70)  # plans the third group, as does the call below
     # 32 steps are done and the 33rd (step 32, of the second group) is loading: the third group.
     assert stream.begin(32, SECOND) == 64
     # 63 are done; the batch of step 63 is the last of the second group.

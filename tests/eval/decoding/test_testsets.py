@@ -89,7 +89,7 @@ def test_pivoted_directions_are_asked_for_too(tmp_path: Path) -> None:
     assert "gl-pt" in cache.directions
     assert "gl-pt" not in Portion("test").pairs(cache)
     assert len(Portion("test", directions=("gl-pt",)).pairs(cache)["gl-pt"]) == 2
-    experiment: Any = None  # of test sets of their own alone
+    experiment: Any = None  # only for separate test sets
     assert {*chosen(experiment, cache, Portion("test"), "all")} == {"gl-pt", "pt-gl"}
 
 

@@ -35,7 +35,7 @@ def folder_of(path: Path, layers: dict[str, Any], split: str = "train") -> Path:
 
 
 def made(languages: list[str], experts: int, layers: list[str]) -> atlas.Atlas:
-    """Any counts; expert 1 of each layer is dead."""
+    """Makes random counts, with a dead expert 1 in each layer."""
     rng = np.random.default_rng(0)
     directions = [*(f"{code}-en" for code in languages), *(f"en-{code}" for code in languages)]
     found = {}

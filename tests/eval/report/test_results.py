@@ -226,7 +226,7 @@ def many(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     for system, keep in SYSTEMS.items():
         for rank, code in enumerate(CODES):
-            # Of the last one, copies are better; of the one before it there are too few.
+            # Copies of the last one score better; the one before it has too few sentences.
             cut = 1 if rank == 47 else keep - (rank % 3 == 0 and system == "dense")
             texts = TEXTS[:3] if rank == 46 else TEXTS
             sources = texts if rank == 47 else ["x"] * len(texts)

@@ -78,7 +78,7 @@ def test_loops_are_those_of_a_loop_over_units_and_places() -> None:
     texts += ["".join(rng.choices("ab ", k=rng.randint(0, 60))) for _ in range(300)]
     parts = ("".join(rng.choices("ab ", k=rng.randint(1, 9))) for _ in range(100))
     texts += ["x" + part * rng.randint(1, 9) for part in parts]
-    texts += [" " + "abcd efgh ijkl mnop qrst uvwx yz01 2345 6" * 4]  # of 41 characters
+    texts += [" " + "abcd efgh ijkl mnop qrst uvwx yz01 2345 6" * 4]  # 41 characters
 
     def stretch(text: str, start: int, unit: int) -> int:
         end = start + unit

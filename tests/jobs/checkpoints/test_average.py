@@ -94,7 +94,7 @@ def test_mistakes_are_one_line(trained: Path, tmp_path: Path) -> None:
     assert f"{trained}: 1 checkpoint; a mean is of two or more" in mistake(trained, "--steps=2")
     assert "no checkpoint of step 7; there are 1, 2, 3" in mistake(trained, "--steps=2,7")
 
-    # Of another vocabulary; of other shapes.
+    # Another vocabulary, then other shapes.
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     with Checkpoints(run / "checkpoints", keep=9) as store:

@@ -72,7 +72,7 @@ def test_inspect_shows_arrays_norms_and_what_is_not_finite(run: Path) -> None:
     (row,) = [line.split() for line in said.out.splitlines() if "wi/kernel" in line]
     assert row == ["wi/kernel", "3x4", "float32", "whole", f"{np.linalg.norm(KERNEL * 2):.4g}", "0"]
     said = m4("checkpoint", "inspect", run)
-    assert said.status == 1  # of the last step, whose scale is infinite
+    assert said.status == 1  # the last step has an infinite scale
     (row,) = [line.split() for line in said.out.splitlines() if line.strip().startswith("scale")]
     assert row == ["scale", "2", "float32", "whole", "inf", "1"]
     damage(run, 4)
@@ -131,7 +131,7 @@ def test_weights_are_finite_floats(run: Path, tmp_path: Path, scale: np.ndarray,
     assert said in m4("checkpoint", "convert", run, f"--weights={file}", *words).mistake
     assert not (tmp_path / "new").exists()
     said = m4("checkpoint", "convert", run, *words).mistake
-    assert "scale has 1 values that are not finite" in said  # of step 4
+    assert "scale has 1 values that are not finite" in said  # in step 4
 
 
 @pytest.mark.parametrize("what", ["list", "verify", "inspect"])

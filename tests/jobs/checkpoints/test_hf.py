@@ -421,7 +421,7 @@ def test_trim_keeps_logits_and_segmentations(name: str, tmp_path: Path) -> None:
     for text in "\t".join(lines).split("\t"):
         assert [kept[i] for i in new.encode([text])[0]] == old.encode([text])[0]
     given = {key: value for key, value in golden(name).items() if key != "logits"}
-    ids = np.asarray(sorted(set(range(new.size)) - {2}))  # of kept pieces
+    ids = np.asarray(sorted(set(range(new.size)) - {2}))  # ids of kept pieces
     short = {key: ids[value % len(ids)].astype(np.int32) for key, value in given.items()}
     for key, value in given.items():
         short[key] = np.where(value > 0, short[key], 0)

@@ -72,7 +72,7 @@ def test_weights_and_optimizer_continue_as_if_never_interrupted(
 
 CHANGES = (
     *("--gin.schedules.rsqrt.peak=5e-4", "--gin.BATCH_SIZE=16", "--gin.TRAIN_STEPS=8"),
-    "--gin.experiment.Training.learning_rates={'gl': 2.0}",  # of which the old state has nothing
+    "--gin.experiment.Training.learning_rates={'gl': 2.0}",  # the old state has none
 )
 
 

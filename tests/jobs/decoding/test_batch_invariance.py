@@ -38,7 +38,7 @@ def test_changed_tokens_are_counted(trained: Path, monkeypatch: pytest.MonkeyPat
         return [[7, 8, 8, 1] if model.decoding.batch_rows == 8 else [7, 9, 1] for _ in texts]
 
     monkeypatch.setattr(job, "translated", found)
-    # Of 7 9 1 -> 7 8 8 1 two tokens are others and one is new, on one device and over the mesh.
+    # In 7 9 1 -> 7 8 8 1, two tokens differ and one is new, on one device and over the mesh.
     assert check(trained, 1, "en-gl") == 6
 
 

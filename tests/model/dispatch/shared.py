@@ -185,6 +185,6 @@ def assert_right(
 def assert_close(a, b, name: str) -> None:
     """Compares arrays, or trees of them."""
     for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        # Of the largest: a small entry is the difference of large ones.
+        # Relative to the largest, as a small entry is the difference of large ones.
         largest = max(1.0, float(np.abs(np.asarray(other)).max(initial=0)))
         np.testing.assert_allclose(one, other, atol=1e-5 * largest, rtol=1e-5, err_msg=name)

@@ -148,8 +148,8 @@ def test_the_products_of_accelerators_are_those_of_cpus(product, backward, sizes
 
 
 @pytest.mark.parametrize(
-    # Eleven blocks are 4 + 4 + 2 + 1 of them at once, three 2 + 1; the first expert has none, and
-    # of the last one's two the second is not there.
+    # Eleven blocks are processed as 4 + 4 + 2 + 1, three as 2 + 1. The first expert has none, and
+    # the second one of the last expert's two is missing.
     "sizes_E",
     [(0, 11, 3, 1, 0, 2), (17, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 1), (0,) * 6],
 )

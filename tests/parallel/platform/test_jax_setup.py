@@ -77,7 +77,7 @@ def test_cache_that_is_set_stays(tmp_path: Path) -> None:
         # A run folder may be anybody's: no job runs a program that is in it.
         *(("run", kinds, HOME) for kinds in ((), *((kind,) for kind in KINDS))),
         ("gs://bucket/run", ("train",), "copy/compilation_cache/train"),
-        ("gs://bucket/run", (), HOME),  # of a job that only reads there
+        ("gs://bucket/run", (), HOME),  # a job that only reads there
     ],
 )
 def test_programs_of_a_run_are_kept_in_a_bucket_or_at_home(

@@ -120,7 +120,7 @@ def test_a_row_has_times_and_shares(whole: tuple[Path, Trained]) -> None:
         assert row["step_seconds_deviation"] >= 0
         assert row["mfu"] == pytest.approx(FLOPS / row["step_seconds"] / PEAK, rel=1e-6)
         assert 0 < row["goodput"] < 1
-    # Of three steps the first one is compiled for, and does not count.
+    # The first of three steps includes compiling, and does not count.
     seconds = 2 * rows[0]["step_seconds"] + 3 * rows[1]["step_seconds"]
     assert trained.note["seconds_in_steps"] == pytest.approx(seconds, rel=1e-6)
     beat = json.loads((folder / "heartbeat.json").read_text(encoding="utf-8"))

@@ -65,7 +65,7 @@ def test_a_step_after_a_pause_begins_at_its_end(time: Time) -> None:
         time.now += 100
     time.now += 2
     clock.ended()
-    assert clock.row(2)["step_seconds"] == 1.0  # of 0 and 2
+    assert clock.row(2)["step_seconds"] == 1.0  # the mean of 0 and 2
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from m4.settings import nearest_valid
 
 A = TypeVar("A", jax.Array, jax.ShapeDtypeStruct)
-Devices = Sequence[Any] | None  # of jax.Device
+Devices = Sequence[Any] | None  # jax.Device
 Ids = np.ndarray | Sequence
 
 

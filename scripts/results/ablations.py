@@ -51,8 +51,8 @@ class Run:
         nll: Dev losses at the end, [seed, language], languages from many pairs to few.
         steps: Steps of the evaluations.
         curve: Mean over languages of the first seed, [evaluation].
-        bleu: Of the test sentences, [seed, language], of seeds that were translated.
-        cpu_seconds: Of the first seed's training command.
+        bleu: Scores of test sentences, [seed, language], for translated seeds.
+        cpu_seconds: CPU seconds of the first seed's training command.
         seconds: CPU seconds of a step, if they were measured.
     """
 

@@ -104,7 +104,7 @@ def _run(asked: Asked, name: str, run: Path) -> tuple[tuple[System, Measured] | 
     write_text(place / "config.gin", without_paths((run / "config.gin").read_text("utf-8")))
     write_jsonl(place / "metrics.jsonl", thinned(rows, directions))
     at = steps_of(run / "decodes", kept.SPLIT).values() if translated else ()
-    step = rows[-1]["step"] if rows else max(at, default=0)  # of weights alone: no rows
+    step = rows[-1]["step"] if rows else max(at, default=0)  # only weights, without rows
     about = {**_about(run, rows, translated), "step": step}
     write_json(place / "about.json", about, indent=1)
     if lacking := [direction for direction in directions if direction not in translated]:
@@ -211,7 +211,7 @@ def _keep_scores(
     for system, one in found:
         new, copy = _kept(system, one), _kept(System(COPY, system.decodes), one)
         copies.add(copy)
-        if system.name == BILINGUAL:  # of a part of the languages at a time
+        if system.name == BILINGUAL:  # one part of the languages at a time
             before = kept.read(folder, system.name)
             before.add(new)
             new = before

@@ -76,7 +76,7 @@ _PATTERNS: dict[type[Folder], tuple[str, ...]] = {
         for at in ("", "*/", "*/*/", "*/*/*/")
     ),
 }  # fmt: skip
-_MOST_CHOICES = 24  # of words for the splits
+_MOST_CHOICES = 24  # patterns of words for splits
 _ENGLISH = ("en", "eng", "en_US", "english", "eng_Latn")
 _ENGLISH_FIELDS = ("en", "eng", "english", "source", "src")
 _LANGUAGE_FIELDS = ["lang", "language", "target_lang", "target_language", "tgt_lang", "lang_code"]

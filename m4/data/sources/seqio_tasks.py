@@ -320,7 +320,7 @@ class SeqioTasks:
 
 
 def _ragged(value: Any) -> Ragged:
-    """A ragged batch of TensorFlow's, as ours; of a dense one rows have one length."""
+    """Converts TensorFlow's ragged batch; rows of a dense one have one length."""
     if hasattr(value, "row_splits"):
         return Ragged(value.values.numpy().astype(np.int32), np.diff(value.row_splits.numpy()))
     rows = value.numpy().astype(np.int32)

@@ -168,7 +168,7 @@ def _pick(index_BK: Array, *arrays: Array) -> tuple[Array, ...]:
 
 
 def _best(score_BN: Array, beams: int) -> Array:
-    """Returns indices of the highest scores, ascending; of ties the lower index is best."""
+    """Returns indices of the highest scores, ascending; in ties the lower index is best."""
     return jnp.flip(top_k(score_BN, beams)[1], axis=1)
 
 

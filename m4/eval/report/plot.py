@@ -256,8 +256,8 @@ def _panel(
         values = [at[languages[i]].delta if languages[i] in at else np.nan for i in places]
         middles, means = trend(values, window_size(len(counted)))
         middles = np.interp(middles, range(len(places)), places) if places else middles
-        # Few points are read one by one, so the line is behind them. Of many points the line is
-        # read, so it is in front, with a rim in the background colour.
+        # Few points are read one by one, so the line is behind them. With many, the line is read,
+        # so it is in front, with a rim in the background colour.
         lines = [(colour, 2.2, 0.5, 4)]
         if len(languages) > FEW:
             lines = [(LIGHT.paper, 4.5, 0.9, 6), (colour, 2.8, 1.0, 7)]

@@ -222,6 +222,14 @@ def test_writers_move_a_damaged_step_aside_and_readers_leave_it(
     assert whole_step(folder) == 2
 
 
+def test_readers_compare_the_parameters_that_are_used(folder: Path) -> None:
+    """Where there is an average they take it, and not the last step's."""
+    for item, found in (("params", 2), ("average", 1)):
+        damaged = next((folder / "2" / item).rglob("d/*"))
+        damaged.write_bytes(damaged.read_bytes()[::-1])
+        assert whole_step(folder, used=True) == found
+
+
 def test_a_folder_whose_every_step_is_damaged_is_left_as_it_is(folder: Path) -> None:
     for step in ("1", "2"):
         (folder / step / "params" / "_METADATA").unlink()

@@ -129,12 +129,10 @@ def test_rates_of_other_samplers_and_by_tokens(tasks: Any, registered: Cache) ->
 def test_feature_converter_of_t5x(tasks: Any, registered: Cache) -> None:
     """The batch that T5X's encoder-decoder trains on has the same names and ids."""
     dataset = tasks.seqio.get_dataset(
-        mixture_or_task_name="m4.gl_en",
-        task_feature_lengths={"inputs": 96, "targets": 96},
-        dataset_split="dev",
-        shuffle=False,
+        mixture_or_task_name="m4.gl_en", task_feature_lengths={"inputs": 96, "targets": 96},
+        dataset_split="dev", shuffle=False,
         feature_converter=tasks.seqio.EncDecFeatureConverter(pack=False),
-    )
+    )  # fmt: skip
     batch = unpacked(registered, "gl-en", "dev")
     for row, example in enumerate(dataset.as_numpy_iterator()):
         for key in ("encoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"):

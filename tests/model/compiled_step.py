@@ -22,11 +22,9 @@ from m4.train.step import cross_entropy
 LOGITS = r"token_embedder\.attend/|/logits_dense/"
 ROUTER = r"\._score/"
 KINDS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "float32 untied": {"tied_logits": False},
-    "bfloat16": {"dtype": jnp.bfloat16},
+    "float32": {}, "float32 untied": {"tied_logits": False}, "bfloat16": {"dtype": jnp.bfloat16},
     "bfloat16 untied": {"tied_logits": False, "dtype": jnp.bfloat16},
-}
+}  # fmt: skip
 COMPILED = ["float32", "bfloat16"]  # dtypes for which the command compiles
 
 

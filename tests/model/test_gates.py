@@ -185,11 +185,9 @@ def test_law_a_group_of_padding_alone_changes_no_loss(name):
     assert not tokens.mask_GS[0].any()
     assert tokens.ids_GS is not None
     without = replace(
-        tokens,
-        score=lambda name, **_: tokens.score(name)[1:],
-        mask_GS=tokens.mask_GS[1:],
+        tokens, score=lambda name, **_: tokens.score(name)[1:], mask_GS=tokens.mask_GS[1:],
         ids_GS=tokens.ids_GS[1:],
-    )
+    )  # fmt: skip
     a, b = (EVERY[name](given, E, slots(3)) for given in (tokens, without))
     np.testing.assert_allclose(a.aux_loss, b.aux_loss, rtol=1e-6)
     np.testing.assert_allclose(a.z_loss, b.z_loss, rtol=1e-6)

@@ -36,14 +36,12 @@ def slice_options(slice_name: str = "v4-128") -> tuple[str, ...]:
 SLICES = {
     f"{kind}-{cores * chips}": (kind, cores, chips)
     for kind, cores, sizes in (
-        ("v4", 2, [2**k for k in range(2, 12)]),
-        ("v5e", 1, [1, *(2**k for k in range(2, 9))]),
-        ("v5p", 2, [2**k for k in range(2, 13)]),
-        ("v6e", 1, [1, *(2**k for k in range(2, 9))]),
+        ("v4", 2, [2**k for k in range(2, 12)]), ("v5e", 1, [1, *(2**k for k in range(2, 9))]),
+        ("v5p", 2, [2**k for k in range(2, 13)]), ("v6e", 1, [1, *(2**k for k in range(2, 9))]),
         ("tpu7x", 2, [1, *(2**k for k in range(2, 13))]),
     )
     for chips in sizes
-}
+}  # fmt: skip
 
 
 @functools.cache

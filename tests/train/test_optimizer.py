@@ -191,11 +191,9 @@ def test_first_muon_step_is_optax_muons(experts):
 EXPERTS = {"moe": {"experts": {"wi": {"kernel": (3, 8, 16)}, "wo": {"kernel": (3, 16, 8)}}}}
 WITH_EXPERTS = {**EXPERTS, "query": {"kernel": (8, 8)}, "norm": {"scale": (8,)}}
 APART = [
-    adamw,
-    functools.partial(adamw, weight_decay=0.1),
-    muon,
+    adamw, functools.partial(adamw, weight_decay=0.1), muon,
     functools.partial(muon, experts=False),
-]
+]  # fmt: skip
 
 
 def drawn(shapes, seed: int) -> Any:

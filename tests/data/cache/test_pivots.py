@@ -54,11 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines = []
             for n in range(0, number, every):
                 texts = {
-                    "en": f"the {n % 90} of the {split}",
-                    "fr": f"le {n % 80} du {split}{n % 3}",
-                    "wo": f"WO {n % 70} ak {split}{n % 2}",
-                    "gl": f"o {n} do {split}",
-                }
+                    "en": f"the {n % 90} of the {split}", "fr": f"le {n % 80} du {split}{n % 3}",
+                    "wo": f"WO {n % 70} ak {split}{n % 2}", "gl": f"o {n} do {split}",
+                }  # fmt: skip
                 first, second = pair.split("-")
                 lines.append(f"{texts[first]}\t{texts[second]}\n")
             (folder / f"{pair}.{split}.tsv").write_text("".join(lines), encoding="utf-8")

@@ -123,12 +123,10 @@ def test_cache_rule_by_leaf_name():
     # Two sentences with two beams each; sentence 0 keeps beam 1 twice, sentence 1 swaps.
     cache = {
         "layer": {
-            "cached_key": jnp.asarray([[10.0], [20.0]]),
-            "cross_key": jnp.asarray([[1.0], [2.0]]),
-            "cache_index": jnp.asarray(3),
-            "cached_bias": jnp.zeros((1, 5)),
+            "cached_key": jnp.asarray([[10.0], [20.0]]), "cross_key": jnp.asarray([[1.0], [2.0]]),
+            "cache_index": jnp.asarray(3), "cached_bias": jnp.zeros((1, 5)),
         }
-    }
+    }  # fmt: skip
     wide = beam.expand_cache(cache, 2)["layer"]
     np.testing.assert_array_equal(wide["cached_key"], [[10], [10], [20], [20]])
     np.testing.assert_array_equal(wide["cross_key"], [[1], [2]])  # beams share it

@@ -25,11 +25,9 @@ def tokens_of(ids, mask, table) -> Tokens:
         raise AssertionError("there is no router")
 
     return Tokens(
-        score=score,
-        mask_GS=jnp.asarray(mask),
-        ids_GS=jnp.asarray(ids),
+        score=score, mask_GS=jnp.asarray(mask), ids_GS=jnp.asarray(ids),
         table=lambda name, make: jnp.asarray(table),
-    )
+    )  # fmt: skip
 
 
 def test_by_hand():

@@ -182,11 +182,9 @@ def test_two_processes_skip_the_same_steps(killed: Killed, tmp_path: Path) -> No
     """Every value above the median is a spike: at least one step is skipped."""
     rules = [
         "--gin.experiment.Training.on_bad_step='skip'",
-        "--gin.experiment.BadSteps.spike_threshold=1e-3",
-        "--gin.experiment.BadSteps.window=4",
-        "--gin.experiment.BadSteps.most_in_a_row=1000",
-        "--gin.TRAIN_STEPS=12",
-    ]
+        "--gin.experiment.BadSteps.spike_threshold=1e-3", "--gin.experiment.BadSteps.window=4",
+        "--gin.experiment.BadSteps.most_in_a_row=1000", "--gin.TRAIN_STEPS=12",
+    ]  # fmt: skip
     found = {}
     for count in (1, 2):
         folder = tmp_path / str(count)

@@ -218,11 +218,9 @@ def test_harmless_dirt_is_put_right_and_counted(tmp_path: Path) -> None:
     assert source.reading.skipped == {}
     # One line each, also where it has two marks.
     assert source.reading.tallies["gl.train.tsv"].normalised == {
-        "a byte order mark": 1,
-        "a CRLF line end": 1,
-        "a mark of writing direction": 1,
+        "a byte order mark": 1, "a CRLF line end": 1, "a mark of writing direction": 1,
         "a Unicode line end (U+2028, U+2029)": 1,
-    }
+    }  # fmt: skip
 
 
 def test_a_file_without_pairs_is_an_error(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def whole(path: Path) -> Iterator[Path]:
     """Yields a file to write that becomes `path` at the end, or is removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays last: matplotlib and others go by it.
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    unfinished = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{path.suffix}")
     try:
         yield unfinished
         os.replace(unfinished, path)

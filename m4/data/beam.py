@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -29,35 +30,43 @@ import sysconfig
 import tempfile
 import threading
 import time
+import uuid
 import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import compress, groupby, islice
+from itertools import chain, compress, groupby, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from m4.data.arrays import U32, Array, Ints, Mask
-from m4.data.cache.corpus_text import FILE, Progress, Recorded
+from m4.data.cache.corpus_text import FILE, Progress, Recorded, place_of
 from m4.data.cleaning import AnyCheck, Check, FirstCheck, FittedCheck, HeldOut
 from m4.data.cleaning.chunk import PAIRS, Chunk, check_sentences
 from m4.data.cleaning.clean import Cleaner, Cleaning, Part, alone, sentence_lines
 from m4.data.cleaning.ledger import Count
-from m4.data.directions import SIDES, split_direction
-from m4.data.sources import Source, shards_of
-from m4.data.sources.reading.files import packing
-from m4.data.sources.reading.lines import Reading, Tally
+from m4.data.directions import ROLES, SIDES, split_direction
+from m4.data.permutation import mix
+from m4.data.sources import Pair, Shard, Source, gives_ids, shards_of
+from m4.data.sources.reading.files import digest, lines, packing
+from m4.data.sources.reading.lines import MAX_LINE_BYTES, Reading, Tally
 from m4.data.vocabulary import Ragged, vocabulary
 from m4.data.vocabulary.tokenizing import RangeTokenizer, TextRange, TokenArray, Tokenized, id_type
 from m4.parallel.platform.hardware import code_digest
+from m4.parallel.platform.signals import end_with
 from m4.settings import InputError, SettingError, import_module
 from m4.storage.files import remove, whole
-from m4.storage.objects import Objects, is_address
+from m4.storage.locks import LOST_STATUS, PERIOD_SECONDS, BucketLock, local_lock
+from m4.storage.objects import ERRORS, Objects, is_address
 
-_BUCKET_BYTES = 1 << 28  # of text, whose keys one worker sorts in memory
+if TYPE_CHECKING:
+    from m4.data.corpus import CorpusSpec
+
+TEXT = "training text"  # the stage of that name, for `Progress`
+_BUCKET_BYTES = 1 << 30  # of text, whose keys one worker sorts in memory
 _SPANS = 64  # most ranges of text in a shard of tokens
 # Of a pipeline that lost a worker; runners of many machines try bundles again themselves.
 _TRIES = 3
@@ -68,15 +77,18 @@ KEY = np.dtype([("key", "<u8"), ("number", "<u4")])  # of a pair, and its place 
 # A pair or sentence whose key an earlier one has: that one's shard, and its place there.
 _AGAIN = np.dtype([("number", "<u4"), ("shard", "<u4"), ("first", "<u4")])
 _TEXT = (*SIDES, "numbers")  # files of a shard: its sentences, a line each, and its pairs' numbers
-_PROGRAM = "import sys; from m4.data import beam; beam.program(*sys.argv[1:])"
+_PROGRAM = "import sys; from m4.data import beam; beam.program(int(sys.argv[1]), *sys.argv[2:])"
+_FLOW = {"m4.data.sources.seqio_tasks", "m4.data.sources.tfds"}
 _LOST = "Channel closed prematurely"
 _TURN = threading.Lock()
 Fact = tuple[Any, ...]  # that a segment is told
 Made = tuple[str, Any]  # by a segment: output, element
 
 
-class WorkersFailed(RuntimeError):
+class WorkersFailed(InputError):
     """A pipeline failed, and no input is known to be wrong."""
+
+    status = 1
 
 
 def _hash(value: Any) -> str:
@@ -108,6 +120,11 @@ def as_json(value: Any, setting: str) -> Any:
     return {"name": _name(made, setting), "args": as_json(args, setting), "given": given}
 
 
+def _described(source: Source, cleaning: Cleaning) -> dict[str, Any]:
+    given = {"source": source, "cleaning": cleaning}
+    return {name: as_json(one, f"CorpusSpec.{name}") for name, one in given.items()}
+
+
 def from_json(value: Any) -> Any:
     """Returns what `as_json` described."""
     if isinstance(value, list):
@@ -120,6 +137,32 @@ def from_json(value: Any) -> Any:
         return found
     given = {key: from_json(one) for key, one in value["given"].items()}
     return found(*from_json(value["args"]), **given)
+
+
+def _modules(value: Any) -> Iterator[str]:
+    """Yields the modules of all that `as_json` named in a value."""
+    if isinstance(value, dict):
+        yield value["name"].partition(":")[0]
+        value = [*value.get("args", ()), *value.get("given", {}).values()]
+    for one in value if isinstance(value, list) else ():
+        yield from _modules(one)
+
+
+def _code(*described: Any) -> dict[str, str]:
+    """Returns the digest or version of all code that decides shards, also of users' packages."""
+    code = {"m4": code_digest(), "Python": "{}.{}".format(*sys.version_info)}
+    code["sentencepiece"] = importlib.metadata.version("sentencepiece")
+    tops = {name.partition(".")[0] for name in _modules([*described])}
+    for name in sorted(tops - {"m4", *sys.stdlib_module_names}):
+        try:
+            module = import_module(name)
+        except ImportError as error:
+            raise InputError(f"a worker lacks {name}: install it there ({error})") from error
+        if folders := [*getattr(module, "__path__", ())]:
+            code[name] = code_digest(Path(folders[0]))
+        else:
+            code[name] = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+    return code
 
 
 def _name(value: Any, setting: str) -> str:
@@ -176,9 +219,13 @@ class Work:
         yield path
         path.unlink()
 
-    def array(self, name: str, kind: npt.DTypeLike) -> Array:
+    def array(self, name: str, kind: npt.DTypeLike, start: int = 0, stop: int = -1) -> Array:
+        kind = np.dtype(kind)
+        size, place = (stop - start) * kind.itemsize, start * kind.itemsize
+        if stop >= 0 and self._objects is not None:
+            return np.frombuffer(self._objects.part(name, place, size), kind)
         with self.reading(name) as path:
-            return np.fromfile(path, kind)
+            return np.fromfile(path, kind, max(stop - start, -1), offset=place)
 
     def arrays(self, name: str) -> dict[str, Array]:
         with self.reading(name) as path, np.load(path) as found:
@@ -203,10 +250,40 @@ class Work:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other commands away. Busy: one is at work there."""
+        where = f"data_dir = {self.place.rpartition('/')[0]}"
+        if self._objects is None:
+            with local_lock(self.folder / ".lock", where):
+                yield
+            return
+        lock = BucketLock(self._objects, "beam", uuid.uuid4().hex, where, _end_process)
+        lock.acquire()
+        ended = threading.Event()
+
+        def renew() -> None:
+            while not ended.wait(PERIOD_SECONDS):
+                with contextlib.suppress(*ERRORS):
+                    lock.check()
+
+        threading.Thread(target=renew, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+            lock.release()
+
     def remove(self) -> None:
+        """Removes all but the lock in a bucket."""
         if self._objects is not None:
-            self._objects.delete(*self._objects.list())
+            self._objects.delete(*(name for name in self._objects.list() if name[0] != "."))
         remove(self.folder)
+
+
+def _end_process(said: str) -> None:
+    print(f"m4: {said}", file=sys.stderr, flush=True)
+    os._exit(LOST_STATUS)
 
 
 # Workers.
@@ -218,11 +295,10 @@ def _opened(place: str, name: str) -> "_Job":
     work = Work(place)
     if (job := work.json(f"{name}.job")) is None:
         raise InputError(f"a worker finds no {name}.job in {place}: all must see data_dir there")
-    if (here := code_digest()) != job["m4"]:
-        raise InputError(
-            f"a worker has another m4 ({here[:12]}) than the command ({job['m4'][:12]}): "
-            "install the same one there"
-        )
+    here, there = _code(job.get("source"), job.get("cleaning")), job["code"]
+    for of in (of for of in there if here[of] != there[of]):
+        said = f"a worker has another {of} ({here[of][:12]}) than the command"
+        raise InputError(f"{said} ({there[of][:12]}): install the same one there")
     return {"text": _Text, "sentences": _Sentences, "tokens": _Tokens}[job["kind"]](work, job)
 
 
@@ -235,20 +311,20 @@ class _Job:
     def segment(self, number: int, unit: int, given: Iterable[Fact]) -> Iterator[Made]:
         """Takes a shard through a segment, or finds that this is done.
 
-        `given` are facts of the segment before: ("shard", name), ("repeated", kind, file) of keys
-        that came before, ("fitted", value). Yields (output of the step, element): shards (unit,
-        fact), keys (bucket, (unit, kind, file)), counts, and metrics.
+        `given` are facts of the segment before: ("shard", name), ("repeated", kind, digest, [file,
+        start, stop]) of keys that came before, ("fitted", value). Yields (output, element): shards
+        (unit, fact), keys (bucket, (unit, kind, file, start, stop)), counts, and metrics.
         """
         raise NotImplementedError
 
     def repeated(
-        self, _bucket: str, given: Iterable[tuple[int, int, str]]
+        self, _bucket: str, given: Iterable[tuple[int, int, str, int, int]]
     ) -> Iterator[tuple[int, Any]]:
         """Yields (unit, fact): the rows of a bucket with a key that an earlier row has."""
-        files = sorted(given)
-        rows = [self.work.array(file, KEY) for *_, file in files]
+        parts = sorted(given)
+        rows = [self.work.array(file, KEY, *place) for _, _, file, *place in parts]
         every, ends = np.concatenate(rows), np.cumsum([*map(len, rows)])
-        shards = np.repeat([self._job["units"][unit][1] for unit, *_ in files], [*map(len, rows)])
+        shards = np.repeat([self._job["units"][unit][1] for unit, *_ in parts], [*map(len, rows)])
         # Of equal keys the one of the first shard, and there of the first row, is the first.
         _, firsts, kind_of = np.unique(every["key"], return_index=True, return_inverse=True)
         first = firsts[kind_of]
@@ -256,10 +332,12 @@ class _Job:
         found = np.empty(len(again), _AGAIN)
         found["number"], found["shard"] = every["number"][again], shards[first[again]]
         found["first"] = every["number"][first[again]]
-        parts = np.split(found, np.searchsorted(again, ends[:-1]))
-        for (unit, kind, _), part in zip(files, parts, strict=True):
-            if len(part):
-                yield unit, ("repeated", kind, _stored(self.work, part.tobytes(), "again"))
+        file = _stored(self.work, found.tobytes(), "again") if len(found) else ""
+        places = pairwise([0, *np.searchsorted(again, ends).tolist()])
+        for (unit, kind, *_), (start, stop) in zip(parts, places, strict=True):
+            if stop > start:
+                digest = hashlib.sha256(found["number"][start:stop].tobytes()).hexdigest()
+                yield unit, ("repeated", kind, digest, [file, start, stop])
 
     def _end(self, name: str, about: Mapping[str, Any]) -> None:
         self.work.write(f"{name}.json", json.dumps(about).encode())
@@ -286,9 +364,11 @@ class _Text(_Job):
             _held_out(self._cleaner)[stage].load(arrays)
 
     def segment(self, number: int, unit: int, given: Iterable[Fact]) -> Iterator[Made]:
-        pair, index, identity = self._job["units"][unit]
+        pair, index, identity, _ = self._job["units"][unit]
         facts = sorted(given)
-        name, former = _hash([identity, number, facts]), _shard(facts)
+        # Where rows are is the same with other files next to this one, or not.
+        name = f"{identity}.{number}.{_hash([fact[:3] for fact in facts])[:16]}"
+        former = _shard(facts)
         about = self.work.json(f"{name}.json")
         if about is None:
             about = self._made(name, number, pair, index, facts)
@@ -299,9 +379,7 @@ class _Text(_Job):
         if about["counts"] is not None:
             yield "counts", (pair, Counter(dict(about["counts"])))
         if number < len(self._bounds) - 2:
-            for kind, bucket in about["keys"]:
-                file = f"{name}.{kind}.{bucket}"
-                yield "keys", (f"{pair} {kind} {bucket}", (unit, kind, file))
+            yield from _keys(unit, name, [f"{pair} {n}" for n in range(about["kinds"])], about)
             return
         count = about["count"]
         for counter in ("dropped", "changed", "not_checked"):
@@ -316,7 +394,8 @@ class _Text(_Job):
         first, last = self._bounds[number : number + 2]
         checks, not_checked = self._cleaner.checks(pair, "train")
         at_end = last == len(self._stages)
-        barrier = None if at_end else checks.get(self._stages[last])
+        last_stage = "" if at_end else self._stages[last]
+        barrier = checks.get(last_stage)
         keys: list[list[Array]] = []  # of each chunk, KEY rows by kind of key
         counts: Counter[Any] = Counter()
 
@@ -324,11 +403,12 @@ class _Text(_Job):
             """Notes what the barrier's check needs of all pairs; at the end, sentences' keys."""
             for chunk in stream:
                 if isinstance(barrier, FittedCheck):
-                    counts.update(barrier.measure(chunk))
+                    counts.update(part.told(last_stage, barrier.measure, chunk))
                 elif at_end or isinstance(barrier, FirstCheck):
-                    sides = map(chunk.digests, SIDES)
-                    made = barrier.keys(chunk) if isinstance(barrier, FirstCheck) else sides
-                    keys.append([np.rec.fromarrays((of, chunk.numbers), KEY) for of in made])
+                    own = isinstance(barrier, FirstCheck) and barrier.keys
+                    sides = [*map(chunk.digests, SIDES)] if at_end else []
+                    found = part.told(last_stage, own, chunk) if own else sides
+                    keys.append([np.rec.fromarrays((of, chunk.numbers), KEY) for of in found])
                 yield chunk
 
         with contextlib.ExitStack() as stack:
@@ -336,11 +416,16 @@ class _Text(_Job):
                 about: dict[str, Any] = {"read": name, "held_out": [], "kinds": 0}
                 self._cleaner.tallies.clear()
                 part = Part(pair, "train", Count())
+                part.where = self._recorded.where
                 shard = shards_of(self._source, pair, "train")[index]
                 stream = part.read(self._recorded.noted(shard.pairs()))
             else:
                 about = self.work.json(f"{former}.json")
                 part = Part(pair, "train", Count.from_json(about["count"]))
+                places = f"{about['read']}.places"
+                part.where = lambda number: place_of(
+                    about["files"], self.work.array(places, np.int64), number
+                )
                 try:
                     stream = _read(self.work, former, stack)
                 except FileNotFoundError:  # it led to another shard than this one
@@ -355,12 +440,12 @@ class _Text(_Job):
             part.leave_to_others(not_checked)
             tallies = self._cleaner.tallies.items()
             about["tallies"] = {file: [t.skipped, t.normalised] for file, t in tallies}
-            about["files"], places = self._recorded.found()
-            self.work.write(f"{name}.places", places.tobytes())
+            about["files"], found = self._recorded.found()
+            self.work.write(f"{name}.places", found.tobytes())
         about["held_out"] += self._learned(name)
         kinds = [np.concatenate(of_kind) for of_kind in zip(*keys, strict=True)]
         codes = split_direction(pair) if at_end else [pair] * len(kinds)
-        about |= {"facts": facts, "kinds": len(kinds), "keys": self._keys(name, codes, kinds)}
+        about |= {"facts": facts, "kinds": len(kinds), "keys": self._sorted(name, codes, kinds)}
         about |= {"count": part.count.as_json()}
         about["counts"] = [*counts.items()] if isinstance(barrier, FittedCheck) else None
         return about
@@ -380,17 +465,17 @@ class _Text(_Job):
             again[kind, _again(self.work, facts, kind)["number"]] = True
         return lambda chunk: check.judge(chunk, [*again[:, chunk.numbers]])
 
-    def _keys(self, name: str, names: Sequence[str], kinds: Sequence[Array]) -> list[list[int]]:
-        """Writes the keys of a shard in buckets; returns [kind, bucket] of each file.
-
-        The keys of each kind are compared within a pair or a language, `names`.
-        """
+    def _sorted(self, name: str, of: Sequence[str], kinds: Sequence[Array]) -> list[list[int]]:
+        """Writes the keys of a shard, compared within `of`; returns each kind's buckets' starts."""
         found = []
-        for kind, (of, rows) in enumerate(zip(names, kinds, strict=False)):
-            bucket = rows["key"] % self._job["buckets"][of]
-            for number in np.unique(bucket).tolist():
-                self.work.write(f"{name}.{kind}.{number}", rows[bucket == number].tobytes())
-                found.append([kind, number])
+        for kind, (name_of, rows) in enumerate(zip(of, kinds, strict=False)):
+            bits = self._job["bits"][name_of]
+            rows["key"] = mix(rows["key"])  # an own stage's may be small numbers
+            rows = rows[np.argsort(rows["key"], kind="stable")]
+            firsts = np.arange(1, 1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
+            starts = np.searchsorted(rows["key"], firsts)
+            self.work.write(f"{name}.{kind}.keys", rows.tobytes())
+            found.append([0, *starts.tolist(), len(rows)])
         return found
 
     def _learned(self, name: str) -> list[list[str]]:
@@ -423,11 +508,10 @@ class _Sentences(_Job):
         pair, _, name = self._job["units"][unit]
         codes, shard = split_direction(pair), name
         if number == 0:
-            for kind, bucket in self.work.json(f"{shard}.json")["keys"]:
-                yield "keys", (f"{codes[kind]} {bucket}", (unit, kind, f"{shard}.{kind}.{bucket}"))
+            yield from _keys(unit, shard, codes, self.work.json(f"{shard}.json"))
         else:
             about = {"codes": codes, "shard": shard, "facts": sorted(given)}
-            if self.work.json(f"{(name := _hash(about))}.json") is None:
+            if self.work.json(f"{(name := f'{shard}.{_hash(about)[:16]}')}.json") is None:
                 self._end(name, about)
         yield "shards", (unit, ("shard", name))
 
@@ -472,6 +556,17 @@ def _stored(work: Work, content: bytes, kind: str) -> str:
     return name
 
 
+def _keys(
+    unit: int, name: str, names: Sequence[str], about: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yields the buckets that have keys of a shard, whose kinds are compared within `names`."""
+    for kind, starts in enumerate(about["keys"]):
+        for bucket, (start, stop) in enumerate(pairwise(starts)):
+            if stop > start:
+                place = unit, kind, f"{name}.{kind}.keys", start, stop
+                yield "keys", (f"{names[kind]} {bucket}", place)
+
+
 def _shard(facts: Iterable[Any]) -> str | None:
     """Returns the shard of the segment before."""
     return next((fact[1] for fact in facts if fact[0] == "shard"), None)
@@ -479,8 +574,8 @@ def _shard(facts: Iterable[Any]) -> str | None:
 
 def _again(work: Work, facts: Iterable[Any], kind: int) -> Array:
     """Returns the rows of a kind of keys of a shard that came before, in no order."""
-    files = [fact[2] for fact in facts if fact[0] == "repeated" and fact[1] == kind]
-    return np.concatenate([np.empty(0, _AGAIN), *(work.array(file, _AGAIN) for file in files)])
+    places = [fact[3] for fact in facts if fact[0] == "repeated" and fact[1] == kind]
+    return np.concatenate([np.empty(0, _AGAIN), *(work.array(f, _AGAIN, *at) for f, *at in places)])
 
 
 def _write(
@@ -544,12 +639,13 @@ def _end(element: tuple[int, Iterable[tuple[int, Fact]]], place: str, name: str)
     Work(place).write(f"{name}.done", json.dumps(names).encode())
 
 
-def program(place: str, name: str, *given: str) -> None:
-    """Runs the pipeline of a job in a `Work`, in Beam's environment and with its options.
+def program(parent: int, place: str, name: str, *given: str) -> None:
+    """Runs a job's pipeline in Beam's environment until its parent ends; prints its counters.
 
     Raises:
         InputError: Beam refuses an option; a line of the corpus is bad.
     """
+    end_with(parent)
     import apache_beam as beam  # pyright: ignore[reportMissingImports]
 
     options = _options(given)
@@ -583,6 +679,9 @@ def program(place: str, name: str, *given: str) -> None:
             | "all" >> beam.GroupByKey()
             | "end" >> beam.Map(_end, place, name)
         )
+    for counter in pipeline.result.metrics().query()["counters"]:
+        if counter.key.metric.namespace == "m4":
+            print(f"{counter.key.metric.name}: {counter.committed}")
 
 
 def _options(given: Sequence[str]) -> Any:
@@ -644,6 +743,23 @@ class Engine:
     def __post_init__(self) -> None:
         self._python()
 
+    def check(self, source: Source, cleaning: Cleaning) -> None:
+        """Raises InputError or SettingError for what workers cannot read or do."""
+        given = [*_described(source, cleaning).values()]
+        wrong = [f"{m} needs TensorFlow, workers lack it" for m in _modules(given) if m in _FLOW]
+        if gives_ids(source):
+            wrong = ["only text is prepared on Beam, and the source gives ids"]
+        if wrong:
+            raise InputError(f"--runner={self.runner}: {wrong[0]}")
+
+    @contextlib.contextmanager
+    def opened(self, place: str) -> Iterator[None]:
+        """Keeps shards, as `open` does, until the end of the work. Busy: Another command does."""
+        self.open(place)
+        with self.work.locked():
+            yield
+            self.work.remove()
+
     def open(self, place: str) -> None:
         """Keeps shards in a folder or a bucket. InputError: it cannot be written to."""
         if self.runner == "dataflow" and not is_address(place):
@@ -660,24 +776,36 @@ class Engine:
         """
         english = [pair for pair in pairs if pair.startswith("en-")]
         others = [pair for pair in pairs if pair not in english]
-        buckets: Counter[str] = Counter()
-        for pair in pairs:
-            shards = shards_of(source, pair, "train")
-            size = sum(shard.path.stat().length for shard in shards if shard.path is not None)
-            buckets.update(dict.fromkeys((pair, *split_direction(pair)), size))
-        buckets = Counter({of: 1 + size // _BUCKET_BYTES for of, size in buckets.items()})
+        sizes = {pair: sum(map(_size, shards_of(source, pair, "train"))) for pair in pairs}
+        compared: Counter[str] = Counter()  # bytes whose keys are compared, by pair or language
+        for pair, size in sizes.items():
+            compared.update(dict.fromkeys((pair, *split_direction(pair)), size))
+        bits = {of: (size // _BUCKET_BYTES).bit_length() for of, size in compared.items()}
         units = []
         # What is dropped of pairs with English counts for the others.
         for some in filter(None, (english, others) if _held_out(cleaner) else (pairs,)):
-            job = self._job(cleaner, source, some, buckets)
-            n = len(job["units"]) * (1 + len(job["barriers"]))
-            names = self._run(job, lambda made, n=n: self.progress("text", min(len(made), n), n))
+            job = self._job(cleaner, source, some, bits)
+            segments = 1 + len(job["barriers"])
+            parts = {f"{u[2]}.{n}": u[3] / segments for u in job["units"] for n in range(segments)}
+            shown = self._shown(f"{TEXT}{' without English' * (some is others)}", parts)
+            names = self._run(job, shown)
             for (pair, *_), name in zip(job["units"], names, strict=True):
                 self._add(cleaner, pair, self.work.json(f"{name}.json"))
                 units.append((pair, len(units), name))
         job = {"kind": "sentences", "units": units, "barriers": [0]}
-        names = self._run(job, lambda made: self.progress("text", len(made), len(units)))
+        parts = dict.fromkeys((name for *_, name in units), 1.0)
+        names = self._run(job, self._shown("sentences", parts))
         return Cleaned(self.work, hasattr(source, "reading"), names)
+
+    def _shown(self, stage: str, parts: Mapping[str, float]) -> Callable[[set[str]], None]:
+        """Returns what shows the progress of `parts`, sizes by a shard's name to its last dot."""
+
+        def shown(made: set[str]) -> None:
+            there = {name.rpartition(".")[0] for name in made}
+            done = sum(size for part, size in parts.items() if part in there)
+            self.progress(stage, round(done), round(sum(parts.values())))
+
+        return shown
 
     def _add(self, cleaner: Cleaner, pair: str, about: Mapping[str, Any]) -> None:
         """Adds what a worker counted and learned of a shard to the command's cleaner."""
@@ -695,7 +823,7 @@ class Engine:
             opened.load(arrays)
 
     def _job(
-        self, cleaner: Cleaner, source: Source, pairs: Sequence[str], buckets: Mapping[str, int]
+        self, cleaner: Cleaner, source: Source, pairs: Sequence[str], bits: Mapping[str, int]
     ) -> dict[str, Any]:
         held_out = {
             stage: _stored(self.work, _npz(opened.arrays()), "npz")
@@ -703,12 +831,16 @@ class Engine:
         }
         text, cleaning = source.identity(), cleaner.cleaning
         by_pair = text.pop("by_pair", {})
-        decides = [code_digest(), text, cleaning.identity(), held_out]
+        given = _described(source, cleaning)
+        code = _code(*given.values())
+        decides = [code, text, cleaning.identity(), held_out]
         units = []
         for pair in pairs:
-            of = [decides, by_pair.get(pair), [buckets[of] for of in split_direction(pair)], pair]
-            for index in range(len(shards_of(source, pair, "train"))):
-                units.append((pair, index, _hash([*of, index])))
+            own_bits = [bits[of] for of in (pair, *split_direction(pair))]
+            for index, shard in enumerate(shards_of(source, pair, "train")):
+                files = [[os.fspath(path), *digest(path)] for path in shard.paths]
+                of = files or [by_pair.get(pair), index]
+                units.append((pair, index, _hash([decides, of, own_bits, pair]), _size(shard)))
         stages = [*cleaner.opened]
         barriers = {
             stages.index(stage)
@@ -718,13 +850,13 @@ class Engine:
         }
         return {
             "kind": "text",
-            "source": as_json(source, "CorpusSpec.source"),
-            "cleaning": as_json(cleaning, "CorpusSpec.cleaning"),
+            "code": code,
+            **given,
             "checks": _hash(cleaning.identity()),
             "pairs": pairs,
             "held_out": held_out,
             "units": units,
-            "buckets": buckets,
+            "bits": bits,
             "barriers": sorted(barriers),
         }
 
@@ -739,27 +871,24 @@ class Engine:
         files = {a.vocabulary for a in arrays}
         names = {path: _stored(self.work, path.read_bytes(), "model") for path in files}
         given = [[*a._replace(vocabulary=names[a.vocabulary])] for a in arrays]  # type: ignore
-        decides = [code_digest(), given, ways, alpha]
+        decides = [_code(), given, ways, alpha]
         most = max(1, min(_SPANS, len(spans) // 64))
         by_file = ([*of_file] for _, of_file in groupby(spans, lambda span: span.path))
         groups = [of[start : start + most] for of in by_file for start in range(0, len(of), most)]
-        units, sizes, there = [], {}, self.work.made()
+        units, sizes, there = [], dict[str, float](), self.work.made()
         for group in groups:
             with group[0].path.open("rb") as file:
                 file.seek(group[0].start)
                 text = file.read(group[-1].stop - group[0].start)
-            name = _hash([decides, hashlib.sha256(text).hexdigest(), *(s[1:] for s in group)])
-            if name not in there:
+            part = _hash([decides, hashlib.sha256(text).hexdigest(), *(s[1:] for s in group)])
+            if (name := f"{part}.ids") not in there:
                 head = json.dumps([[s.path.name, *s[1:]] for s in group])
                 self.work.write(f"{name}.text", head.encode() + b"\n" + text)
             units.append(name)
-            sizes[name] = len(text)
+            sizes[part] = len(text)
         job = {"kind": "tokens", "units": units, "arrays": given, "ways": ways, "alpha": alpha}
         job["barriers"] = []
-        total = sum(sizes.values())
-        names = self._run(
-            job, lambda made: self.progress("tokens", sum(sizes.get(m, 0) for m in made), total)
-        )
+        names = self._run(job, self._shown(f"{TEXT} to tokens", sizes))
         for group, name in zip(groups, names, strict=True):
             found = self.work.arrays(f"{name}.npz")
             for number, span in enumerate(group):
@@ -775,25 +904,25 @@ class Engine:
         """Runs a job and returns the names of its shards, in the order of its units.
 
         Args:
-            progress: Called with the names of the shards that were made.
+            progress: Called with the names of all shards that are there.
 
         Raises:
             InputError: A mistake of the user, as on one machine.
             WorkersFailed: Anything else; where the log is.
         """
-        job = {"m4": code_digest(), **job}
+        job = {"code": _code(), **job}
         name = _hash(json.dumps(job))
         self.work.write(f"{name}.job", json.dumps(job).encode())
-        before = self.work.made()
-        log = self.work.folder / "beam.log"
-        command = [self._python(), "-c", _PROGRAM, self.work.place, name, *self._options()]
+        log = self.work.folder / f"{name[:12]}.log"
+        given = [str(os.getpid()), self.work.place, name, *self._options()]
+        command = [self._python(), "-c", _PROGRAM, *given]
         env, said = self._environment(), ""
         for _ in range(_TRIES):
             with log.open("wb") as file:
                 running = subprocess.Popen(command, stdout=file, stderr=file, env=env)
                 try:
                     while running.poll() is None:
-                        progress(self.work.made() - before)
+                        progress(self.work.made())
                         with contextlib.suppress(subprocess.TimeoutExpired):
                             running.wait(_POLL_SECONDS)
                 finally:
@@ -804,9 +933,11 @@ class Engine:
             said = log.read_text("utf-8", "replace")
             if _LOST not in said:
                 break
-        raise self._failure(said, log)
+        if is_address(self.work.place):
+            self.work.write(log.name, said.encode())  # the folder goes
+        raise self._failure(said, f"{self.work.place}/{log.name}")
 
-    def _failure(self, said: str, log: Path) -> Exception:
+    def _failure(self, said: str, log: str) -> InputError:
         mistake = r"(?:InputError|SettingError): (.*?)(?: \[while running .*)?$"
         if found := re.findall(mistake, said, re.M):
             return InputError(found[-1])
@@ -932,41 +1063,69 @@ class Numbers:
         return self._before[words] + np.bitwise_count(self._bits[words] & below), new
 
 
-def cost(source: Source, cleaning: Cleaning, pairs: Sequence[str], price: float | None) -> str:
+def _size(shard: Shard, most: int | None = None) -> int:
+    """Returns the bytes of a shard's files as they are stored, or about those of some lines."""
+    sizes = []
+    for path in shard.paths:
+        sizes.append(path.stat().length)
+        if most is not None:
+            text = b"\n".join(islice(lines(path, MAX_LINE_BYTES), most))
+            sizes[-1] = min(sizes[-1], len(zlib.compress(text) if packing(path.name) else text))
+    return sum(sizes)
+
+
+def _sampled(source: Source, pair: str) -> tuple[list[Pair], int]:
+    """Returns the first training pairs of two languages, and about their bytes in files."""
+    found: list[Pair] = []
+    size, in_lines = 0, getattr(source, "unit", "") == "line"
+    for shard in shards_of(source, pair, "train"):
+        left = _SAMPLED_PAIRS - len(found)
+        found += (new := [*islice(shard.pairs(), left)])
+        if len(new) == left:  # not all
+            line = source.reading.origin[1] if in_lines else 0  # type: ignore[attr-defined]
+            text = "".join(chain.from_iterable(new))
+            return found, size + (_size(shard, line) if in_lines else len(text.encode()))
+        size += _size(shard)
+    return found, size
+
+
+def cost(spec: "CorpusSpec", price: float | None) -> str:
     """Returns what a corpus takes on many machines, measured on some pairs, cleaned here.
 
     Args:
         price: Dollars of a CPU hour.
     """
-    shards = [shard for pair in pairs for shard in shards_of(source, pair, "train")]
-    cleaner = Cleaner(cleaning, source, pairs, Path())
+    source, pairs, ways = spec.opened_source, spec.read_pairs(), spec.segmentations
+    cleaner = Cleaner(spec.cleaning, source, pairs, Path())
     sample: list[str] = []
-    read = kinds = 0
+    read = sampled = kinds = 0
     started = time.process_time()
     for pair in pairs[:: 1 + len(pairs) // _SAMPLED_LANGUAGES]:
         part = Part(pair, "train", Count())
-        found = [*part.read(islice(source.pairs(pair, "train"), _SAMPLED_PAIRS))]
+        texts, size = _sampled(source, pair)
+        found, sampled = [*part.read(texts)], sampled + size
         sample += [f"{text}\n" for chunk in found for side in SIDES for text in chunk.side(side)]
         for stage, check in cleaner.checks(pair, "train")[0].items():
             if isinstance(check, FirstCheck) and found:
                 kinds = max(kinds, len(check.keys(found[0])))
-            look = alone(check, functools.partial(iter, found))
+            look = alone(part, stage, check, functools.partial(iter, found))
             found = [*part.checked(stage, look, iter(found))]
         read += part.count.read
     seconds = time.process_time() - started
-    text = "".join(sample).encode()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "vocabulary.model"
         vocabulary.train(model, sample, 1000, [])
-        tokenizer = RangeTokenizer([TokenArray("first", model, 128)], 1, None)
-        started = time.process_time()
-        tokenizer.of(TextRange(model, 0, len(text), True), text)
+        stores = ("",) if spec.target_vocabulary_size is None else ROLES
+        arrays = [TokenArray("first", model, 128, None, store) for store in stores]
+        tokenizer = RangeTokenizer(arrays, ways, spec.sampling_alpha)
+        for some in (sample[:1], sample):  # the first time it is compiled
+            text = "".join(some).encode()
+            started = time.process_time()
+            tokenizer.of(TextRange(model, 0, len(text), True, stores), text)
         seconds += time.process_time() - started
-    packed = len(text) / max(len(zlib.compress(text)), 1)
-    files = [shard.path for shard in shards if shard.path is not None]
-    size = sum(path.stat().length * (packed if packing(path.name) else 1) for path in files)
+    total = sum(_size(shard) for pair in pairs for shard in shards_of(source, pair, "train"))
     # A source without files does not say how much it has.
-    about, number = ("about", size * read / max(len(text), 1)) if size else ("at least", read)
+    about, number = ("about", total * read / max(sampled, 1)) if total else ("at least", read)
     hours = number * seconds / max(read, 1) / 3600
     dollars = "" if price is None else f", {hours * price:,.2f} dollars"
     keys = number * (kinds + len(SIDES)) * KEY.itemsize  # of pairs, and of both sentences

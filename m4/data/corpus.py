@@ -222,6 +222,7 @@ class CorpusSpec:
                 needs = f"3 special pieces, {tags} tags, 256 bytes and 16 others"
                 raise SettingError(f"CorpusSpec.{name}", size, f"at least {least} ({needs})")
         if engine is not None:
+            engine.check(self.opened_source, self.cleaning)
             engine.progress = progress
         check_output(folder, f"data_dir = {data_dir}")
         with whole_folder(folder, replace=False) as unfinished:
@@ -236,9 +237,6 @@ class CorpusSpec:
         source, names = self.opened_source, settings["language_pairs"]
         (folder / "text").mkdir(parents=True)
         if gives_ids(source):
-            if engine is not None:
-                said = "only text is prepared on Beam, and the source gives ids"
-                raise InputError(f"--runner={engine.runner}: {said}")
             counts, ledger, made = write_given(folder, source, settings, progress)
         else:
             pivoted = settings.get("pivoted", ())

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from m4.data.beam import TEXT
 from m4.data.cache.cache import Cache, differences, fingerprint_of
 from m4.data.cache.corpus_text import Progress
 from m4.data.cache.shards import Damaged
@@ -159,13 +160,15 @@ def size_of(cache: Cache) -> str:
 
 def _progress(bar: ProgressBar) -> Progress:
     """Returns a callback that shows the stage of a build."""
-    stages: dict[str, tuple[float, int]] = {}
+    stage, start, first = "", 0.0, 0
 
     def progress(name: str, done: int, total: int) -> None:
-        start, first = stages.setdefault(name, (time.monotonic(), done))
+        nonlocal stage, start, first
+        if name != stage:  # what others did in between, or before a restart, is no part of a rate
+            stage, start, first = name, time.monotonic(), done
         seconds = time.monotonic() - start
         rate = ""
-        if name == "tokens" and seconds > 1:  # of text
+        if name.startswith(("tokens", TEXT)) and seconds > 1:
             rate = f" {done / 1e6:,.1f} MB, {(done - first) / seconds / 1e6:,.2f} MB/s"
         # The time left is of this stage: that of the others is unknown.
         left = seconds * (total - done) / (done - first) if done > first else math.nan

@@ -133,6 +133,11 @@ class Objects:
             for piece in self._obstore.get(self._store, name).stream(1 << 20):
                 yield bytes(piece)
 
+    def part(self, name: str, start: int, length: int) -> bytes:
+        """Returns bytes of an object. FileNotFoundError: it is not there."""
+        with self._explained(name):
+            return bytes(self._obstore.get_range(self._store, name, start=start, length=length))
+
     def sha256(self, name: str) -> tuple[int, str]:
         """Returns an object's size and SHA-256. Raises FileNotFoundError if it is missing."""
         digest, size = hashlib.sha256(), 0

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import json
 import os
 import random
 import re
+import shutil
+import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,14 +32,19 @@ from m4.data import beam
 from m4.data.beam import cost
 from m4.data.cache.cache import Cache
 from m4.data.cache.corpus_text import Origin
-from m4.data.cleaning import CleaningStage, chunk, clean
+from m4.data.cleaning import chunk, clean
 from m4.data.cleaning.stages import Duplicates, Empty
 from m4.data.corpus import CorpusSpec
 from m4.data.sources import SPLITS, Source, shards_of
 from m4.data.sources.cldr import Cldr
 from m4.data.sources.gettext import Gettext
+from m4.data.sources.jsonl import Jsonl
+from m4.data.sources.moses import Moses
+from m4.data.sources.seqio_tasks import SeqioTasks
+from m4.data.sources.tfds import Tfds
 from m4.data.sources.tsv import Tsv
 from m4.settings import InputError, SettingError
+from m4.storage.locks import Busy
 from tests.command_line import TINY, contents, m4
 from tests.data.cleaning.cases import Killed, Raises
 from tests.data.corpora import WRITERS, joined, texts_of, write, write_files
@@ -106,14 +115,14 @@ class Shuffled(beam.Engine):
     """Beam's steps in this process: elements come in any order, and some of them twice."""
 
     seed: int = 0
-    killed: float = 0.3
 
     def _python(self) -> str:
         return ""
 
     def _run(self, job: dict[str, Any], progress: Any) -> list[str]:
         rng = random.Random(self.seed)
-        self.work.write("name.job", json.dumps({"m4": beam.code_digest(), **job}).encode())
+        progress(self.work.made())
+        self.work.write("name.job", json.dumps({"code": beam._code(), **job}).encode())
         beam._opened.cache_clear()
         worker = beam._opened(self.work.place, "name")
         units = [*range(len(job["units"]))]
@@ -139,6 +148,7 @@ class Shuffled(beam.Engine):
                 assert isinstance(worker, beam._Text)
                 facts += worker.fitted(number, pair, beam._added(counters))
             ready = {unit: [fact for of, fact in facts if of == unit] for unit in units}
+        progress(self.work.made())
         return [next(f[1] for f in ready[unit] if f[0] == "shard") for unit in sorted(units)]
 
 
@@ -155,11 +165,13 @@ def engine(place: Path, seed: int = 0) -> beam.Engine:
 def test_shards_in_any_order_give_the_corpus_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleaning: clean.Cleaning
 ) -> None:
-    monkeypatch.setattr(beam, "_BUCKET_BYTES", 1000)  # keys of a language in many buckets
-    source = corpus(tmp_path / "text")
-    for seed in range(2):
+    source, files = corpus(tmp_path / "text"), []
+    for seed, size in enumerate((1000, 100_000)):  # keys of a language in many buckets, or in one
+        monkeypatch.setattr(beam, "_BUCKET_BYTES", size)
         work = engine(tmp_path / str(seed), seed)
         one = assert_same(tmp_path, source, work, cleaning=cleaning)
+        files.append(len([*Path(work.work.place).glob("*.keys")]))
+    assert files[0] == files[1]
     dropped = one.ledger().total("train").dropped
     assert dropped["duplicates: exact pair"] >= 3 * 40
     assert dropped["overlap: first side in a translation of a test set"] == 5
@@ -184,20 +196,18 @@ def test_numbers_are_those_of_a_dictionary(shards: list[list[tuple[bool, int]]])
         assert [*map(np.ndarray.tolist, found)] == [[known.index(text) for _, text in kept], new]
 
 
+def po(folder: Path) -> Callable[[], Source]:
+    """Writes PO files, whose splits a hash decides."""
+    write_files(folder, "{lang}.po", joined(texts_of(Made({"gl": 60, "pt": 50}, held_out=4))))
+    return lambda: Gettext(folder, dev_every=6, test_every=4, on_bad_line="skip")
+
+
 def test_other_settings_and_sources(tmp_path: Path) -> None:
     """Segmentations, own vocabularies, PO files, sources without files; splits by a hash."""
-    texts = texts_of(Made({"gl": 60, "pt": 50}, held_out=4))
-    write_files(tmp_path / "po", "{lang}.po", joined(texts))
-
-    def po() -> Source:
-        return Gettext(tmp_path / "po", dev_every=6, test_every=4, on_bad_line="skip")
-
-    def made() -> Source:
-        return Cldr({"gl": 60, "pt": 50}, test_pairs=4, dev_pairs=3)
-
+    made = functools.partial(Cldr, {"gl": 60, "pt": 50}, test_pairs=4, dev_pairs=3)
+    assert_same(tmp_path / "1", made, engine(tmp_path / "1" / "work"), segmentations=2)
     roles = {"target_vocabulary_size": 380, "mixture": "to_english"}
-    for name, source, settings in (("po", po, roles), ("made", made, {"segmentations": 2})):
-        assert_same(tmp_path / name, source, engine(tmp_path / name / "work"), **settings)
+    assert_same(tmp_path / "2", po(tmp_path / "po"), engine(tmp_path / "2" / "work"), **roles)
 
 
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tfds"}))
@@ -235,8 +245,14 @@ def test_what_is_made_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert len([*place.glob("*.first")]) == len([*(tmp_path / "text").glob("*.train.*")])
     assert not [*place.glob("*.text")]
     written.clear()
-    again = spec(source).build(tmp_path / "again", engine=engine(place, 2))
+    told: list[tuple[str, int, int]] = []
+    more = {"engine": engine(place, 2), "progress": lambda *now: told.append(now)}
+    again = spec(source).build(tmp_path / "again", **more)
     assert not written
+    # What is there already is told as done from the start.
+    stages = {beam.TEXT, f"{beam.TEXT} without English", "sentences", f"{beam.TEXT} to tokens"}
+    assert {name for name, *_ in told} > stages
+    assert all(done == total for name, done, total in told if name in stages)
     assert contents(again.folder) == contents(first.folder)
     # As a killed worker leaves it: what it was at is not there, or not whole.
     for name in (gone := sorted(set(made))[::3]):
@@ -244,20 +260,13 @@ def test_what_is_made_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Monk
     again = spec(source).build(tmp_path / "third", engine=engine(place, 3))
     assert sorted(set(written)) == gone
     assert contents(again.folder) == contents(first.folder)
-    # Another text of one pair of languages: the shards of the others stay.
+    # A corrected line of a file: what was read of the others stays.
     written.clear()
-    write_more = tmp_path / "text" / "c.en-gl.train.tsv"
-    write_more.write_text("One more sentence\tUnha frase máis\n")
-    spec(source).build(tmp_path / "more", engine=engine(place, 3))
-    assert 0 < len(set(written)) < len(set(made))
-
-
-def mistakes(folder: Path) -> tuple[CorpusSpec, CorpusSpec]:
-    """Returns corpora that cannot be built: line 2 is no pair, a stage raises for line 3."""
-    write(folder / "gl.train.tsv", "One\tUn\nTwo\nOnly this\tIsto\n")
-    cleaning = clean.Cleaning([Raises("Only this")])
-    skips = spec(lambda: Tsv(folder, on_bad_line="skip"), cleaning=cleaning)
-    return spec(lambda: Tsv(folder)), skips
+    path = tmp_path / "text" / "a.en-gl.train.tsv"
+    path.write_text(path.read_text().replace("\t", "\tUn ", 1))
+    again = spec(source).build(tmp_path / "more", engine=engine(place, 3))
+    assert contents(again.folder) == contents(spec(source).build(tmp_path / "one").folder)
+    assert len({name for name in written if name.split(".")[1:2] == ["0"]}) == 1
 
 
 @pytest.mark.parametrize("runner", ["local", "direct"])
@@ -273,6 +282,7 @@ def test_a_corpus_is_written_where_its_folder_can_be(
     assert "data_dir = /proc/x: cannot be written" in said
     m4(*given, "--gin.experiment.Data.data_dir='/proc/self/cwd'").ok()
     assert [*tmp_path.glob("*/manifest.json")]
+    assert not [*tmp_path.glob(".beam")]
 
 
 def test_what_a_command_or_a_worker_cannot_use_is_one_line(tmp_path: Path) -> None:
@@ -280,20 +290,64 @@ def test_what_a_command_or_a_worker_cannot_use_is_one_line(tmp_path: Path) -> No
     given.append("--runner=direct")
     assert "--beam_options='x: No closing quotation" in m4(*given, "--beam_options='x").mistake
     assert "--cpu_hour_price=-1.0: must be 0" in m4(*given, "--cpu_hour_price=-1").mistake
+    with pytest.raises(InputError, match=r"--runner=dataflow needs a bucket, gs://"):
+        Shuffled("dataflow", [], 1).open(str(tmp_path))
+    for source in (Tfds("opus"), SeqioTasks("task", use="text")):
+        with pytest.raises(InputError, match=r"--runner=direct: \S* needs TensorFlow"):
+            Shuffled("direct", [], 1).check(source, clean.DEFAULT)
     with pytest.raises(InputError, match=r"finds no text\.job in .*all must see data_dir"):
         beam._opened(str(tmp_path), "text")
 
 
-def test_bad_lines_and_stages_stop_it_as_on_one_machine(tmp_path: Path) -> None:
-    line, stage = mistakes(tmp_path)
-    said = []
-    for work in (None, engine(tmp_path / "work")):
-        with pytest.raises(InputError, match=r"gl.train.tsv line 2: ") as found:
-            line.build(tmp_path / "c", engine=work)
-        said.append(str(found.value))
-        with pytest.raises(ZeroDivisionError, match="a mistake of Raises"):
-            stage.build(tmp_path / "c", engine=work)
-    assert said[0] == said[1]
+@pytest.mark.parametrize("of", [engine])
+def test_bad_lines_and_stages_stop_it_as_on_one_machine(tmp_path: Path, of: Any) -> None:
+    write(tmp_path / "gl.train.tsv", "One\tUn\nTwo\nOnly this\tIsto\n")
+    cleaning = clean.Cleaning([Duplicates(), Raises("Only this")])
+    for on_bad_line, place in (("fail", "2: "), ("skip", "3: stage 'raises' raises ZeroDiv")):
+        source = functools.partial(Tsv, tmp_path, on_bad_line=on_bad_line)
+        said = set()
+        for work in (None, of(tmp_path / "work")):
+            with pytest.raises(InputError, match=f"gl.train.tsv line {place}") as found:
+                spec(source, cleaning=cleaning).build(tmp_path / "c", engine=work)
+            said.add(str(found.value))
+        assert len(said) == 1
+
+
+def test_a_stage_that_is_corrected_makes_new_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = corpus(tmp_path / "text", 120)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    for word in ("the", "of"):
+        write(tmp_path / "own_stage.py", OWN_STAGE.format(word=word))
+        monkeypatch.delitem(sys.modules, "own_stage", raising=False)
+        cleaning = clean.Cleaning([importlib.import_module("own_stage").Own()])
+        assert_same(tmp_path / word, source, engine(tmp_path / "work"), cleaning=cleaning)
+        shutil.rmtree(tmp_path / "work" / "many")
+
+
+OWN_STAGE = """
+from m4.data.cleaning import CleaningStage, Findings
+from tests.data.test_beam import *
+@dataclasses.dataclass(frozen=True)
+class Own(CleaningStage):
+    name = "own"
+    def check(self, chunk):
+        return Findings({{"word": ["{word}" in text for text in chunk.first] & np.bool_(True)}})
+"""
+
+
+def test_one_command_at_a_time_is_at_work_there(tmp_path: Path) -> None:
+    work = Shuffled("direct", [], 1)
+    with contextlib.suppress(Busy), work.opened(f"{tmp_path}/.beam"):
+        work.work.write("kept", b"")
+        with work.opened(f"{tmp_path}/.beam"):
+            raise AssertionError("two are at work")
+    assert (tmp_path / ".beam" / "kept").is_file()
+    with work.opened(f"{tmp_path}/.beam"):
+        pass
+    assert not [*tmp_path.iterdir()]
 
 
 def test_settings_come_back_from_json(tmp_path: Path) -> None:
@@ -304,74 +358,52 @@ def test_settings_come_back_from_json(tmp_path: Path) -> None:
     assert again.layout.pattern == "{lang}.{split}.tsv"
     cleaning = beam.from_json(beam.as_json(thorough(), "cleaning"))
     assert cleaning.identity() == thorough().identity()
-
-    @dataclasses.dataclass(frozen=True)
-    class Here(CleaningStage):
-        name = "here"
-
-    with pytest.raises(SettingError, match=r"Here'>: must be a dataclass or a function"):
-        beam.as_json(Here(), "CorpusSpec.cleaning")
+    with pytest.raises(SettingError, match=r"lambda.*: must be a dataclass or a function"):
+        beam.as_json(lambda: None, "CorpusSpec.cleaning")
 
 
-def test_a_worker_with_another_m4_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = beam.Work(str(tmp_path))
-    work.write("name.job", json.dumps({"m4": "0" * 64, "kind": "text"}).encode())
-    with pytest.raises(InputError, match=r"a worker has another m4 .* than the command"):
-        beam._opened(work.place, "name")
+@pytest.mark.parametrize("name", ["m4", "tests", "checks"])
+def test_a_worker_with_other_code_is_refused(tmp_path: Path, name: str) -> None:
+    """As "checks", it has an identifier of languages that the command lacks."""
+    cleaning = beam.as_json(clean.Cleaning([Raises()]), "cleaning")
+    code = {**beam._code(cleaning), **({} if name == "checks" else {name: "0" * 64})}
+    job = {"kind": "text", "code": code, "cleaning": cleaning, "checks": "0" * 64}
+    beam.Work(str(tmp_path)).write("name.job", json.dumps(job).encode())
+    with pytest.raises(InputError, match=rf"a worker('s| has another) {name} .*the command"):
+        beam._opened(str(tmp_path), "name")
 
 
 def test_steps_of_a_process_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner gives a process several bundles at once, and a job has one source and cleaner."""
-    told: list[str] = []
-
-    def step(unit: int) -> Iterator[int]:
-        told.append("begins")
-        time.sleep(0.01)
-        told.append("ends")
-        yield unit
-
-    monkeypatch.setattr(beam, "_opened", lambda *_: SimpleNamespace(step=step))
-    with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda unit: beam._do((unit,), "place", "name", "step"), range(8))
-    assert [*found] == [[unit] for unit in range(8)]
-    assert told == ["begins", "ends"] * 8
+    worker = SimpleNamespace(step=lambda unit: [unit, beam._TURN.locked()])
+    monkeypatch.setattr(beam, "_opened", lambda *_: worker)
+    assert beam._do((5,), "place", "name", "step") == [5, True]
 
 
-class WithoutIdentifier(Shuffled):
-    """Workers that lack, or have, the identifier of languages that the command has, or lacks."""
-
-    def _run(self, job: dict[str, Any], progress: Any) -> list[str]:
-        other = {**clean.thorough().identity(), "language_id": {"identifier": None}}
-        return super()._run({**job, "checks": beam._hash(other)}, progress)
-
-
-def test_a_worker_with_another_identifier_of_languages_is_refused(tmp_path: Path) -> None:
-    work = opened(WithoutIdentifier("direct", [], 1), tmp_path / "work")
-    given = spec(corpus(tmp_path / "text"), cleaning=clean.thorough())
-    with pytest.raises(InputError, match=r"a worker's checks are others than the command's"):
-        given.build(tmp_path / "built", engine=work)
-
-
-def test_cost_is_measured_on_the_corpus(tmp_path: Path) -> None:
-    given = spec(corpus(tmp_path / "text"))
-    # A dollar a second.
-    said = cost(given.opened_source, given.cleaning, given.language_pairs(), 3600.0)
-    number = int(said.split()[1].replace(",", ""))
-    # Pairs in all files for training; the packed ones' sizes are guessed.
-    assert 0.5 < number / (3 * (PAIRS + 40) + 40) < 2
+@pytest.mark.parametrize("source", [Tsv, Moses, functools.partial(Jsonl, files="{lang}.{split}")])
+def test_cost_is_measured_on_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Any
+) -> None:
+    """A dollar a second; a tenth of the pairs, which have equal lengths, is measured."""
+    monkeypatch.setattr(beam, "_SAMPLED_PAIRS", 100)
+    rows = [(f"sentence {n}", f"frase {n}") for n in range(1000, 2000)]
+    files = {"gl.train.tsv": "\t".join, "train.en-gl.en": itemgetter(0)}
+    files |= {"train.en-gl.gl": itemgetter(1)}
+    files |= {"gl.train": lambda row: json.dumps({"translation": {"en": row[0], "gl": row[1]}})}
+    for file, line in files.items():
+        write(tmp_path / file, "".join(f"{line(row)}\n" for row in rows))
+    made, tokenizer = [], beam.RangeTokenizer
+    monkeypatch.setattr(beam, "RangeTokenizer", lambda *of: made.append(of) or tokenizer(*of))
+    said = cost(spec(lambda: source(tmp_path), segmentations=3), 3600.0)
+    assert made[0][1] == 3
+    assert cost(spec(lambda: Made({"gl": 40})), None).startswith("at least 40 pairs: ")
+    assert int(said.split()[1].replace(",", "")) == pytest.approx(1000, rel=0.01)
     found = re.search(r": (\S+) CPU hours .*, (\S+) GB of keys shuffled, (\S+) dollars$", said)
     assert found is not None
     hours, gigabytes, dollars = map(float, found.groups())
     assert gigabytes > 0
     # Hours have two digits, dollars two places.
     assert 3600 * hours == pytest.approx(dollars, rel=0.05, abs=0.006)
-
-
-def test_the_cost_of_a_source_without_files_is_at_least_the_samples() -> None:
-    said = cost(Made({"gl": 40}), clean.DEFAULT, ["en-gl"], None)
-    assert said.startswith("at least 40 pairs: ")
 
 
 # Beam itself.
@@ -397,8 +429,36 @@ def direct(place: Path, workers: int = 2) -> beam.Engine:
 
 @of_beam
 @pytest.mark.every_part
-def test_beam_gives_the_corpus_of_one_process(tmp_path: Path) -> None:
-    assert_same(tmp_path, corpus(tmp_path / "text", 200), direct(tmp_path / "work"))
+@pytest.mark.parametrize("workers", [1, 2])
+def test_beam_gives_the_corpus_of_one_process(tmp_path: Path, workers: int) -> None:
+    """Of tables and PO files; its counters are the ledger's."""
+    source = po(tmp_path / "po") if workers == 1 else corpus(tmp_path / "text", 200)
+    one = assert_same(tmp_path, source, direct(tmp_path / "work", workers))
+    said = [*chain(*(path.read_text().splitlines() for path in tmp_path.glob("work/*.log")))]
+    for pair in one.language_pairs():
+        count = one.ledger().count(pair, "train")
+        for reason, pairs in count.dropped.items():  # others than reading and tokenizing drop
+            if not reason.startswith(("source", "pieces")):
+                assert f"{pair}: dropped: {reason}: {pairs}" in said
+
+
+@of_beam
+def test_a_pipeline_ends_with_its_command(tmp_path: Path) -> None:
+    """Also where nothing can be done any more: after kill -9."""
+    write(tmp_path / "text" / "gl.train.tsv", "".join(f"{n} a\t{n} b\n" for n in range(300_000)))
+    write(tmp_path / "text" / "gl.test.tsv", "One\tUn\n")
+    program = f"""from tests.data.test_beam import *
+work = direct(Path("{tmp_path}/work"))
+spec(lambda: Tsv("{tmp_path}/text")).build("{tmp_path}/c", engine=work)"""
+    command = subprocess.Popen([sys.executable, "-c", program])
+    while not [*tmp_path.glob("work/.*first")]:  # a worker writes text
+        assert command.poll() is None
+        time.sleep(0.1)
+    command.kill()
+    time.sleep(10)
+    left = {*tmp_path.glob("work/*")}
+    assert command.wait(time.sleep(5))
+    assert {*tmp_path.glob("work/*")} == left
 
 
 @of_beam
@@ -410,10 +470,7 @@ def test_any_number_of_workers_gives_the_same_corpus(
     for path in (p for code in ("glg", "epo", "isl") for p in tatoeba.glob(f"{code}.*.tsv")):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         write(tmp_path / "text" / path.name, "".join(lines[:3000]))
-
-    def source() -> Source:
-        return Tsv(tmp_path / "text", on_bad_line="skip")
-
+    source = functools.partial(Tsv, tmp_path / "text", on_bad_line="skip")
     given = {"cleaning": thorough(), "vocabulary_size": 1000}
     assert_same(tmp_path, source, direct(tmp_path / "work", workers), **given)
 
@@ -434,14 +491,16 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
 
 @of_beam
 def test_workers_that_raise_stop_it_with_what_they_said(tmp_path: Path) -> None:
-    line, stage = mistakes(tmp_path)
-    work = direct(tmp_path / "work")
-    with pytest.raises(InputError) as alone:
-        line.build(tmp_path / "c")
-    with pytest.raises(InputError, match=re.escape(str(alone.value))):
-        line.build(tmp_path / "c", engine=work)
-    with pytest.raises(beam.WorkersFailed, match="ZeroDivisionError: a mistake of Raises"):
-        stage.build(tmp_path / "c", engine=work)
+    test_bad_lines_and_stages_stop_it_as_on_one_machine(tmp_path, direct)
+
+
+def test_what_workers_said_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beam, "_PROGRAM", "1 / 0")
+    monkeypatch.setattr(beam.Engine, "_python", lambda _: sys.executable)
+    with pytest.raises(beam.WorkersFailed, match=r"ZeroDiv.*: (.*/work/\w+\.log)\)$") as found:
+        spec(corpus(tmp_path / "text", 120)).build(tmp_path / "c", engine=direct(tmp_path / "work"))
+    assert found.value.status == 1
+    assert "division by zero" in Path(str(found.value).rpartition(" ")[2][:-1]).read_text()
 
 
 @of_beam
@@ -471,12 +530,6 @@ def test_prism_gives_the_corpus_of_one_process(tmp_path: Path) -> None:
         assert_same(tmp_path, corpus(tmp_path / "text", 100), work)
     except InputError as error:
         pytest.skip(str(error))
-
-
-def test_dataflow_needs_a_bucket(tmp_path: Path) -> None:
-    work = Shuffled("dataflow", [], 1)
-    with pytest.raises(InputError, match=r"--runner=dataflow needs a bucket, gs://"):
-        work.open(str(tmp_path))
 
 
 def test_beam_that_is_not_installed_is_said_in_one_line(

@@ -285,12 +285,22 @@ class Recorded:
         """Returns the files, and for each pair its file number * FILE + its line."""
         return [*self._files] if self.knows else None, np.array(self._places)
 
+    def where(self, number: int) -> str:
+        """Returns where the source has the pair of a number, from 1, for messages."""
+        return place_of(*self.found(), number)
+
     def end(self, path: Path) -> dict[str, list[str]]:
         """Returns the manifest's entry on the files that were read."""
         if not self.knows:
             return {}
         path.touch()  # no pair may be left
         return {"files": [*self._files]}
+
+
+def place_of(files: Sequence[str] | None, places: Ints, number: int) -> str:
+    """Returns the file and line of a pair in words, from what `Recorded.found` returns."""
+    file, line = divmod(int(places[number - 1]), FILE) if files else (0, 0)
+    return f"{files[file]} line {line}" if files else f"pair {number}"
 
 
 def compress_origins(path: Path, kept: Mask) -> None:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from m4.settings import InputError, SettingError, checked, configurable
 OnDrop = Callable[[str, str, str, int, Pair], None]
 # (language pair, split, sentence pairs), for everything that is read.
 OnRead = Callable[[str, str, Chunk], None]
+_Told = TypeVar("_Told")
 Checks = Mapping[str, AnyCheck]  # checks by name of their stage, in order
 
 
@@ -141,6 +142,7 @@ class Cleaner:
         """Yields what is left of a split, whose counts are complete at the end."""
         checks, not_checked = self.checks(pair, split)
         part = Part(pair, split, self.ledger.count(pair, split), self._on_drop)
+        part.where = getattr(self._source, "where", part.where)
         self.tallies.clear()
         read = part.read(self._source.pairs(pair, split), self._on_read)
         yield from (self._drop if split == "train" else self._flag)(part, checks, read)
@@ -180,10 +182,10 @@ class Cleaner:
         """Flags dev or test pairs, in memory, and yields them unchanged."""
         seen = original = list(read)
         for name, check in checks.items():
-            look = alone(check, lambda seen=seen: iter(seen))
+            look = alone(part, name, check, lambda seen=seen: iter(seen))
             changed = []
             for chunk in seen:
-                found = look(chunk)
+                found = part.told(name, look, chunk)
                 part.note("flagged", name, {**found.change, **found.drop})
                 part.note("not_checked", name, found.not_checked)
                 changed.append(found.chunk or chunk)
@@ -197,17 +199,17 @@ class Cleaner:
             if isinstance(check, FittedCheck):
                 _write_spool(spool, stream)
                 stream = _read_spool(spool, remove=True)
-            look = alone(check, lambda spool=spool: _read_spool(spool))
+            look = alone(part, name, check, lambda spool=spool: _read_spool(spool))
             stream = part.checked(name, look, stream)
         return stream
 
 
-def alone(check: AnyCheck, chunks: Callable[[], Iterator[Chunk]]) -> Check:
+def alone(part: Part, name: str, check: AnyCheck, chunks: Callable[[], Iterator[Chunk]]) -> Check:
     """Returns a check for a single process; a `FittedCheck` looks at all `chunks` in advance."""
     if isinstance(check, FittedCheck):
         counts: Counter[Any] = Counter()
         for chunk in chunks():
-            counts.update(check.measure(chunk))
+            counts.update(part.told(name, check.measure, chunk))
         fitted = check.fit(counts)
         return lambda chunk: check.judge(chunk, fitted)
     if isinstance(check, FirstCheck):
@@ -235,6 +237,24 @@ class Part:
             on_read(self.pair, self.split, chunk)
             yield chunk
 
+    def where(self, number: int) -> str:
+        """Returns where the source has a pair that was read, for messages."""
+        return f"pair {number}"
+
+    def told(self, name: str, stage: Callable[[Chunk], _Told], chunk: Chunk) -> _Told:
+        """Returns what a stage says of a chunk. InputError: It raises, and for which pair."""
+        try:
+            return stage(chunk)
+        except InputError:
+            raise
+        except Exception as error:
+            rows = np.arange(len(chunk))
+            for row in rows if len(chunk) > 1 else ():
+                self.told(name, stage, chunk.take(rows == row))
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            place = f"{self.pair} {self.split}, {self.where(int(chunk.numbers[0]))}"
+            raise InputError(f"{place}: stage {name!r} raises {said}") from error
+
     def leave_to_others(self, not_checked: Mapping[str, str]) -> None:
         """Counts everything read as not judged by some stages: {name: reason}."""
         for name, why in not_checked.items() if self.count.read else ():
@@ -243,7 +263,7 @@ class Part:
     def checked(self, name: str, check: Check, stream: Iterator[Chunk]) -> Iterator[Chunk]:
         """Yields the stream with a check's changes, without the pairs that it drops."""
         for chunk in stream:
-            found = check(chunk)
+            found = self.told(name, check, chunk)
             self.note("not_checked", name, found.not_checked)
             self.note("changed", name, found.change)
             chunk = found.chunk or chunk

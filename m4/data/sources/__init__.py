@@ -41,9 +41,9 @@ class Source(Protocol):
 
 
 class Shard(NamedTuple):
-    """A part of a split that can be read separately, such as a file: its path and pairs."""
+    """A part of a split that can be read separately, such as a file: its files and pairs."""
 
-    path: epath.Path | None
+    paths: tuple[epath.Path, ...]
     pairs: Callable[[], Iterator[Pair]]
 
 
@@ -51,7 +51,7 @@ def shards_of(source: Source, pair: str, split: str) -> list[Shard]:
     """Returns the shards that make up a split, in order; by default a single one."""
     if (own := getattr(source, "shards", None)) is not None:
         return own(pair, split)
-    return [Shard(None, lambda: source.pairs(pair, split))]
+    return [Shard((), lambda: source.pairs(pair, split))]
 
 
 class IdBlock(NamedTuple):

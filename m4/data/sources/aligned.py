@@ -82,7 +82,9 @@ class Aligned(Folder):
             if first in group and second in group
         ]
 
-    def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+    def _files_with(self, file: File) -> tuple[File, File]:
         assert file.pair is not None
-        first = self._groups[file.split, file.stars][split_direction(file.pair)[0]]
-        return self._zipped(first, file, tally)
+        return self._groups[file.split, file.stars][split_direction(file.pair)[0]], file
+
+    def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
+        return self._zipped(*self._files_with(file), tally)

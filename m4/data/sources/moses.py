@@ -42,5 +42,8 @@ class Moses(Folder):
         side = split_direction(file.pair)[0] if file.pair else "English"
         raise InputError(f"{file.path}: its {side} side is missing (Moses.files)")
 
+    def _files_with(self, file: File) -> tuple[File, File]:
+        return self._first_of(file), file
+
     def _read(self, file: File, tally: Tally) -> Iterator[tuple[str, Pair]]:
-        return self._zipped(self._first_of(file), file, tally)
+        return self._zipped(*self._files_with(file), tally)

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
 
         spec, place = experiment.data.corpus, corpus.place_of(experiment)
         build: Callable[..., Cache] | None = None
-        done: list[Callable[[], None]] = []
+        stack = contextlib.ExitStack()
         if arguments.runner != "local":
             workers = spec.workers or len(available_cpus())
             try:
@@ -60,19 +60,17 @@ def run(arguments: argparse.Namespace) -> None:
             def by_engine(folder: Path, identity: Mapping[str, Any], **more: Any) -> Cache:
                 name = fingerprint_of(identity)
                 check_output(folder / name, f"data_dir = {place}")
-                engine.open(f"{place.rstrip('/')}/.{name}.beam")
-                print(cost(spec.opened_source, spec.cleaning, spec.read_pairs(), price))
-                done.append(engine.work.remove)
+                engine.check(spec.opened_source, spec.cleaning)
+                stack.enter_context(engine.opened(f"{place.rstrip('/')}/.beam"))
+                print(cost(spec, price))
                 return spec.build(folder, identity=identity, engine=engine, **more)
 
             build = by_engine
-        with contextlib.ExitStack() as stack:
+        with stack:
             if experiment.data.data_dir is None:
                 opened = open_run(experiment, config, "data", computes=False)
                 experiment = stack.enter_context(opened).experiment
             name = corpus.built(experiment, build)
-            for remove in done:  # its shards, when the corpus is there
-                remove()
             here = corpus.place_of(experiment)
             cache = Cache(local_place(here) / name, spec.mixture)
             if not is_address(here):

@@ -418,9 +418,10 @@ class Folder(abc.ABC):
             said = f"no {pair} in files called like {self.files}; there is {there}"
             raise InputError(f"{self.folder}: {said} ({self.owner}.files, {self.owner}.codes)")
         if not by_name:
-            return [Shard(None, lambda: self._spool.pairs(pair, split))]
+            return [Shard((), lambda: self._spool.pairs(pair, split))]
         of_split = (file for file in files if self._holds(file, split))
-        return [Shard(file.path, partial(self._pairs_in, file, split)) for file in of_split]
+        paths = {file: tuple(f.path for f in self._files_with(file)) for file in of_split}
+        return [Shard(of, partial(self._pairs_in, file, split)) for file, of in paths.items()]
 
     def _pairs_in(self, file: File, split: str) -> Iterator[Pair]:
         for _, texts in self._pairs_of(file):
@@ -452,6 +453,10 @@ class Folder(abc.ABC):
     def _files_of(self, pair: str) -> list[File]:
         """Returns the files of two languages."""
         return [file for file in self._files if file.pair == pair]
+
+    def _files_with(self, file: File) -> tuple[File, ...]:
+        """Returns the files that have the pairs of a file: of two that are aligned, both."""
+        return (file,)
 
     def _pairs_of(self, file: File) -> Iterator[tuple[str, Pair]]:
         found = False

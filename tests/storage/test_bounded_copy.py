@@ -150,16 +150,15 @@ def test_shards_in_a_bucket(tmp_path: Path, address: str, emulator: Emulator) ->
     texts["gl"]["train"] += texts["gl"]["train"][:9]  # duplicates
     source = WRITERS["tsv"](tmp_path / "text", texts)
     work = Shuffled("direct", [], 1)
-    work.open(address)
-    many, one = (
-        spec(lambda: source).build(tmp_path / name, engine=engine)
-        for name, engine in (("many", work), ("one", None))
-    )
+    folder = address.split("/", 3)[3]
+    with work.opened(address):
+        many, one = (
+            spec(lambda: source).build(tmp_path / name, engine=engine)
+            for name, engine in (("many", work), ("one", None))
+        )
+        assert {".running/beam.json", "started"} < emulator.names(folder)
     assert one.ledger().total("train").dropped == {"duplicates: exact pair": 9}
     assert contents(many.folder) == contents(one.folder)
-    folder = address.split("/", 3)[3]
-    assert emulator.names(folder)
-    work.work.remove()
     assert not emulator.names(folder)
     emulator.rights.remove("storage.objects.create")
     with pytest.raises(InputError, match=r" lacks storage\.objects\.create: grant it"):

@@ -941,10 +941,11 @@ class Engine:
         mistake = r"(?:InputError|SettingError): (.*?)(?: \[while running .*)?$"
         if found := re.findall(mistake, said, re.M):
             return InputError(found[-1])
-        if "Unable to fetch remote prism binary" in said:
+        if "Unable to fetch remote" in said:
+            own = "prism_location" if self.runner == "prism" else f"{self.runner}_job_server_jar"
+            lacking = "lacks what runs it and cannot download it"
             return InputError(
-                "--runner=prism: Beam has no Prism here and cannot download it: give "
-                "--beam_options=--prism_location=FILE"
+                f"--runner={self.runner}: Beam {lacking}: give --beam_options=--{own}=FILE"
             )
         last = next((line for line in reversed(said.splitlines()) if line.strip()), "no word")
         return WorkersFailed(f"{self.runner}: {last} (what workers said: {log})")

@@ -46,7 +46,7 @@ def code_digest(package: Path | None = None) -> str:
     package = Path(__file__).parents[2] if package is None else package
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*")):
-        if path.suffix in (".py", ".j2"):
+        if path.suffix in (".py", ".j2", ".txt"):  # languages.txt decides scripts
             content = path.read_bytes()
             digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
             digest.update(content)

@@ -53,7 +53,7 @@ def test_restarts_once_with_its_arguments() -> None:
 
 def test_code_digest_changes_with_the_files(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    one, two = tmp_path / "a.py", tmp_path / "train" / "b.py"
+    one, two = tmp_path / "a.py", tmp_path / "train" / "b.txt"
     one.write_text("x = 1\n")
     two.write_text("y = 2\n")
     first = hardware.code_digest(tmp_path)
@@ -64,5 +64,5 @@ def test_code_digest_changes_with_the_files(tmp_path: Path) -> None:
     changed = hardware.code_digest(tmp_path)
     two.write_text("y = 2\n")
     assert hardware.code_digest(tmp_path) == first != changed
-    two.rename(tmp_path / "b.py")  # the same text elsewhere is other code
+    two.rename(tmp_path / "b.txt")  # the same text elsewhere is other code
     assert hardware.code_digest(tmp_path) != first

@@ -331,7 +331,7 @@ def sections(curves: Sequence[Curve], asked: Mapping[str, Any]) -> list[str]:
         f"model of the same width. Empty: not reached.\n\n{_steps(curves, losses)}",
         "The cheapest config of each family for each loss, whatever its width, and in brackets "
         "how many times cheaper than the cheapest dense model. FLOPs are model FLOPs of training "
-        "steps; core-hours are seconds of a step on one core times the steps.\n\n"
+        "steps; core-hours are the median seconds of a step on one core times the steps.\n\n"
         + _families(curves, losses),
         "## Losses at equal steps",
         "Dev nll less that of the dense model of the same width, seed and batches: mean over "

@@ -22,7 +22,6 @@ import dataclasses
 import gzip
 import json
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -213,9 +212,9 @@ def write_languages(folder: Path, found: Mapping[str, int]) -> None:
 
 def cpu_seconds(paths: Iterable[Path]) -> dict[str, float]:
     """Returns command -> CPU seconds of all its calls (`scripts.starts.run_all`)."""
-    spent = Counter[str]()
+    spent: dict[str, float] = {}
     for row in chain.from_iterable(map(read_jsonl, paths)):
-        spent[row["name"]] += row["cpu_seconds"]
+        spent[row["name"]] = spent.get(row["name"], 0.0) + row["cpu_seconds"]
     return spent
 
 

@@ -110,10 +110,10 @@ def test_equals_hugging_face(case, options):
         )
     tokens = tokens_of(logits[None], bias=lambda: jnp.asarray(bias))
     routing = at_once(deepseek, tokens, logits.shape[-1], slots(len(logits)), **options)
-    order = np.argsort(routing.expert_GSK[0], axis=-1)
-    np.testing.assert_array_equal(np.take_along_axis(routing.expert_GSK[0], order, -1), expert)
-    found = np.take_along_axis(routing.weight_GSK[0], order, -1)
-    np.testing.assert_allclose(found, weight, rtol=5e-6)
+    found, given = np.asarray(routing.expert_GSK[0]), np.asarray(routing.weight_GSK[0])
+    order = np.argsort(found, axis=-1)
+    np.testing.assert_array_equal(np.take_along_axis(found, order, -1), expert)
+    np.testing.assert_allclose(np.take_along_axis(given, order, -1), weight, rtol=5e-6)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prints a line for each corpus, in columns separated by tabs."""
+    found = corpora(arguments.folder, arguments.runs)
     print("corpus", "languages", "pairs", "bytes", "built", "runs", sep="\t")
-    for cache, users in corpora(arguments.folder, arguments.runs):
+    for cache, users in found:
         pairs = sum(cache.size(name, "train") for name in cache.language_pairs())
         size = sum(path.stat().st_size for path in cache.folder.rglob("*") if path.is_file())
         at = (cache.folder / "manifest.json").stat().st_mtime
         built = datetime.datetime.fromtimestamp(at, datetime.UTC).date()
-        about = (len(cache.languages()), pairs, size, built, ", ".join(users))
-        print(cache.folder, *about, sep="\t")
+        print(cache.folder, len(cache.languages()), pairs, size, built, ", ".join(users), sep="\t")
 
 
 def corpora(folders: Sequence[Path], runs: Sequence[Path]) -> list[tuple["Cache", list[str]]]:

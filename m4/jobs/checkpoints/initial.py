@@ -103,7 +103,7 @@ class SourceRun(Source):
         """Opens a step. Raises SettingError if there is no such run, or it has no step."""
         saved = folder / "config.gin"
         if not saved.is_file():
-            allowed = "the folder of a trained run (no config.gin), or a checkpoint of T5X"
+            allowed = "a trained run (no config.gin there), a T5X or a Hugging Face checkpoint"
             raise SettingError("InitialModel.run", rules.run, allowed)
         trained = configs.load([saved], model_dir=name, allowed_modules=rules.allow_modules)
         if step is None:

@@ -228,7 +228,7 @@ def test_dense_to_experts_and_what_is_refused(first: Path, tmp_path: Path) -> No
     for run, more, mistake in (
         (first, "--gin.transformer.Transformer.mlp_width=48", "[4, 16, 48] here and [4, 16, 32]"),
         (first, f"--gin.{positions}=True", f"{positions} = True: must be False, as in {first}"),
-        (tmp_path / "nothing", "--gin.TRAIN_STEPS=4", "initial.InitialModel.run"),
+        (tmp_path / "nothing", "--gin.TRAIN_STEPS=4", "a T5X or a Hugging Face checkpoint"),
         (f"{first}@3", "--gin.TRAIN_STEPS=4", "no checkpoint of step 3"),
     ):
         assert mistake in train(tmp_path / "no", f"--init_from={run}", more, data).mistake

@@ -223,7 +223,7 @@ def test_writers_move_a_damaged_step_aside_and_readers_leave_it(
 
 
 def test_readers_compare_the_parameters_that_are_used(folder: Path) -> None:
-    """Where there is an average they take it, and not the last step's."""
+    """Readers take the average of the parameters where a run has one."""
     for item, found in (("params", 2), ("average", 1)):
         damaged = next((folder / "2" / item).rglob("d/*"))
         damaged.write_bytes(damaged.read_bytes()[::-1])

@@ -86,7 +86,7 @@ def test_pairs_are_the_source_s_by_text_and_by_ids(made: Cache, folder: Path) ->
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> Cache:
-    """The same corpus in shards of 256 bytes."""
+    """A corpus in shards of 256 bytes."""
     monkeypatch.setattr(shards, "SHARD_BYTES", 256)
     return CorpusSpec(Aligned(str(folder)), **SPEC).build(tmp_path)
 

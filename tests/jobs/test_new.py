@@ -50,6 +50,7 @@ def test_a_folder_becomes_a_gin_file_and_stays_as_it_is(here: Path) -> None:
     said = new("corpus", "--out=mine.gin", "--yes")
     assert (said.status, said.err) == (0, ""), said.err
     assert "assumed: minutes of training: 60" in said.out
+    assert "read: 0/100 %" in said.out
     assert contents(folder) == before
     assert "gl.train.tsv: 1 skipped: no tab (line 83)" in " ".join(said.out.split())
     experiment = config.load(["mine.gin"]).experiment()
@@ -114,15 +115,13 @@ def test_a_mistake_is_one_line_that_says_what_was_expected_and_seen(
     make: Callable[[Path], None], here: Path
 ) -> None:
     make(here)
-    said = new("corpus", "--yes")
-    assert re.search(BAD[make], said.mistake), said.mistake
+    assert re.search(BAD[make], new("corpus", "--yes").mistake)
     assert not (here / "corpus.gin").exists()
 
 
 def test_the_gin_file_goes_beside_the_folder_never_into_it(here: Path) -> None:
     folders.tsv(here / "corpus")
-    said = new("corpus", "--out=corpus/mine.gin").mistake
-    assert said.endswith("nothing is written into corpus; --out=mine.gin"), said
+    assert "into corpus; --out=mine.gin" in new("corpus", "--out=corpus/mine.gin").mistake
     assert "no folder" in new("corpus", "--out=nowhere/mine.gin").mistake
     assert "FOLDER = 'nowhere': must be a folder that exists" in new("nowhere").mistake
     assert "reads no config" in new("corpus", "--gin.TRAIN_STEPS=3").mistake
@@ -130,8 +129,7 @@ def test_the_gin_file_goes_beside_the_folder_never_into_it(here: Path) -> None:
 
 def test_english_in_the_second_column_of_every_file_is_found(here: Path) -> None:
     folders.tsv(here / "corpus", swapped="gl fy pt")
-    said = new("corpus", "--yes")
-    assert "English: column 2" in said.out
+    assert "English: column 2" in new("corpus", "--yes").out
     assert "tsv.Tsv.english_column = 2\n" in (here / "corpus.gin").read_text(encoding="utf-8")
     source = config.load(["corpus.gin"]).experiment().data.corpus.opened_source
     assert next(iter(source.pairs("en-gl", "test"))) == folders.pairs("gl")[0]
@@ -153,10 +151,12 @@ def test_only_what_is_ambiguous_is_asked(here: Path, monkeypatch: pytest.MonkeyP
 
 def test_one_language_is_enough(here: Path) -> None:
     folders.tsv(here / "corpus", "gl")
-    said = new("corpus", "--yes").ok()
-    assert config.load(["corpus.gin"]).experiment().data.corpus.languages == ["gl"]
-    for each in commands_of(said):
+    for each in commands_of(new("corpus", "--yes").ok()):
         config.load(["corpus.gin"], parse(each[1:]).gin_bindings).experiment()
+    assert config.load(["corpus.gin"]).experiment().data.corpus.languages == ["gl"]
+    for path in [*(here / "corpus").iterdir()]:
+        path.rename(path.with_name(path.name.replace("gl", "gl~bt")))
+    assert "text like gl~bt is never tested" in new("corpus", "--out=b.gin", "--yes").mistake
 
 
 def test_minutes_are_a_flag_and_the_same_call_writes_the_same_file(here: Path) -> None:

@@ -456,8 +456,10 @@ spec(lambda: Tsv("{tmp_path}/text")).build("{tmp_path}/c", engine=work)"""
         time.sleep(0.1)
     command.kill()
     assert command.wait()
-    time.sleep(2)
-    assert subprocess.run(["pgrep", "-f", str(tmp_path)], check=False).returncode == 1
+    deadline = time.monotonic() + 60
+    while subprocess.run(["pgrep", "-f", str(tmp_path)], check=False).returncode != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
 
 
 @of_beam

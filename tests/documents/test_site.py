@@ -59,7 +59,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         # A reader's browser asks no other host for anything.
         assert not re.search(r"<(?:script|img|link)[^>]+(?:src|href)=\"?https?:", text), name
-    assert "Packed rows of a step" in plain(pages["settings.html"])
+    assert "Number of packed rows per step" in plain(pages["settings.html"])
     # Files outside docs/ that pages link to, commands, and docstrings.
     assert "class MoeLayer" in plain(pages["m4/model/moe.py.html"])
     assert "usage: m4 translate" in plain(pages["commands.html"])

@@ -364,7 +364,7 @@ def test_settings_come_back_from_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["m4", "tests", "checks"])
 def test_a_worker_with_other_code_is_refused(tmp_path: Path, name: str) -> None:
-    """As "checks", it has an identifier of languages that the command lacks."""
+    """A worker of the case "checks" has an identifier that the command lacks."""
     cleaning = beam.as_json(clean.Cleaning([Raises()]), "cleaning")
     code = {**beam._code(cleaning), **({} if name == "checks" else {name: "0" * 64})}
     job = {"kind": "text", "code": code, "cleaning": cleaning, "checks": "0" * 64}
@@ -431,7 +431,7 @@ def direct(place: Path, workers: int = 2) -> beam.Engine:
 @pytest.mark.every_part
 @pytest.mark.parametrize("workers", [1, 2])
 def test_beam_gives_the_corpus_of_one_process(tmp_path: Path, workers: int) -> None:
-    """Of tables and PO files; its counters are the ledger's."""
+    """Tables and PO files are prepared; the counters are those of the ledger."""
     source = po(tmp_path / "po") if workers == 1 else corpus(tmp_path / "text", 200)
     one = assert_same(tmp_path, source, direct(tmp_path / "work", workers))
     said = [*chain(*(path.read_text().splitlines() for path in tmp_path.glob("work/*.log")))]

@@ -262,7 +262,7 @@ def parse(given: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
     """
     others, bindings = split_arguments(given)
     about = "Train, evaluate and use massively multilingual translation models."
-    top = argparse.ArgumentParser(prog=pasted(), description=about, epilog=_GIN)
+    top = argparse.ArgumentParser(pasted(), description=about, epilog=_GIN, allow_abbrev=False)
     version = "show the versions of m4 and jax, and the devices that jax computes on"
     top.add_argument("--version", action=_Version, nargs=0, help=version)
     _add_commands(top, COMMANDS, "m4.jobs", others)
@@ -306,7 +306,8 @@ def _add_commands(
             commands.add_parser(name, help=text)
             continue
         about, form = f"{text[0].upper()}{text[1:]}.", argparse.RawDescriptionHelpFormatter
-        made = commands.add_parser(name, help=text, description=about, formatter_class=form)
+        made = commands.add_parser(name, help=text, description=about, formatter_class=form,
+                                   allow_abbrev=False)  # fmt: skip
         if name == "data":
             _add_commands(made, DATA_COMMANDS, f"{package}.data", words[1:])
             continue

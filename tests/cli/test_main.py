@@ -412,7 +412,7 @@ def test_help_is_light() -> None:
 
 
 def test_wrong_arguments_are_argparse_s(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["trian"], ["translate", "hello"], ["data"], []):
+    for arguments in (["trian"], ["translate", "hello"], ["data"], [], ["train", "--gin_fil=a"]):
         with pytest.raises(SystemExit) as end:
             parse(arguments)
         assert end.value.code == 2

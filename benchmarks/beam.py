@@ -1,11 +1,12 @@
 """Compares preparation by processes and on Beam's direct runner: `python benchmarks/beam.py`.
 
-Text of --pairs made-up pairs, in files of 250,000, becomes a corpus: once by --workers processes,
-once by as many workers of Beam, each in a separate process. Each prints a JSON line with CPU
-seconds of all processes, pairs per CPU second, the largest resident memory of a process, the
-largest disk use of text, corpus and shards, and a hash of the corpus, which is then removed. A last
-line says whether the corpora are equal, and has the ratio of CPU seconds. Run `make beam` first.
-Lines in --folder are not measured again. The full size takes hours on two cores:
+The text of --pairs made-up pairs, in files of 250,000, becomes a corpus twice, each time in a
+separate process: with --workers processes of m4, and with as many workers of Beam. Each run prints
+a JSON line with CPU seconds of all processes, pairs per CPU second, the largest resident memory of
+a process, the largest disk use of text, corpus and shards, and a hash of the corpus, which is then
+removed. The last line tells whether the corpora are equal, and the ratio of CPU seconds. A runner
+whose line is in --folder is not measured again. Run `make beam` first. The full size takes hours
+on two cores:
 
   python benchmarks/beam.py --pairs=50000000 --workers=4 --folder=FOLDER
 """
@@ -43,7 +44,7 @@ class Sentences:
         self._drawn = np.repeat(
             np.arange(WORDS), np.ceil(shares * (1 << 20) / shares.sum()).astype(int)
         )
-        # Words of a side, and words at its end.
+        # For each side: its words inside a sentence, and its words at the end of one.
         self._table = np.array(
             [
                 f"{f'{number:x}{side}'[::-1]}{end}"
@@ -56,7 +57,7 @@ class Sentences:
         self._seen: list[str] = []
 
     def lines(self, pairs: int, again: float = 0.02) -> list[str]:
-        """Returns pairs as lines, with a share of repetitions."""
+        """Returns pairs as lines; a share `again` of them repeats one of the first pairs."""
         lengths = self._rng.integers(4, 31, 2 * pairs)
         ends = np.cumsum(lengths)
         index = self._drawn[self._rng.integers(0, len(self._drawn), ends[-1])]
@@ -70,7 +71,7 @@ class Sentences:
 
 
 def write_text(folder: Path, pairs: int) -> None:
-    """Writes training files, with one repetition in 50 pairs, and small test sets."""
+    """Writes training files, in which about one pair in 50 is a repetition, and small test sets."""
     folder.mkdir(parents=True)
     of_language = pairs // len(LANGUAGES)
     for language in LANGUAGES:

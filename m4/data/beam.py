@@ -1,15 +1,16 @@
-"""Prepares a corpus on Apache Beam: the stages of one machine, on shards, by any of Beam's runners.
+"""Prepares a corpus on Apache Beam, with the same stages as on one machine and any Beam runner.
 
-Beam has an environment of its own (`make beam`), without JAX and TensorFlow. `Engine` writes a job
-into a folder that all workers see, runs `program` there, and builds the corpus from the shards that
-it leaves. A shard is named by the hash of its inputs: one that is there is not made again.
+Beam runs in an environment of its own (`make beam`), without JAX and TensorFlow. `Engine` writes a
+job into a folder that all workers see, runs `program` in that environment, and builds the corpus
+from the shards that workers write. A shard is named by the hash of its inputs, so that an existing
+shard is not made again.
 
-A file's text goes through the stages up to one that must know of other files, a barrier. There the
-keys of the pairs are compared, or counts are added; then the next segment of stages begins. Pairs
-are numbered by file and line, and the first one wins, whoever comes first. At the end the keys of
-the sentences are compared, so that each of a language gets the number of the first one like it.
-Text and keys, of 12 bytes a pair or sentence, are files; Beam carries their names, and counts. The
-text of a segment goes when that of the next one is there.
+A file's text passes through the stages up to a barrier, a stage that must know the other files too.
+There the keys of pairs are compared, or counts are added, and the next segment of stages begins.
+Pairs are numbered by file and line, and of equal pairs the first one is kept, in whatever order
+workers finish. At the end the keys of sentences are compared, so that equal ones of a language get
+one number. Text and keys, 12 bytes per pair or sentence, are in files; Beam carries only their
+names and counts. The text of a segment is removed when that of the next one exists.
 """
 
 import contextlib
@@ -65,28 +66,28 @@ from m4.storage.objects import ERRORS, Objects, is_address
 if TYPE_CHECKING:
     from m4.data.corpus import CorpusSpec
 
-TEXT = "training text"  # the stage of that name, for `Progress`
-_BUCKET_BYTES = 1 << 30  # of text, whose keys one worker sorts in memory
-_SPANS = 64  # most ranges of text in a shard of tokens
-# Of a pipeline that lost a worker; runners of many machines try bundles again themselves.
+TEXT = "training text"  # name of the stage, for `Progress`
+_BUCKET_BYTES = 1 << 30  # bytes of text whose keys one worker sorts in memory
+_SPANS = 64  # maximum number of ranges of text in a shard of tokens
+# Tries of a pipeline that loses a worker. Runners on many machines repeat bundles themselves.
 _TRIES = 3
 _POLL_SECONDS = 1.0
-# What is read to measure a cost.
+# Sample of a corpus that `cost` reads.
 _SAMPLED_LANGUAGES, _SAMPLED_PAIRS = 20, 2000
-KEY = np.dtype([("key", "<u8"), ("number", "<u4")])  # of a pair, and its place in its shard
-# A pair or sentence whose key an earlier one has: that one's shard, and its place there.
+KEY = np.dtype([("key", "<u8"), ("number", "<u4")])  # hash of a pair, and its number in its shard
+# A repeated pair or sentence: its number, and the shard and number of the first one like it.
 _AGAIN = np.dtype([("number", "<u4"), ("shard", "<u4"), ("first", "<u4")])
 _TEXT = (*SIDES, "numbers")  # files of a shard: its sentences, a line each, and its pairs' numbers
 _PROGRAM = "import sys; from m4.data import beam; beam.program(int(sys.argv[1]), *sys.argv[2:])"
-_FLOW = {"m4.data.sources.seqio_tasks", "m4.data.sources.tfds"}
-_LOST = "Channel closed prematurely"
-_TURN = threading.Lock()
-Fact = tuple[Any, ...]  # that a segment is told
-Made = tuple[str, Any]  # by a segment: output, element
+_FLOW = {"m4.data.sources.seqio_tasks", "m4.data.sources.tfds"}  # modules that need TensorFlow
+_LOST = "Channel closed prematurely"  # Beam's message when it loses a worker
+_TURN = threading.Lock()  # held by the thread that runs a step of a job in a worker
+Fact = tuple[Any, ...]  # an input of a segment, from the segment before
+Made = tuple[str, Any]  # a result of a segment: (name of an output, element)
 
 
 class WorkersFailed(InputError):
-    """A pipeline failed, and no input is known to be wrong."""
+    """The error of a pipeline that failed although no input is known to be wrong."""
 
     status = 1
 
@@ -96,10 +97,10 @@ def _hash(value: Any) -> str:
 
 
 def as_json(value: Any, setting: str) -> Any:
-    """Returns a setting as JSON, with classes and functions by their names, for `from_json`.
+    """Returns a setting as JSON, with classes and functions by name, for `from_json`.
 
     Raises:
-        SettingError: It has what no name and settings make again.
+        SettingError: A part of the setting cannot be made again from a name and settings.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -126,7 +127,7 @@ def _described(source: Source, cleaning: Cleaning) -> dict[str, Any]:
 
 
 def from_json(value: Any) -> Any:
-    """Returns what `as_json` described."""
+    """Returns the value that `as_json` described."""
     if isinstance(value, list):
         return tuple(map(from_json, value))
     if not isinstance(value, dict):
@@ -140,7 +141,7 @@ def from_json(value: Any) -> Any:
 
 
 def _modules(value: Any) -> Iterator[str]:
-    """Yields the modules of all that `as_json` named in a value."""
+    """Yields the modules of all names in a result of `as_json`."""
     if isinstance(value, dict):
         yield value["name"].partition(":")[0]
         value = [*value.get("args", ()), *value.get("given", {}).values()]
@@ -149,7 +150,7 @@ def _modules(value: Any) -> Iterator[str]:
 
 
 def _code(*described: Any) -> dict[str, str]:
-    """Returns the digest or version of all code that decides shards, also of users' packages."""
+    """Returns the digest or version of each package that decides shards, users' included."""
     code = {"m4": code_digest(), "Python": "{}.{}".format(*sys.version_info)}
     code["sentencepiece"] = importlib.metadata.version("sentencepiece")
     tops = {name.partition(".")[0] for name in _modules([*described])}
@@ -168,13 +169,13 @@ def _code(*described: Any) -> dict[str, str]:
 def _name(value: Any, setting: str) -> str:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
     if "<" in name or module in (None, "__main__"):
-        allowed = "a dataclass or a function of a module, which workers import (or --runner=local)"
+        allowed = "a dataclass or a function that workers can import (or --runner=local)"
         raise SettingError(setting, value, allowed)
     return f"{module}:{name}"
 
 
 class Work:
-    """The files of a job in a folder or a bucket that all workers see. Each appears whole."""
+    """Files of jobs in a folder or a bucket that all workers see. Each file appears whole."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -182,7 +183,7 @@ class Work:
 
     @functools.cached_property
     def folder(self) -> Path:
-        """The folder; of a bucket, one of this process's copies."""
+        """The folder itself or, for a bucket, a temporary folder for this process's copies."""
         if self._objects is None:
             Path(self.place).mkdir(parents=True, exist_ok=True)
             return Path(self.place)
@@ -192,7 +193,7 @@ class Work:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Gives a path to write, whose file is there at the end."""
+        """Yields a path to write; the file appears under its name at the end."""
         with whole(self.folder / name) as part:
             yield part
         if self._objects is not None:
@@ -205,10 +206,10 @@ class Work:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        """Gives the path of a file; a bucket's is a copy, until the end.
+        """Yields the path of a file or, for a bucket, that of a temporary copy.
 
         Raises:
-            FileNotFoundError: It is not there.
+            FileNotFoundError: The file does not exist.
         """
         path = self.folder / name
         if self._objects is None:
@@ -232,18 +233,18 @@ class Work:
             return dict(found)
 
     def json(self, name: str) -> Any:
-        """Returns the content of a file, or None if it is not there."""
+        """Returns the content of a file, or None if it does not exist."""
         with contextlib.suppress(FileNotFoundError), self.reading(name) as path:
             return json.loads(path.read_bytes())
         return None
 
     def made(self) -> set[str]:
-        """Returns the names of all shards."""
+        """Returns the names of all finished shards."""
         names = self._objects.list() if self._objects is not None else os.listdir(self.folder)
         return {name[:-5] for name in names if name.endswith(".json") and name[0] != "."}
 
     def discard(self, *names: str) -> None:
-        """Removes files; those that are not there are skipped."""
+        """Removes files, skipping missing ones."""
         if self._objects is not None:
             self._objects.delete(*names)
             return
@@ -252,7 +253,7 @@ class Work:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other commands away. Busy: one is at work there."""
+        """Holds the folder's lock. Raises Busy if another command holds it."""
         where = f"data_dir = {self.place.rpartition('/')[0]}"
         if self._objects is None:
             with local_lock(self.folder / ".lock", where):
@@ -275,7 +276,7 @@ class Work:
             lock.release()
 
     def remove(self) -> None:
-        """Removes all but the lock in a bucket."""
+        """Removes all files except the lock in a bucket."""
         if self._objects is not None:
             self._objects.delete(*(name for name in self._objects.list() if name[0] != "."))
         remove(self.folder)
@@ -286,12 +287,12 @@ def _end_process(said: str) -> None:
     os._exit(LOST_STATUS)
 
 
-# Workers.
+# Code that runs in workers.
 
 
 @functools.lru_cache(1)
 def _opened(place: str, name: str) -> "_Job":
-    """Returns a job as a worker opens it."""
+    """Returns a job opened in a worker. Raises InputError if the worker has other code."""
     work = Work(place)
     if (job := work.json(f"{name}.job")) is None:
         raise InputError(f"a worker finds no {name}.job in {place}: all must see data_dir there")
@@ -303,29 +304,30 @@ def _opened(place: str, name: str) -> "_Job":
 
 
 class _Job:
-    """A job as a worker has opened it: its shards, the units, go through its segments."""
+    """A job opened in a worker. Each of its units becomes a shard in each of its segments."""
 
     def __init__(self, work: Work, job: Mapping[str, Any]) -> None:
         self.work, self._job = work, job
 
     def segment(self, number: int, unit: int, given: Iterable[Fact]) -> Iterator[Made]:
-        """Takes a shard through a segment, or finds that this is done.
+        """Takes a unit through a segment, unless its shard exists, and yields the results.
 
         `given` are facts of the segment before: ("shard", name), ("repeated", kind, digest, [file,
-        start, stop]) of keys that came before, ("fitted", value). Yields (output, element): shards
-        (unit, fact), keys (bucket, (unit, kind, file, start, stop)), counts, and metrics.
+        start, stop]) for rows with earlier rows' keys, ("fitted", value). The results are (output,
+        element): "shards" (unit, fact), "keys" (bucket, (unit, kind, file, start, stop)), "counts"
+        (pair, counts) and "metrics" (name, number).
         """
         raise NotImplementedError
 
     def repeated(
         self, _bucket: str, given: Iterable[tuple[int, int, str, int, int]]
     ) -> Iterator[tuple[int, Any]]:
-        """Yields (unit, fact): the rows of a bucket with a key that an earlier row has."""
+        """Yields (unit, fact) for the rows of a bucket whose keys earlier rows have."""
         parts = sorted(given)
         rows = [self.work.array(file, KEY, *place) for _, _, file, *place in parts]
         every, ends = np.concatenate(rows), np.cumsum([*map(len, rows)])
         shards = np.repeat([self._job["units"][unit][1] for unit, *_ in parts], [*map(len, rows)])
-        # Of equal keys the one of the first shard, and there of the first row, is the first.
+        # Among rows with equal keys, the first row of the first shard is the original.
         _, firsts, kind_of = np.unique(every["key"], return_index=True, return_inverse=True)
         first = firsts[kind_of]
         again = np.flatnonzero(first != np.arange(len(every)))
@@ -351,8 +353,8 @@ class _Text(_Job):
         cleaning = from_json(job["cleaning"])
         if _hash(cleaning.identity()) != job["checks"]:
             raise InputError(
-                "a worker's checks are others than the command's (CorpusSpec.cleaning; an "
-                "identifier of languages that is there alone?): install the same packages there"
+                "a worker's checks differ from the command's (CorpusSpec.cleaning; does only one "
+                "have a language identifier?): install the same packages there"
             )
         self._source: Source = from_json(job["source"])
         self._recorded = Recorded(self._source)
@@ -366,7 +368,7 @@ class _Text(_Job):
     def segment(self, number: int, unit: int, given: Iterable[Fact]) -> Iterator[Made]:
         pair, index, identity, _ = self._job["units"][unit]
         facts = sorted(given)
-        # Where rows are is the same with other files next to this one, or not.
+        # The places of rows are left out, as they change with the other files of the corpus.
         name = f"{identity}.{number}.{_hash([fact[:3] for fact in facts])[:16]}"
         former = _shard(facts)
         about = self.work.json(f"{name}.json")
@@ -390,17 +392,17 @@ class _Text(_Job):
     def _made(
         self, name: str, number: int, pair: str, index: int, facts: Sequence[Any]
     ) -> dict[str, Any]:
-        """Writes a shard; returns what is known of it."""
+        """Writes a shard; returns the content of its JSON file."""
         first, last = self._bounds[number : number + 2]
         checks, not_checked = self._cleaner.checks(pair, "train")
         at_end = last == len(self._stages)
         last_stage = "" if at_end else self._stages[last]
         barrier = checks.get(last_stage)
-        keys: list[list[Array]] = []  # of each chunk, KEY rows by kind of key
+        keys: list[list[Array]] = []  # for each chunk, rows of type KEY by kind of key
         counts: Counter[Any] = Counter()
 
         def noted(stream: Iterator[Chunk]) -> Iterator[Chunk]:
-            """Notes what the barrier's check needs of all pairs; at the end, sentences' keys."""
+            """Collects what the barrier's check needs or, at the end, the keys of sentences."""
             for chunk in stream:
                 if isinstance(barrier, FittedCheck):
                     counts.update(part.told(last_stage, barrier.measure, chunk))
@@ -428,7 +430,7 @@ class _Text(_Job):
                 )
                 try:
                     stream = _read(self.work, former, stack)
-                except FileNotFoundError:  # it led to another shard than this one
+                except FileNotFoundError:  # removed when another shard was made from it
                     self._made(former, number - 1, pair, index, about["facts"])
                     stream = _read(self.work, former, stack)
             for stage in self._stages[max(first, 0) : last]:
@@ -451,9 +453,9 @@ class _Text(_Job):
         return about
 
     def _look(self, check: AnyCheck, facts: Sequence[Any], pairs: int, kinds: int) -> Check:
-        """Returns the check of a barrier with what is known of all pairs.
+        """Returns the check of a stage; that of a barrier uses the facts about all pairs.
 
-        The shard has read so many `pairs`, and has so many `kinds` of keys.
+        `pairs` is the number of pairs that the shard has read, `kinds` its number of kinds of keys.
         """
         if isinstance(check, FittedCheck):
             fitted = next(fact[1] for fact in facts if fact[0] == "fitted")
@@ -466,11 +468,11 @@ class _Text(_Job):
         return lambda chunk: check.judge(chunk, [*again[:, chunk.numbers]])
 
     def _sorted(self, name: str, of: Sequence[str], kinds: Sequence[Array]) -> list[list[int]]:
-        """Writes the keys of a shard, compared within `of`; returns each kind's buckets' starts."""
+        """Writes the sorted keys of each kind, named in `of`; returns where their buckets start."""
         found = []
         for kind, (name_of, rows) in enumerate(zip(of, kinds, strict=False)):
             bits = self._job["bits"][name_of]
-            rows["key"] = mix(rows["key"])  # an own stage's may be small numbers
+            rows["key"] = mix(rows["key"])  # keys of a user's stage may be small numbers
             rows = rows[np.argsort(rows["key"], kind="stable")]
             firsts = np.arange(1, 1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
             starts = np.searchsorted(rows["key"], firsts)
@@ -479,7 +481,7 @@ class _Text(_Job):
         return found
 
     def _learned(self, name: str) -> list[list[str]]:
-        """Writes what stages remember of this shard, and makes them forget it."""
+        """Writes what stages learned from this shard, resets them, and returns the files."""
         found = []
         for stage, before in self._held_out.items():
             opened = _held_out(self._cleaner)[stage]
@@ -492,7 +494,7 @@ class _Text(_Job):
         return found
 
     def fitted(self, number: int, pair: str, counts: Counter[Any]) -> Iterator[tuple[int, Any]]:
-        """Yields (unit, fact) for all shards of two languages: what a stage's counts say."""
+        """Yields (unit, fact) for all shards of two languages, with the value that counts give."""
         check = self._cleaner.checks(pair, "train")[0][self._stages[self._bounds[number + 1]]]
         assert isinstance(check, FittedCheck)
         value = check.fit(counts)
@@ -502,7 +504,7 @@ class _Text(_Job):
 
 
 class _Sentences(_Job):
-    """Finds the sentences of clean shards that their language has before."""
+    """Finds the sentences of cleaned shards that occur earlier in their language."""
 
     def segment(self, number: int, unit: int, given: Iterable[Fact]) -> Iterator[Made]:
         pair, _, name = self._job["units"][unit]
@@ -550,7 +552,7 @@ class _Tokens(_Job):
 
 
 def _stored(work: Work, content: bytes, kind: str) -> str:
-    """Writes a file that is named by its content; returns its name."""
+    """Writes a file that is named by the hash of its content; returns its name."""
     name = f"{hashlib.sha256(content).hexdigest()}.{kind}"
     work.write(name, content)
     return name
@@ -559,7 +561,7 @@ def _stored(work: Work, content: bytes, kind: str) -> str:
 def _keys(
     unit: int, name: str, names: Sequence[str], about: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the buckets that have keys of a shard, whose kinds are compared within `names`."""
+    """Yields the buckets with keys of a shard; `names` has a name for each kind of keys."""
     for kind, starts in enumerate(about["keys"]):
         for bucket, (start, stop) in enumerate(pairwise(starts)):
             if stop > start:
@@ -568,12 +570,12 @@ def _keys(
 
 
 def _shard(facts: Iterable[Any]) -> str | None:
-    """Returns the shard of the segment before."""
+    """Returns the name of the shard of the segment before, or None for the first segment."""
     return next((fact[1] for fact in facts if fact[0] == "shard"), None)
 
 
 def _again(work: Work, facts: Iterable[Any], kind: int) -> Array:
-    """Returns the rows of a kind of keys of a shard that came before, in no order."""
+    """Returns a shard's repeated rows (`_AGAIN`) for a kind of keys, in no order."""
     places = [fact[3] for fact in facts if fact[0] == "repeated" and fact[1] == kind]
     return np.concatenate([np.empty(0, _AGAIN), *(work.array(f, _AGAIN, *at) for f, *at in places)])
 
@@ -581,7 +583,7 @@ def _again(work: Work, facts: Iterable[Any], kind: int) -> Array:
 def _write(
     work: Work, name: str, stack: contextlib.ExitStack, part: Part, stream: Iterable[Chunk]
 ) -> None:
-    """Writes the text of a shard, which is there when `stack` ends."""
+    """Writes the text of a shard; the files appear when `stack` is closed."""
     paths = [stack.enter_context(work.writing(f"{name}.{what}")) for what in _TEXT]
     *sides, numbers = (stack.enter_context(path.open("wb")) for path in paths)
     for chunk in stream:
@@ -591,7 +593,7 @@ def _write(
 
 
 def _read(work: Work, name: str, stack: contextlib.ExitStack) -> Iterator[Chunk]:
-    """Returns the chunks of a shard. FileNotFoundError: it is not there."""
+    """Returns the chunks of a shard. Raises FileNotFoundError if its text is missing."""
     paths = [stack.enter_context(work.reading(f"{name}.{what}")) for what in _TEXT]
     numbers = np.fromfile(paths.pop(), np.uint32).astype(np.int64)
     sides = [stack.enter_context(p.open(encoding="utf-8", newline="\n")) for p in paths]
@@ -613,7 +615,7 @@ def _npz(arrays: Mapping[str, Array]) -> bytes:
 
 
 def _do(element: tuple[Any, ...], place: str, name: str, step: str, *given: Any) -> list[Any]:
-    """Does a step of a job; runners give a process several bundles at once."""
+    """Runs steps of a job one at a time, as runners give a process several bundles at once."""
     with _TURN:
         return [*getattr(_opened(place, name), step)(*given, *element)]
 
@@ -643,7 +645,7 @@ def program(parent: int, place: str, name: str, *given: str) -> None:
     """Runs a job's pipeline in Beam's environment until its parent ends; prints its counters.
 
     Raises:
-        InputError: Beam refuses an option; a line of the corpus is bad.
+        InputError: Beam refuses an option, or a line of the corpus is bad.
     """
     end_with(parent)
     import apache_beam as beam  # pyright: ignore[reportMissingImports]
@@ -685,7 +687,7 @@ def program(parent: int, place: str, name: str, *given: str) -> None:
 
 
 def _options(given: Sequence[str]) -> Any:
-    """Returns Beam's options. InputError: Beam refuses one."""
+    """Returns Beam's options. Raises InputError if Beam refuses one."""
     from apache_beam.options.pipeline_options import PipelineOptions  # pyright: ignore[reportMissingImports]
     from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator  # pyright: ignore[reportMissingImports]
     from apache_beam.version import __version__ as beam_version  # pyright: ignore[reportMissingImports]
@@ -719,19 +721,19 @@ def _options(given: Sequence[str]) -> Any:
     return options
 
 
-# The command.
+# Code that runs in the command.
 
 
 @dataclasses.dataclass
 class Engine:
-    """Beam as `m4 data prepare` uses it.
+    """Runner of Beam pipelines for `m4 data prepare`.
 
     Attributes:
-        runner: Its name in Beam without "Runner", in small letters: "direct", "dataflow".
-        options: Options of Beam.
-        workers: Processes of the direct runner, which change nothing.
-        work: Where shards are kept until the corpus is there.
-        progress: Called with (stage, done, total).
+        runner: Name of Beam's runner in small letters, without "Runner": "direct", "dataflow".
+        options: Command-line options for Beam.
+        workers: Number of processes of the direct runner. It does not change the corpus.
+        work: Files of the jobs, which are kept until the corpus is finished.
+        progress: Function called with (stage, done, total).
     """
 
     runner: str
@@ -744,9 +746,9 @@ class Engine:
         self._python()
 
     def check(self, source: Source, cleaning: Cleaning) -> None:
-        """Raises InputError or SettingError for what workers cannot read or do."""
+        """Raises InputError or SettingError for a source or cleaning that workers cannot run."""
         given = [*_described(source, cleaning).values()]
-        wrong = [f"{m} needs TensorFlow, workers lack it" for m in _modules(given) if m in _FLOW]
+        wrong = [f"{m} needs TensorFlow (workers lack it)" for m in _modules(given) if m in _FLOW]
         if gives_ids(source):
             wrong = ["only text is prepared on Beam, and the source gives ids"]
         if wrong:
@@ -754,14 +756,14 @@ class Engine:
 
     @contextlib.contextmanager
     def opened(self, place: str) -> Iterator[None]:
-        """Keeps shards, as `open` does, until the end of the work. Busy: Another command does."""
+        """Opens and locks the place of shards, and empties it at the end. Raises Busy if locked."""
         self.open(place)
         with self.work.locked():
             yield
             self.work.remove()
 
     def open(self, place: str) -> None:
-        """Keeps shards in a folder or a bucket. InputError: it cannot be written to."""
+        """Sets the folder or bucket of shards. Raises InputError if it cannot be written to."""
         if self.runner == "dataflow" and not is_address(place):
             needs = "--runner=dataflow needs a bucket, gs://BUCKET/..."
             raise InputError(f"data_dir = {place}: {needs}")
@@ -769,20 +771,20 @@ class Engine:
         self.work.write("started", b"")
 
     def clean(self, cleaner: Cleaner, source: Source, pairs: Sequence[str]) -> "Cleaned":
-        """Returns the training text; its counts are in the cleaner's ledger.
+        """Returns the cleaned training text, and adds its counts to the cleaner's ledger.
 
         Args:
-            cleaner: It has cleaned dev and test.
+            cleaner: Cleaner that has already cleaned dev and test.
         """
         english = [pair for pair in pairs if pair.startswith("en-")]
         others = [pair for pair in pairs if pair not in english]
         sizes = {pair: sum(map(_size, shards_of(source, pair, "train"))) for pair in pairs}
-        compared: Counter[str] = Counter()  # bytes whose keys are compared, by pair or language
+        compared: Counter[str] = Counter()  # pair or language -> bytes of its text
         for pair, size in sizes.items():
             compared.update(dict.fromkeys((pair, *split_direction(pair)), size))
         bits = {of: (size // _BUCKET_BYTES).bit_length() for of, size in compared.items()}
         units = []
-        # What is dropped of pairs with English counts for the others.
+        # Stages that remember held-out text learn from pairs with English what to drop from others.
         for some in filter(None, (english, others) if _held_out(cleaner) else (pairs,)):
             job = self._job(cleaner, source, some, bits)
             segments = 1 + len(job["barriers"])
@@ -798,7 +800,7 @@ class Engine:
         return Cleaned(self.work, hasattr(source, "reading"), names)
 
     def _shown(self, stage: str, parts: Mapping[str, float]) -> Callable[[set[str]], None]:
-        """Returns what shows the progress of `parts`, sizes by a shard's name to its last dot."""
+        """Returns a function that shows progress; a part is a shard's name up to its last dot."""
 
         def shown(made: set[str]) -> None:
             there = {name.rpartition(".")[0] for name in made}
@@ -808,7 +810,7 @@ class Engine:
         return shown
 
     def _add(self, cleaner: Cleaner, pair: str, about: Mapping[str, Any]) -> None:
-        """Adds what a worker counted and learned of a shard to the command's cleaner."""
+        """Adds to the command's cleaner what a worker counted and learned from a shard."""
         tallies = {}
         for file, (skipped, normalised) in about["tallies"].items():
             tallies[file] = Tally(Reading("", "skip"), file, file, "")
@@ -904,11 +906,11 @@ class Engine:
         """Runs a job and returns the names of its shards, in the order of its units.
 
         Args:
-            progress: Called with the names of all shards that are there.
+            progress: Function called with the names of all finished shards.
 
         Raises:
-            InputError: A mistake of the user, as on one machine.
-            WorkersFailed: Anything else; where the log is.
+            InputError: The user made a mistake; the message is that of one machine.
+            WorkersFailed: Workers failed in another way; the message names the log.
         """
         job = {"code": _code(), **job}
         name = _hash(json.dumps(job))
@@ -934,7 +936,7 @@ class Engine:
             if _LOST not in said:
                 break
         if is_address(self.work.place):
-            self.work.write(log.name, said.encode())  # the folder goes
+            self.work.write(log.name, said.encode())  # the local folder is temporary
         raise self._failure(said, f"{self.work.place}/{log.name}")
 
     def _failure(self, said: str, log: str) -> InputError:
@@ -943,12 +945,12 @@ class Engine:
             return InputError(found[-1])
         if "Unable to fetch remote" in said:
             own = "prism_location" if self.runner == "prism" else f"{self.runner}_job_server_jar"
-            lacking = "lacks what runs it and cannot download it"
+            lacking = "lacks the program that runs it and cannot download it"
             return InputError(
                 f"--runner={self.runner}: Beam {lacking}: give --beam_options=--{own}=FILE"
             )
-        last = next((line for line in reversed(said.splitlines()) if line.strip()), "no word")
-        return WorkersFailed(f"{self.runner}: {last} (what workers said: {log})")
+        last = next((line for line in reversed(said.splitlines()) if line.strip()), "no output")
+        return WorkersFailed(f"{self.runner}: {last} (the workers' output: {log})")
 
     def _options(self) -> list[str]:
         direct = ["--direct_running_mode=multi_processing", f"--direct_num_workers={self.workers}"]
@@ -956,7 +958,7 @@ class Engine:
         return [f"--runner={self.runner.capitalize()}Runner", *own, *self.options]
 
     def _python(self) -> str:
-        """Returns the Python that has Beam."""
+        """Returns the path of the Python that has Beam."""
         if importlib.util.find_spec("apache_beam") is not None:
             return sys.executable
         python = Path(sys.prefix) / "share" / "m4" / "beam" / "bin" / "python"
@@ -966,18 +968,18 @@ class Engine:
         return str(python)
 
     def _environment(self) -> dict[str, str]:
-        # Of this Python, not of the folders that it stands in: a checkout may be there, too.
+        # This Python's packages are left out, but not all of sys.prefix, which may hold a checkout.
         packages = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
         own = [p for p in sys.path if not p.startswith(tuple(packages))]
         return {**os.environ, "PYTHONPATH": os.pathsep.join([p or "." for p in own])}
 
 
 class Cleaned:
-    """Training text as shards, which are added to the files of a corpus.
+    """Cleaned training text in shards, which `write` adds to the files of a corpus.
 
     Args:
-        knows: Whether the source knows files and lines.
-        names: Shards of the last job, which finds sentences that came before.
+        knows: Whether the source knows the file and line of each pair.
+        names: Shards of the last job, which finds repeated sentences.
     """
 
     def __init__(self, work: Work, knows: bool, names: Sequence[str]) -> None:
@@ -995,7 +997,7 @@ class Cleaned:
         """Adds the shards of two languages: new sentences, all pairs' numbers, and origins.
 
         Returns:
-            Number of pairs, and what the manifest says of the files that were read.
+            Number of pairs, and the manifest's entry on the files that were read.
         """
         files: dict[str, int] = {}
         kept, opened = 0, [*texts, pairs, *([origins] if self._knows else [])]
@@ -1026,14 +1028,14 @@ class Cleaned:
 
 
 class Numbers:
-    """Numbers a language's sentences in the order in which they first come, 1.5 bits each.
+    """Numbers a language's sentences in the order of first occurrence, with 1.5 bits per pair read.
 
-    A bit of each pair that was read says whether its sentence is the first of its kind. The number
-    of one is that of the bits before its own, which are counted for each word of 64.
+    The bit of a pair is 1 if its sentence occurs there first. A sentence's number is the count of
+    1s before its bit; this count is stored for each word of 64 bits.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Numbers nothing yet; `sizes` are the numbers of pairs of the shards."""
+        """Starts without sentences; `sizes` are the numbers of pairs that the shards have read."""
         self._starts = np.cumsum([0, *(size // 64 + 1 for size in sizes)])
         self._bits = np.zeros(self._starts[-1], "<u8")
         self._before = np.zeros(self._starts[-1], np.uint32)
@@ -1043,8 +1045,8 @@ class Numbers:
         """Returns [n] the number of each sentence of the next shard, and whether it is new.
 
         Args:
-            numbers: Places of its pairs, from 1, in their order.
-            again: Those that came before, and where (_AGAIN).
+            numbers: Numbers of the shard's pairs, from 1, ascending.
+            again: Rows of type `_AGAIN` for the repeated sentences.
         """
         start, stop = self._starts[shard : shard + 2]
         rows = np.searchsorted(numbers, again["number"])
@@ -1065,7 +1067,7 @@ class Numbers:
 
 
 def _size(shard: Shard, most: int | None = None) -> int:
-    """Returns the bytes of a shard's files as they are stored, or about those of some lines."""
+    """Returns the stored bytes of a shard's files, or about those of the first `most` lines."""
     sizes = []
     for path in shard.paths:
         sizes.append(path.stat().length)
@@ -1076,13 +1078,13 @@ def _size(shard: Shard, most: int | None = None) -> int:
 
 
 def _sampled(source: Source, pair: str) -> tuple[list[Pair], int]:
-    """Returns the first training pairs of two languages, and about their bytes in files."""
+    """Returns the first training pairs of two languages, and about how many bytes they take."""
     found: list[Pair] = []
     size, in_lines = 0, getattr(source, "unit", "") == "line"
     for shard in shards_of(source, pair, "train"):
         left = _SAMPLED_PAIRS - len(found)
         found += (new := [*islice(shard.pairs(), left)])
-        if len(new) == left:  # not all
+        if len(new) == left:  # there may be more pairs
             line = source.reading.origin[1] if in_lines else 0  # type: ignore[attr-defined]
             text = "".join(chain.from_iterable(new))
             return found, size + (_size(shard, line) if in_lines else len(text.encode()))
@@ -1091,10 +1093,10 @@ def _sampled(source: Source, pair: str) -> tuple[list[Pair], int]:
 
 
 def cost(spec: "CorpusSpec", price: float | None) -> str:
-    """Returns what a corpus takes on many machines, measured on some pairs, cleaned here.
+    """Returns the estimated cost of a corpus on many machines, from cleaning some pairs here.
 
     Args:
-        price: Dollars of a CPU hour.
+        price: Dollars per CPU hour, if known.
     """
     source, pairs, ways = spec.opened_source, spec.read_pairs(), spec.segmentations
     cleaner = Cleaner(spec.cleaning, source, pairs, Path())
@@ -1119,17 +1121,17 @@ def cost(spec: "CorpusSpec", price: float | None) -> str:
         stores = ("",) if spec.target_vocabulary_size is None else ROLES
         arrays = [TokenArray("first", model, 128, None, store) for store in stores]
         tokenizer = RangeTokenizer(arrays, ways, spec.sampling_alpha)
-        for some in (sample[:1], sample):  # the first time it is compiled
+        for some in (sample[:1], sample):  # the first run compiles the loops
             text = "".join(some).encode()
             started = time.process_time()
             tokenizer.of(TextRange(model, 0, len(text), True, stores), text)
         seconds += time.process_time() - started
     total = sum(_size(shard) for pair in pairs for shard in shards_of(source, pair, "train"))
-    # A source without files does not say how much it has.
+    # A source without files does not tell its size.
     about, number = ("about", total * read / max(sampled, 1)) if total else ("at least", read)
     hours = number * seconds / max(read, 1) / 3600
     dollars = "" if price is None else f", {hours * price:,.2f} dollars"
-    keys = number * (kinds + len(SIDES)) * KEY.itemsize  # of pairs, and of both sentences
+    keys = number * (kinds + len(SIDES)) * KEY.itemsize  # keys of pairs, and of both sentences
 
     def digits(value: float) -> str:
         return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"

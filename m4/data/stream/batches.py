@@ -16,7 +16,7 @@ from m4.data.stream import numba_loops
 from m4.settings import InputError
 
 Batch = dict[str, Array]
-# Arrays in the order of numba_loops.lay_out's arguments.
+# Names of a batch's arrays, in the order of numba_loops.lay_out's arguments.
 ENCODER_KEYS = (
     "encoder_input_tokens",
     "encoder_segment_ids",
@@ -27,10 +27,10 @@ DECODER_KEYS = (
     "decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_segment_ids",
     "decoder_positions", "direction_ids",
 )  # fmt: skip
-# Load of a plan's steps to try, in order, in thousandths of an even share.
+# Loads of a plan's steps to try in turn, in thousandths of an even share.
 _HURRIES = (1000, 1005, 1010, 1020, 1050)
 TRIES = len(_HURRIES)
-# First fit looks at every row, so with more rows, parts of a step are packed separately.
+# First fit looks at every row, so a step with more rows is packed in separate parts.
 _MOST_ROWS = 512
 
 
@@ -71,10 +71,10 @@ class Examples(NamedTuple):
 
 
 class SplitReader:
-    """Reader of a split's arrays, with the pairs of some directions as Examples.
+    """Reader of a split's arrays, which returns the pairs of some directions as Examples.
 
-    A training sentence may have several segmentations (Cache.segmentations): in epoch e of its
-    direction, number e mod segmentations is read.
+    A training sentence may have several segmentations (Cache.segmentations); epoch e of its
+    direction reads number e mod segmentations.
     """
 
     def __init__(self, cache: Cache, directions: Sequence[str], split: str) -> None:
@@ -130,15 +130,15 @@ def plan(
 ) -> BatchPlan:  # fmt: skip
     """Plans steps of similar load for pairs in the order of their draws.
 
-    Each step takes the next pairs, its share of the remaining load, or fewer if these do not pack
-    (`first_fit_decreasing`). Gaps then go to later pairs, the largest first, up to that share of
-    the load, but only to pairs of their direction's present epoch: after every step, no pair has
-    been seen twice before another one of its direction was seen once. If pairs remain in the end,
-    all steps are planned again with a slightly larger share, which leaves the last ones more room.
-    Lengths, directions and epochs are those of [K] pairs, K >= steps * rows.
+    Each step takes the next pairs up to its share of the remaining load, or fewer if they do not
+    pack (`first_fit_decreasing`). Gaps then go to later pairs, the largest first, up to that share,
+    but only to pairs of their direction's present epoch, so that after every step each pair of a
+    direction was seen once before any was seen twice. If pairs remain in the end, all steps are
+    planned again with a slightly larger share, which leaves more room for the last steps. Lengths,
+    directions and epochs are those of [K] pairs, K >= steps * rows.
     """
     assert len(source_lengths) >= steps * shape.rows
-    # The fewest equal parts of at most _MOST_ROWS rows, or 1 if that takes many parts.
+    # A step has the fewest equal parts of at most _MOST_ROWS rows, or 1 if there would be many.
     fewest = -(-shape.rows // _MOST_ROWS)
     parts = next((n for n in range(fewest, 2 * fewest + 1) if shape.rows % n == 0), 1)
     rows, number = shape.rows // parts, int(directions.max()) + 1
@@ -216,11 +216,11 @@ def evaluation_batches(
 ) -> Iterator[Batch]:  # fmt: skip
     """Yields each pair of a split once, in packed batches.
 
-    They are in order, except that a pair without room in a batch is in the next one. The last batch
-    is filled with empty rows (segment 0, weight 0). Longer pairs are trimmed.
+    Pairs stay in order, except that one without room in a batch moves to the next batch. The last
+    batch is filled with empty rows (segment 0, weight 0). Pairs longer than a row are trimmed.
 
     Args:
-        directions: Directions, in the order that `direction_ids` count.
+        directions: Directions, in the order of `direction_ids`.
         limit: Number of first pairs of each direction to take. Defaults to all.
 
     Raises:

@@ -25,8 +25,8 @@ class Drawn(NamedTuple):
     """Results of K draws."""
 
     directions: Ints  # [K] numbers of the directions
-    examples: Ints  # [K] numbers of the pairs within their directions
-    epochs: Ints  # [K] earlier draws of the same pair
+    examples: Ints  # [K] indices of the pairs within their directions
+    epochs: Ints  # [K] numbers of earlier draws of the same pair
 
 
 class Draws:
@@ -35,22 +35,21 @@ class Draws:
     Draws come in blocks. A block has each direction floor or ceil of its share (or one more or
     less) times, so that after any number of blocks no count is off by more than 1; a keyed
     permutation orders the block. Thus arithmetic gives the o-th draw of a direction, and a second
-    keyed
-    permutation, a new one each epoch, gives the example: permute(o mod n) of n examples, under the
-    key of epoch o div n. Every example is drawn once before any is drawn twice. A direction with
-    more than `window` examples is drawn window by window, in another order each epoch, so that
-    reads of a corpus larger than memory stay close together.
+    keyed permutation, a new one each epoch, gives the example: permute(o mod n) of n examples,
+    under the key of epoch o div n. Every example is drawn once before any is drawn twice. A
+    direction with more than `window` examples is drawn window by window, in another order each
+    epoch, so that reads of a corpus larger than memory stay close together.
     Source: stateless sampling as in grain's MapDataset.mix; Feistel: permutation.py.
 
     Args:
         rates: [D] rates; directions with rate 0 are not drawn.
         names, sizes: [D] names, which with the seed decide the order, and numbers of pairs.
         seed: Seed of the order, together with `phase`, the number of the phase.
-        first: [D] earlier draws of each direction, after which its epochs continue. Defaults to 0.
+        first: [D] numbers of earlier draws, after which epochs continue. Defaults to 0.
         window: Number of examples in a window.
 
     Raises:
-        InputError: A rate is negative, infinite, too small next to others, or for no pairs.
+        InputError: A rate is negative, infinite, too small next to others, or has no pairs.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Draws:
         for rate in rates:
             upto += float(rate)
             self.bounds.append(round(upto / total * _ONE))
-        # Directions with rate 0 at the end also stay empty.
+        # Directions at the end with rate 0 get no share either.
         self.bounds = [_ONE if bound == self.bounds[-1] else bound for bound in self.bounds]
         drawn = [i for i, rate in enumerate(rates) if rate]
         least = min(self.bounds[i + 1] - self.bounds[i] for i in drawn)
@@ -92,7 +91,7 @@ class Draws:
         self._cached = lru_cache(maxsize=2)(self._make_block)
 
     def draw(self, start: int, stop: int) -> Drawn:
-        """Returns the draws start ... stop - 1."""
+        """Returns draws `start` to `stop` - 1."""
         none = np.zeros(0, np.int64)
         parts: list[tuple[Ints, ...]] = [(none, none)]
         for number in range(start // self.block, -(-stop // self.block)):
@@ -113,13 +112,13 @@ class Draws:
         return counts
 
     def _before(self, number: int) -> list[int]:
-        """Returns the draws of each direction before block `number`."""
+        """Returns the number of draws of each direction before block `number`."""
         edges = [number * self.block * bound // _ONE for bound in self.bounds]
         counts = (stop - start for start, stop in pairwise(edges))
         return [first + count for first, count in zip(self.first, counts, strict=True)]
 
     def _make_block(self, number: int) -> tuple[Ints, Ints]:
-        """Returns the directions of a block's draws and their earlier draws, both [block]."""
+        """Returns for each draw of a block its direction, and that direction's earlier draws."""
         before, after = (np.array(self._before(n)) for n in (number, number + 1))
         key = permutation.key("order", self._block_key, number)
         order = permutation.permutation(self.block, key)
@@ -132,7 +131,7 @@ class Stretch(NamedTuple):
 
     first_group: int
     draws: Draws
-    pairs: int  # of a group
+    pairs: int  # number of pairs in a group
 
     def first_draw(self, group: int) -> int:
         """Returns the first draw of a group, counted in the phase."""

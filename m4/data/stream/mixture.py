@@ -17,7 +17,7 @@ from m4.data.samplers.proportional import proportional
 from m4.data.stream.stream import Stream
 from m4.settings import InputError, OneOf, check_value
 
-# The pairs per step change little with the rates, so two rounds suffice for most corpora.
+# Rates hardly change the number of pairs per step, so two rounds suffice for most corpora.
 _ROUNDS, _MORE = 8, 1.0005
 UNITS = ("examples", "tokens")
 Unit = Annotated[str, OneOf(UNITS)]
@@ -114,6 +114,6 @@ def _check_they_begin(planned: Sequence[Phase], stream: Stream, total_steps: int
 
 
 def _drawn(stream: Stream, total_steps: int, unit: Mapping[str, float]) -> float:
-    """Returns the total drawn before `total_steps`, in the sampler's unit."""
+    """Returns how much the stream draws before `total_steps`, in the sampler's unit."""
     seen = stream.examples_seen(total_steps)
     return sum(pairs * unit[direction] for direction, pairs in seen.items())

@@ -1,8 +1,8 @@
 """The stream's loops over pairs, compiled by Numba: drawing, packing and layout.
 
 They are all in one file and get constants of other files as arguments, because Numba's cache does
-not see changes elsewhere (`m4.data.compiled`). tests/data/stream_reference.py has the same in plain
-numpy.
+not see changes elsewhere (`m4.data.compiled`). tests/data/stream_reference.py is their equivalent
+in plain numpy.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ import numpy as np
 from m4.data import permutation
 from m4.data.compiled import compiled
 
-# Pairs among which to look for those that fill a step's gaps, in multiples of its pairs.
+# Number of later pairs that may fill a step's gaps, in multiples of its own pairs.
 AHEAD = 1
 
 
-mix = compiled(permutation.mix)  # takes one number here
+mix = compiled(permutation.mix)  # takes a single number in these loops
 
 
 @compiled
@@ -73,7 +73,7 @@ def permute_in_windows(index, size, window, key):
 
 @compiled
 def occurrences(directions, before):
-    """Returns [K] earlier draws of each draw's direction, including [D] draws `before` these."""
+    """Returns [K] numbers of each direction's earlier draws, including [D] draws `before`."""
     counts = before.copy()
     result = np.empty(len(directions), np.int64)
     for k in range(len(directions)):
@@ -85,7 +85,7 @@ def occurrences(directions, before):
 
 @compiled
 def examples(directions, occurrence, sizes, keys, window):
-    """Returns [K] pairs within their directions and [K] epochs; sizes and keys are uint64 [D]."""
+    """Returns [K] indices within directions, and [K] epochs; sizes and keys are uint64 [D]."""
     found = np.empty(len(directions), np.int64)
     epochs = np.empty(len(directions), np.int64)
     for k in range(len(directions)):
@@ -132,8 +132,8 @@ def shares(source_lengths, target_lengths, source_length, target_length):
 @compiled
 def decreasing(members, share):
     """Sorts members stably by share[member], the largest first."""
-    # A radix sort from the lowest digit. Shares have few different values, mostly of one digit.
-    # (np.argsort would take longer, and seconds to compile.)
+    # This is a radix sort from the lowest digit, as shares have few values, mostly of one digit.
+    # np.argsort would take longer, and seconds to compile.
     most = np.int64(0)
     for k in members:
         most = max(most, share[k])
@@ -170,7 +170,7 @@ def first_row(source, target, source_room, target_room):
 def first_fit(order, stop, source_lengths, target_lengths, source_room, target_room, row_of):
     """Puts the pairs of `order` before pair `stop` into the first row with room for both sides.
 
-    It writes row_of (-1 without a row) and the remaining room; returns the number of pairs without.
+    It writes row_of (-1 without a row) and the remaining room; it returns how many found no row.
     """
     left = 0
     for k in order:
@@ -224,7 +224,7 @@ def plan(
     pairs, rows = len(source_lengths), len(source_room)
     share = shares(source_lengths, target_lengths, source_length, target_length)
     load, load_left = np.empty(pairs, np.int64), 0
-    # Pairs without a place are waiting[head:], in the order of their draws.
+    # waiting[head:] are the pairs without a place, in the order of their draws.
     waiting, head = np.arange(pairs), 0
     for k in range(pairs):
         load[k] = source_lengths[k] * target_length + target_lengths[k] * source_length
@@ -232,7 +232,7 @@ def plan(
     for step in range(steps - 1):
         later = steps - 1 - step
         budget = load_left * hurry // (1000 * (later + 1))
-        # As many pairs as rows always fit; that many are left for every later step.
+        # One pair always fits in a row, so as many pairs as rows are left for every later step.
         most = pairs - head - rows * later
         count, taken = 0, 0
         while count < most and (count < rows or taken + load[waiting[head + count]] <= budget):
@@ -247,10 +247,10 @@ def plan(
             left = first_fit(
                 window, stop, source_lengths, target_lengths, source_room, target_room, row_of
             )
-            for _ in range(left):  # the last ones wait
+            for _ in range(left):  # the last pairs wait for a later step
                 count -= 1
                 taken -= load[waiting[head + count]]
-        # Gaps go to later pairs, the largest first, if that does not start a new epoch early.
+        # Later pairs fill the gaps, the largest first, unless that would start an epoch early.
         for w in range(end - 1, head + count - 1, -1):
             epoch_of[directions[waiting[w]]] = epochs[waiting[w]]
         load_left -= taken + fill_gaps(
@@ -278,7 +278,7 @@ def plan(
 @compiled
 def fill(array, at, length, value):
     """Sets array[at : at + length] to a value."""
-    # Unsigned, as signed indices may count from the end, which the compiler cannot vectorize.
+    # Signed indices may count from the end, which the compiler cannot vectorize.
     first = np.uint64(at)
     for j in range(np.uint64(length)):
         array[first + j] = value

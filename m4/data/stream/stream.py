@@ -41,11 +41,11 @@ from m4.settings import (
 # Raised when the same arguments would give other batches.
 FORMAT = 2
 LAYOUTS = ("packed", "single")
-# Least rows and steps of a group (window of steps). The load of larger groups varies less, so they
-# can be filled better; but a group is planned at once.
+# Minimum rows and steps of a group (window of steps). Larger groups vary less in load, so they
+# can be filled better, but a group is planned at once.
 _GROUP_ROWS, _GROUP_STEPS = 2048, 4
-# Shares of the rows' room that a plan may use. The rest is lost, as no packing is perfect and steps
-# have more of sources or of targets.
+# Shares of the rows' room that a plan may use. The rest is lost, as no packing is perfect and the
+# pairs of a step fill sources and targets unequally.
 _FILLS = [percent / 100 for percent in range(99, 0, -1)]
 # Trials are few, so plans get a margin: more tries, and fewer pairs than the trials held.
 _TRIAL_GROUPS, _TRIAL_TRIES = 4, 2
@@ -286,7 +286,7 @@ class Stream:
 
 
 class StepPair(NamedTuple):
-    """A pair of a batch: `index` is its row in the languages' split, `row` that in the batch."""
+    """A pair of a batch: `index` is its row in the split of its languages, `row` its batch row."""
 
     direction: str
     index: int

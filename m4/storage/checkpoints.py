@@ -30,19 +30,19 @@ from m4.storage.steps import is_removed, items_of, used_item, whole_step
 
 
 class Removed(InputError):
-    """A step was removed while it was read, as training keeps only the last ones."""
+    """The error of a step that was removed while it was read, as training keeps only the last."""
 
 
 # File in a run's folder: the scores of its checkpoints by step (`m4 eval --watch`).
 SCORES_BY_STEP = "scores_by_step.jsonl"
 # Size of a file of arrays: small enough that several threads share the hashing.
 _FILE_BYTES = 1 << 25
-# Errors of a disk, and the modules of orbax that save in threads.
+# Numbers of a disk's errors, and the modules of orbax that save in threads.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
 _THREADS = ("future", "async_checkpointer", "checkpoint_manager")
 # Value measured at a checkpoint's step by which `keep_best` chooses; the lowest is the best.
 MEASURE = "dev/nll"
-# Kind of the note of a step.
+# Kinds of the values in a step's note.
 _SEEN = named(record({"pairs": count}))
 _SEEN_OF = record({"from_step": count, "directions": _SEEN, "languages": _SEEN})
 _NOTE = record(
@@ -60,7 +60,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     parameters, if the optimizer makes them (`m4.train.average`), and `best` those of the best
     evaluation so far, if there is early stopping.
 
-    With several processes all of them open, save and restore together; read-only, each alone.
+    With several processes, all open, save and restore together, but read-only ones each alone.
 
     Saving is asynchronous (call `wait` or `close` before reading) and atomic (`m4.storage.steps`).
     Whoever opens the folder for writing goes back to the last whole step (`whole_step`).
@@ -73,7 +73,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Opens a folder of checkpoints.
 
         A save removes all steps but the last `keep`, those that `keep_period` divides, the
-        `keep_best` of lowest `MEASURE`, and those that are marked as best in `SCORES_BY_STEP`.
+        `keep_best` with the lowest `MEASURE`, and those marked as best in `SCORES_BY_STEP`.
         """
         _quiet()
         self._here = Path(folder).absolute()
@@ -131,8 +131,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         assert self._manager is not None, "read-only"
         if step in self._manager.all_steps():
             return
-        # A run resumes from the checkpoint, so the files next to it must not be older. No process
-        # may write a shard once the folder is another job's.
+        # A run resumes from the checkpoint, so the files next to it must not be older. Besides, no
+        # process may write a shard once the folder belongs to another job.
         self._marked = distributed.on_primary_then_broadcast(
             "to save a checkpoint", self._push_then_marked
         )
@@ -184,7 +184,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         there, how = self.folder / str(step), ocp.checkpoint_utils.construct_restore_args
         with self._reading(step):
             if missing := items.keys() - items_of(there):
-                said = "a run cannot resume from it, but begin from it (--init_from)"
+                said = "a run cannot resume from it, but can begin from it (--init_from)"
                 raise InputError(f"{there}: has no {', '.join(sorted(missing))}: {said}")
             for name, tree in items.items():
                 self.check_shapes(step, name, tree)
@@ -204,7 +204,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Checks that an item of a step has the arrays of `tree` (nested dicts).
 
         Raises:
-            InputError: An array has another shape, or no floats although the tree has.
+            InputError: An array has another shape, or has no floats although that of `tree` has.
         """
         saved, wanted = self.arrays(step, name), by_path(tree)
         for path in sorted(saved.keys() | wanted.keys()):
@@ -241,7 +241,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Turns errors of orbax into one line, even for a step that matches its manifest."""
+        """Turns errors of orbax, also over a step that matches its manifest, into an InputError."""
         try:
             yield
         except InputError:
@@ -276,7 +276,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits and ends threads."""
+        """Waits for saves and ends threads."""
         self._reader.close()
         if self._manager is not None:
             with self._writing():
@@ -306,7 +306,7 @@ def _quiet() -> None:
 
 
 def _unraisable(before: Callable[[Any], object], found: Any) -> None:
-    # tensorstore's writes end after the one that failed has closed orbax's event loop.
+    # When a write of tensorstore fails, others end after orbax has closed its event loop.
     if found.object is not None or "Event loop is closed" not in str(found.exc_value):
         before(found)
 
@@ -317,12 +317,12 @@ def _is_not_raised(record: logging.LogRecord) -> bool:
 
 
 def _refused(error: BaseException) -> int | None:
-    """Returns the error number of the disk that tensorstore's error quotes, or None."""
+    """Returns the error number of the disk in the message of tensorstore's error, or None."""
     return next((number for number in _OF_DISKS if os.strerror(number) in str(error)), None)
 
 
 def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
-    """Returns which processes wait for each other: all, or none for this one."""
+    """Returns options by which all processes wait for each other or, if `alone`, for none."""
     if jax.process_count() == 1 or not alone:
         return ocp.options.MultiprocessingOptions()
     here = jax.process_index()
@@ -345,15 +345,15 @@ class _Hashing(ocp.AsyncCheckpointHandler):
     async def async_save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> list[Any]:
         self._item = directory
         write_own = functools.partial(steps.write_own, directory, jax.process_index())
-        # orbax waits in the order of items' names, so for `sha256` when all others are written.
+        # orbax waits for items in the order of their names, so that `sha256` comes last.
         return [future.ChainedFuture([], write_own)]
 
     def finish(self) -> None:
-        """Writes the manifest in the primary, when only the step's final name is missing."""
+        """Writes the manifest on the primary, just before the step gets its final name."""
         steps.write_whole(self._item.parent)
 
     def save(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> None:
-        """Raises NotImplementedError: orbax's manager does not call it."""
+        """Raises NotImplementedError, as orbax's manager never calls this method."""
         raise NotImplementedError("only async_save")
 
     restore = save
@@ -362,7 +362,7 @@ class _Hashing(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(_Hashing, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class _HashAll(ocp.args.CheckpointArgs):
-    """Request for the manifest of the saved step."""
+    """Arguments by which orbax asks `_Hashing` for the manifest of the saved step."""
 
 
 def shapes(tree: Any, shardings: Any | None = None) -> Any:
@@ -384,7 +384,7 @@ def check_weights(where: object, arrays: Mapping[str, Any]) -> None:
     """Checks parameters or moments of an optimizer; for JAX arrays, this process's shards.
 
     Raises:
-        InputError: An array has another type of numbers, or some that are not finite.
+        InputError: An array is not of floats, or has values that are not finite.
     """
     for name, array in arrays.items():
         if not _is_float(array.dtype):

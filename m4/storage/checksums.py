@@ -22,7 +22,7 @@ from m4.storage.records import count, entry, listed, named, record, text
 # Name -> (size in bytes, SHA-256), and their kind in a manifest.
 Files = Mapping[str, Sequence[Any]]
 FILES = named(entry(count, text))
-# Record of a folder on a machine: name, version and SHA-256 of each file.
+# Kind of a machine's record of a folder: name, version and SHA-256 of each file.
 _KEPT = record({"files": listed(entry(text, text, text))})
 Level = Literal["fast", "full"]
 _THREADS = 8
@@ -53,7 +53,7 @@ class Disk:
     def look(self, name: str) -> Object:
         """Returns size, version and time of one file."""
         found = Path(self.address, name).stat()
-        # Files are written whole, so one rewritten within a tick of the clock has another inode.
+        # Files are written whole, so a file rewritten within a tick of the clock has another inode.
         return Object(found.st_size, f"{found.st_ino}.{found.st_mtime_ns}", found.st_mtime)
 
     def sha256(self, name: str) -> tuple[int, str]:
@@ -95,7 +95,7 @@ def problem(
 
     Args:
         files: Sizes and hashes when written.
-        wanted: Test of the names of files whose content to compare; sizes are compared for all.
+        wanted: Test of names: the content of these files is compared, the sizes of all.
         level: How much to compare. Defaults to the process's choice.
         once: Whether the machine records what it has compared, in $XDG_CACHE_HOME/m4/verified, and
             does not read it again.
@@ -104,7 +104,7 @@ def problem(
     digest = hashlib.sha256(store.address.encode()).hexdigest()[:16]
     kept = cache_folder() / "verified" / f"{digest}.json"
     if once and _chosen is None:
-        with contextlib.suppress(OSError, InputError):  # it only saves time
+        with contextlib.suppress(OSError, InputError):  # the record only saves time
             rows = read_json(kept, _KEPT)["files"]
             _same.update((store.address, *row) for row in rows)
     for name, (size, _) in files.items():

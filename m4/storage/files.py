@@ -51,7 +51,7 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*/{_LOCK}"):
-        with suppress(BlockingIOError), _locked(path):  # otherwise another process is filling it
+        with suppress(BlockingIOError), _locked(path):  # a held lock: another process is filling it
             remove(path.parent)
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     unfinished.mkdir()
@@ -61,7 +61,7 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
             (unfinished / _LOCK).unlink()
         old = unfinished.with_suffix(".old")
         if replace and folder.exists():
-            # Moved aside first, so that the name never has half a folder.
+            # The old folder is moved aside first, so that the name never has half a folder.
             os.replace(folder, old)
         try:
             os.replace(unfinished, folder)
@@ -75,7 +75,7 @@ def whole_folder(folder: Path, *, replace: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock. Raises OSError if it is held, or a link, which may lead out of the folder."""
+    """Holds a lock. Raises OSError if it is held or is a link, which may lead elsewhere."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,7 +170,7 @@ def keep_result(content: bytes, output: Path | None, place: Path) -> None:
     """Writes a result to `output`, by default to `place`, and prints the path.
 
     Raises:
-        InputError: The output cannot be written. For a place, a line on stderr says so.
+        InputError: `output` cannot be written. If `place` cannot, a line on stderr says so.
     """
     path = output or place
     try:
@@ -187,7 +187,7 @@ def keep_result(content: bytes, output: Path | None, place: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
     """Writes a JSON object with a checksum of its content, which `read_json` compares."""
-    found = json.loads(json.dumps(content))  # as it will be read: names are texts
+    found = json.loads(json.dumps(content))  # as it will be read, with names as text
     text = json.dumps({**found, _CHECKSUM: _checksum(found)}, ensure_ascii=False, indent=indent)
     write_text(path, text + "\n")
 
@@ -204,7 +204,7 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
 
 
 def read_json(
-    path: Any,  # pathlib's, or epath's of a file in a bucket
+    path: Any,  # a path of pathlib or, for a file in a bucket, of epath
     kind: Kind = anything,
     parse: Callable[[dict[str, Any]], _Parsed] = lambda found: found,
     remedy: str = "",
@@ -224,7 +224,7 @@ def read_json(
     content = path.read_bytes()
     with undamaged(path, remedy):
         found = parsed(content)
-        # `write_json` writes one, and others do not.
+        # Only `write_json` writes a checksum.
         if (checksum := found.pop(_CHECKSUM, None)) and checksum != _checksum(found):
             raise ValueError("its content is not what was written")
         kind(found, "")

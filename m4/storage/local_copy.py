@@ -37,16 +37,16 @@ from m4.storage.records import count, entry, named, text
 
 COMPILED = "compilation_cache"
 _RECORD = ".bucket.json"
-# For so many periods an upload that the job waits for is repeated.
+# Number of periods for which an upload that the job waits for is repeated.
 _RETRY_PERIODS = 10
 _THREADS = 8
-# Calls of `BoundedCopy.need` for which files stay: those of the steps at hand, and those ahead.
+# Number of calls of `BoundedCopy.need` for which files stay: for steps at hand and steps ahead.
 _KEPT_NEEDS = 16
 
-# What a copy's record has of a file: bytes and version here, and the bucket's version.
+# Entry of a file in a copy's record: its size and version here, and the bucket's version.
 _KNOWN = named(entry(count, text, text))
 
-# Local copy -> address, of the copies that this process has opened.
+# Local copy -> address, for the copies that this process has opened.
 _addresses: dict[Path, str] = {}
 _open_copies: list["LocalCopy"] = []
 
@@ -61,26 +61,26 @@ def copy_of(address: str, use: str = "read") -> Path:
 
 
 def address_of(folder: Path) -> epath.Path:
-    """Returns where a folder's checkpoints and traces are: in the bucket if it is a copy's."""
+    """Returns the place of a folder's checkpoints and traces: for a copy, in the bucket."""
     for parent in (folder, *folder.parents):
         if (address := _addresses.get(parent)) is not None:
             name = folder.relative_to(parent).as_posix()
-            if not name.startswith("baselines/"):  # trained on one machine, in its copy
+            if not name.startswith("baselines/"):  # one machine trains these in its copy
                 return epath.Path(address) / name
     return epath.Path(folder)
 
 
 def _is_for_readers(name: str) -> bool:
-    """Returns False for what only its writers need: programs, baselines' checkpoints."""
+    """Returns False for files that only jobs need: compiled programs, baselines' checkpoints."""
     return {COMPILED, "checkpoints"}.isdisjoint(name.split("/"))
 
 
 def fetched(place: str | Path, wanted: Callable[[str], bool] = _is_for_readers) -> Path:
-    """Returns the local folder of a path or an address, to read what it has now.
+    """Returns the local folder of a path or an address, for reading.
 
-    A path is checked (`files.check_tree`) and stays as it is; of an address the copy for reading is
-    brought up to date, with the files that are `wanted`. By default compiled programs are not: they
-    are run, and the folder may be a stranger's.
+    A path is checked (`files.check_tree`) and used as it is. For an address, the copy for reading
+    gets the `wanted` files up to date. By default these exclude compiled programs, which would be
+    run although the folder may be a stranger's.
     """
     check_place(str(place))
     if not is_address(str(place)):
@@ -92,21 +92,21 @@ def fetched(place: str | Path, wanted: Callable[[str], bool] = _is_for_readers) 
     return copy.here
 
 
-# What is written last into a folder that never changes again, so that the others are there.
+# File that is written last into a folder that never changes again, so it marks a complete one.
 MANIFEST = "manifest.json"
 
 
 def local_place(place: str) -> Path:
-    """Returns the folder on this machine of a path or an address whose folders never change."""
+    """Returns the local folder of a path, or of an address whose folders never change."""
     return copy_of(place, "corpora") if is_address(place) else Path(place)
 
 
 def finished_folder(
     place: str, name: str, needs: Callable[[str], bool] = lambda name: True
 ) -> Path | None:
-    """Returns the local folder of one that never changes, with the files that are needed.
+    """Returns the local folder of a finished one, or None if `place` has none of this name.
 
-    None: It is not in the place, or not whole.
+    From a bucket, only the files for which `needs` is true are fetched.
     """
     folder = local_place(place) / name
     if not is_address(place):
@@ -121,7 +121,7 @@ def finished_folder(
 
 
 def upload_finished(place: str, name: str) -> None:
-    """Uploads a folder that was made on this machine and never changes, where it is a copy."""
+    """Uploads a finished folder that was made on this machine if `place` is a bucket."""
     if is_address(place):
         folder, objects = local_place(place) / name, Objects(f"{place.rstrip('/')}/{name}")
         names = [one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()]
@@ -130,26 +130,26 @@ def upload_finished(place: str, name: str) -> None:
 
 
 def upload(folder: Path) -> None:
-    """Uploads what this process's job has changed in the copy around `folder`, if it is one."""
+    """Uploads what this process's job has changed if `folder` is in a local copy."""
     for copy in _open_copies:
         if copy.here in (folder, *folder.parents):
             copy.push_with_retries()
 
 
 class LocalCopy:
-    """A local copy and what it is a copy of."""
+    """A local copy of a folder in a bucket."""
 
     def __init__(
         self, address: str, kinds: Sequence[str] = (),
         kind_of: Callable[[str], str] = lambda name: "", where: str = "",
     ) -> None:  # fmt: skip
-        """Sends no request.
+        """Prepares the copy, without sending a request.
 
         Args:
             address: gs://BUCKET/FOLDER.
-            kinds: Which files the job writes; none for reading.
-            kind_of: The kind of a file, by its name in the folder.
-            where: The setting and its value, for messages.
+            kinds: Kinds of files that the job writes; none for reading.
+            kind_of: Function that returns the kind of a file, given its name in the folder.
+            where: Setting and its value, for messages.
         """
         if importlib.util.find_spec("gcsfs") is None:  # for etils, and so for orbax
             raise InputError(f"{address}: gcsfs is missing (`make setup`); gs:// needs it")
@@ -161,7 +161,7 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the locks of the job's kinds; inside, the bucket follows the copy.
+        """Holds the locks of the job's kinds, and meanwhile uploads changes of the copy.
 
         Raises:
             Busy: Another job writes files of these kinds.
@@ -176,7 +176,7 @@ class LocalCopy:
             yield
 
     def lock(self, stack: contextlib.ExitStack, kind: str, *, wait: bool = True) -> None:
-        """Takes the lock of a kind until the stack is left."""
+        """Holds the lock of a kind until `stack` is closed."""
         if not (name := self.here / ".name").is_file():
             write_text(name, uuid.uuid4().hex)
         copy = name.read_text(encoding="utf-8")
@@ -233,7 +233,7 @@ class LocalCopy:
             time.sleep(locks.PERIOD_SECONDS)
 
     def _pushed(self, *, last: bool) -> bool:
-        """Uploads changes; returns False, with a line on stderr, where another try may help."""
+        """Uploads changes; returns False, with a line on stderr, if another try may help."""
         try:
             self.push()
         except ERRORS as error:
@@ -245,10 +245,10 @@ class LocalCopy:
         return True
 
     def pull(self, wanted: Callable[[str], bool]) -> None:
-        """Makes the copy equal to the bucket; what both have alike stays.
+        """Makes the copy equal to the bucket, without fetching equal files.
 
-        A file that a killed job of this machine has changed and not uploaded stays, too, unless the
-        bucket's has changed since.
+        A file that a killed job on this machine changed and did not upload stays, unless the
+        bucket's file has changed since.
         """
         record = self._read_record()
         there = {
@@ -276,8 +276,7 @@ class LocalCopy:
     def push(self, names: Collection[str] | None = None) -> None:
         """Makes the bucket's files of this job's kinds equal to the copy's.
 
-        Args:
-            names: Uploads these alone, whatever their kind. It must be locked.
+        If there are `names`, only these are uploaded, whatever their kind, which must be locked.
         """
         with self._alone:
             for lock in self._locks:
@@ -292,9 +291,9 @@ class LocalCopy:
             def put(name: str) -> None:
                 for lock in self._locks:
                     lock.check(locks.PERIOD_SECONDS)
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                with contextlib.suppress(FileNotFoundError):  # the file was removed meanwhile
                     version = self.objects.put(name, self.here / name)
-                    # As it was before: a file that changed meanwhile is uploaded again.
+                    # This version is from before the upload: a change since is uploaded again.
                     record[name] = [*here[name], version]
 
             try:
@@ -313,7 +312,7 @@ class LocalCopy:
                 lock.check()
             names = [n for n in self.objects.list() if not n.startswith(locks.RUNNING)]
             names = [name for name in names if written(name)]
-            # run.json last: if this is killed half way, it is still known whose folder it is.
+            # run.json goes last, so that an interruption leaves the folder's owner known.
             _in_threads(self.objects.delete, [name for name in names if name != "run.json"])
             self.objects.delete("run.json")
             self._write_record({n: r for n, r in self._read_record().items() if not written(n)})
@@ -322,7 +321,7 @@ class LocalCopy:
         return self._kind_of(name) in self._kinds
 
     def _read_record(self) -> dict[str, list[int | str]]:
-        """Returns what both had when they were equal; a copy without a record begins again."""
+        """Returns the record of files that were equal; without one, the copy is emptied."""
         path = self.here / _RECORD
         try:
             record = read_json(path, _KNOWN, remedy="remove it")
@@ -341,17 +340,17 @@ class LocalCopy:
 
 @dataclasses.dataclass
 class BoundedCopy:
-    """Files of a bucket that never change, fetched when needed, as far as this machine has room.
+    """Unchanging files of a bucket, which are fetched when needed into limited room.
 
-    Those that were not needed for the longest time make room. Each process has a folder of its own,
-    locked until it ends: none removes what another one reads. Files in the corpus's own folder,
-    which was made here or is a job's that needs all of them, stay there and are read there.
+    Files that were not needed for the longest time are removed first. Each process locks a folder
+    of its own until it ends, so that no process removes files that another one reads. Files in the
+    corpus's own folder, which was made here or belongs to a job that needs all, are read there.
 
     Attributes:
-        address: The folder in the bucket.
-        folder: The local folder; `here` is that of this process within it.
+        address: Address of the folder in the bucket.
+        folder: Local folder; `here` is this process's folder within it.
         files: Name -> size and SHA-256.
-        gigabytes: The room (`Data.disk_gigabytes`).
+        gigabytes: Maximum size of the fetched files (`Data.disk_gigabytes`).
     """
 
     address: str
@@ -365,7 +364,7 @@ class BoundedCopy:
         self.here = self._claim()
         there = [name for name in self.files if (self.here / name).is_file()]
         there.sort(key=lambda name: (self.here / name).stat().st_mtime_ns)
-        # Name -> bytes, of what is here, in the order in which it was needed last.
+        # Name -> bytes of each file that is here, the least recently needed one first.
         self._there = {name: self.files[name][0] for name in there}
         self._needed: deque[set[str]] = deque(maxlen=_KEPT_NEEDS)
         self._on_remove: dict[str, Callable[[], object]] = {}
@@ -373,7 +372,7 @@ class BoundedCopy:
         self._make_room(0)
 
     def _claim(self) -> Path:
-        """Locks and returns the first folder that is free."""
+        """Locks and returns the first folder that no process uses."""
         for number in itertools.count():
             place = self.folder / f"shards.{number}"
             with contextlib.suppress(locks.Busy):
@@ -383,9 +382,9 @@ class BoundedCopy:
         raise AssertionError("endless")
 
     def path(self, name: str, on_remove: Callable[[], object]) -> Path:
-        """Returns the path of a file, fetched now if it is not here.
+        """Returns the path of a file, after fetching it if it is not here.
 
-        `on_remove` is called when it makes room for others; who has mapped it lets go of it.
+        `on_remove`, which must release its memory maps, is called when the file is removed.
         """
         if (own := self.folder / name).is_file():
             return own
@@ -396,10 +395,10 @@ class BoundedCopy:
         return self.here / name
 
     def need(self, names: Iterable[str]) -> None:
-        """Fetches the files that are not here. They stay until some later calls named others.
+        """Fetches the files that are not here; they stay during the next `_KEPT_NEEDS` - 1 calls.
 
         Raises:
-            InputError: There is no room for them, or one is missing or damaged.
+            InputError: There is no room for the files, or one is missing or damaged.
         """
         with self._alone:
             wanted = {name for name in names if not (self.folder / name).is_file()}
@@ -431,7 +430,7 @@ class BoundedCopy:
             try:
                 self._objects.download(name, part)
             except FileNotFoundError as error:
-                said = "missing, a part of the corpus; remove it there"
+                said = "missing, a part of the corpus; remove the corpus there"
                 raise InputError(f"{where}: {said}") from error
             if Disk(self.here).sha256(part.name)[1] != self.files[name][1]:
                 raise InputError(f"{where}: damaged: its content is not what was written")

@@ -28,7 +28,7 @@ _WAIT_SECONDS = 0.5
 
 
 class Busy(InputError):
-    """Another job is at work there. This is not a mistake of the user: it may end soon."""
+    """The error that another job is at work there, which is no mistake of the user."""
 
     status = 1
 
@@ -64,7 +64,7 @@ class BucketLock:
 
     A lock has expired if a waiting job sees no renewal for EXPIRED_PERIODS; that job then replaces
     the version that it saw. Thus one of two simultaneous jobs wins, and no clocks are compared. A
-    job that lost its lock finds another's before it writes anything again, and ends.
+    job that lost its lock sees the other job's before it writes anything again, and ends.
     """
 
     def __init__(

@@ -30,11 +30,11 @@ _ROW = record({"step": count, "*": optional(number)})
 class Metrics(contextlib.AbstractContextManager["Metrics"]):
     """A log of rows {"step": ..., name: number}, in `metrics.jsonl` and `tensorboard/`.
 
-    TensorBoard has them also under `T5X_TAGS`. A resumed run leaves the same file as an
+    TensorBoard also has values under `T5X_TAGS`. A resumed run leaves the same file as an
     uninterrupted one. Without a folder, nothing is written, as another process does it.
 
     Attributes:
-        resume_step: Step after which rows, of lost work, are removed.
+        resume_step: Step after which rows are removed, as their work was lost.
         saved: Note of that checkpoint; if the rows differ from it, stderr says so.
         log: Function called with each row after writing it.
     """
@@ -57,7 +57,7 @@ class Metrics(contextlib.AbstractContextManager["Metrics"]):
         write_text(path, text)
         self._file = path.open("a", encoding="utf-8")
         if self.tensorboard:
-            # Imports Google's storage client, which takes half a second.
+            # Imported late, as it imports Google's storage client, which takes half a second.
             from tensorboardX import SummaryWriter
 
             board = str(self.folder / "tensorboard")

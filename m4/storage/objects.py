@@ -134,7 +134,7 @@ class Objects:
                 yield bytes(piece)
 
     def part(self, name: str, start: int, length: int) -> bytes:
-        """Returns bytes of an object. FileNotFoundError: it is not there."""
+        """Returns bytes of an object. Raises FileNotFoundError if it is missing."""
         with self._explained(name):
             return bytes(self._obstore.get_range(self._store, name, start=start, length=length))
 
@@ -190,7 +190,7 @@ class Objects:
             raise self._problem(error) from error
 
     def _problem(self, error: Exception) -> Exception:
-        """Returns the exception for an error, which mostly says what the user has to do."""
+        """Returns the exception for an error, whose message mostly says what to do."""
         said, address, exceptions = one_line(error), self.address, self._obstore.exceptions
         denied = isinstance(error, exceptions.PermissionDeniedError)
         if denied or ("403 Forbidden" in said and "token request" not in said):

@@ -1,4 +1,4 @@
-"""Kinds of JSON values, for checking files whose content may be anybody's.
+"""Kinds of JSON values, for checking files that anybody may have written.
 
 A kind is a function of a value and its place in the file. It raises ValueError with the place, the
 expected and the actual value: `record({"step": count, "phase?": text})(found, "")`.

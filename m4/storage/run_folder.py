@@ -26,8 +26,7 @@ _PACKAGES = (
 
 # Folder with the parts of the corpus that the model needs: languages and vocabularies.
 VOCABULARY = "vocabulary"
-# Entries of run.json by jobs. initial: the run from which this one began. extracted: the run of
-# which it is a part.
+# Entries that jobs add to run.json: the run from which this one began, or of which it is a part.
 _NOTES = ("initial", "extracted")
 
 _TEXTS, _PAIRS = named(text), named(entry(text, text))
@@ -56,7 +55,7 @@ _KIND_OF = (
     (r"baselines/", "baselines"),
 )
 
-# Files without work: another config may take over a folder that has only these.
+# Files that hold no work: another config may take over a folder that has only these.
 CONFIG_FILES = ("run.json", "config.gin", "operative_config.gin")
 _OWN = {*CONFIG_FILES, "compilation_cache", "data", VOCABULARY}
 _OWN |= {"data_preview.json", "data_report.json", "data_report.html"}
@@ -90,7 +89,7 @@ def claim(
     """Claims the folder for a config, or checks that it belongs to it.
 
     Args:
-        settings, mutable: Setting -> value as text; names of settings that may change.
+        settings, mutable: Setting -> value as text, and names of settings that may change.
         modules: The user's modules that the config imports -> their folders.
         texts: Content of config.gin and operative_config.gin.
         decoding: Settings that decide the translations in decodes/, as JSON. Defaults to any.
@@ -103,7 +102,7 @@ def claim(
     if there - _OWN:
         check(folder, settings, mutable)
     elif kept and changed(kept, settings, mutable):
-        kept = {}  # another config takes the folder over
+        kept = {}  # this config takes over another one's folder
     versions = {name: package_version(name) for name in _PACKAGES}
     versions["python"] = platform.python_version()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
@@ -137,7 +136,7 @@ def start_over(folder: Path) -> Callable[[str], bool]:
     Corpora (data/) stay, as they are right for any config. Links are removed without their targets.
 
     Returns:
-        A test whether the file of a name in the folder was removed.
+        Function that tells whether the file of a name in the folder was removed.
     """
     if not (there := _names(folder)) or not _checked(folder):
         return lambda name: False

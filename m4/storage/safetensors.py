@@ -21,7 +21,7 @@ _INDEX = record({"weight_map": records.named(text)})
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
     """Writes "a/b" -> array, named "a.b" in the file, with text for its header."""
-    # The library writes the raw memory.
+    # The library writes raw memory, so arrays must be in C order.
     named = {name.replace("/", "."): np.asarray(a, order="C") for name, a in arrays.items()}
     with whole(path) as part:
         save_file(named, part, dict(about))

@@ -48,7 +48,7 @@ def complete_steps(folder: Path) -> list[int]:
 
 
 def damaged_steps(folder: Path) -> list[epath.Path]:
-    """Returns the steps that were moved aside."""
+    """Returns the damaged steps that were moved aside."""
     there = address_of(folder)
     return sorted(there.glob("*.damaged*")) if there.is_dir() else []
 
@@ -73,7 +73,7 @@ def used_item(items: Collection[str]) -> str:
     return next((name for name in ("best", "average") if name in items), "params")
 
 
-# ------------------------------------------------------------------------------- the whole ones
+# ---------------------------------------------------------------------------------- whole steps
 
 
 def whole_step(
@@ -105,14 +105,14 @@ def whole_step(
             said = "training removes old steps: put the folder there, or remove the link"
             raise InputError(f"{path}: a link to {path.readlink()}; {said}")
     while True:
-        # Listed again each time, as training removes and adds steps.
+        # Steps are listed again each time, as training removes and adds some.
         steps = [one for one in complete_steps(folder) if one not in damaged]
         found = max(steps, default=None)
         if found is None or (said := problem(there / str(found), wanted)) is None:
             break
         damaged[found] = said
     steps = complete_steps(folder)
-    if move_aside:  # for a job that writes, orbax reads its file about each step
+    if move_aside:  # a job that writes lets orbax read its file about each step
         marks = {one: _marks_problem(there / str(one)) for one in steps}
         damaged |= {one: said for one, said in marks.items() if said is not None}
     damaged = {one: damaged[one] for one in steps if one in damaged}
@@ -155,7 +155,7 @@ def write_own(item: epath.Path, process: int) -> None:
     for folder in item.parent.iterdir():
         own = folder / f"{_OWN}{process}"
         if own.is_dir():
-            # Items also have temporary names, if folders can be renamed.
+            # Where folders can be renamed, items have temporary names, too.
             prefix = f"{folder.name.partition('.')[0]}/{own.name}/"
             hashes = checksums.hashes(_store_of(own), _store_of(own).list())
             found |= {prefix + name: entry for name, entry in hashes.items()}
@@ -168,7 +168,7 @@ def write_whole(step: epath.Path) -> None:
     for name in [name for name in names if name.startswith(f"{ITEM}/process_")]:
         found |= json.loads((step / name).read_text())
         (step / name).unlink()
-    # Files of the step itself are orbax's marks, which it still changes.
+    # Files at the top of the step are orbax's marks, which it still changes.
     others = [n for n in names if n not in found and "/" in n and not n.startswith(f"{ITEM}/")]
     found |= checksums.hashes(_store_of(step), others)
     (step / _NAME).write_text(json.dumps({"files": dict(sorted(found.items()))}))

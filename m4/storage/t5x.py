@@ -23,7 +23,7 @@ from m4.storage.checkpoints import check_weights
 from m4.storage.files import check_tree, undamaged, whole_folder
 
 _VERSION = 3  # version of the index since 2021
-_IN_INDEX = 1024  # smaller arrays are in the index itself
+_IN_INDEX = 1024  # arrays with fewer numbers are in the index itself
 _CHUNK_BYTES = 64 << 20
 _STEP_NAME = "state/step"
 _STEP = re.compile(r"checkpoint_(\d+)")
@@ -59,12 +59,12 @@ class T5xCheckpoint:
 
     @functools.cached_property
     def step(self) -> int:
-        """Number of steps that it was trained for."""
+        """Number of steps for which the model was trained."""
         if _STEP_NAME not in self.shapes:
             raise InputError(f"{self.folder}: has no {_STEP_NAME}")
         found = self.read(_STEP_NAME)
         if found.size != 1 or found.dtype.kind not in "iu" or found.reshape(()) < 0:
-            raise InputError(f"{self.folder}: {_STEP_NAME} is no whole number of steps")
+            raise InputError(f"{self.folder}: {_STEP_NAME} is not a whole number of steps")
         return int(found.reshape(()))
 
     def read(self, name: str) -> np.ndarray:
@@ -94,7 +94,7 @@ class T5xCheckpoint:
         """Returns a number or array of the index, or the zarr array that it names."""
         if not isinstance(leaf, Mapping):
             return np.asarray(leaf)
-        # tensorstore before 0.1.14 had the path outside the store.
+        # Versions of tensorstore before 0.1.14 wrote the path outside the store.
         path = leaf["kvstore"].get("path", leaf.get("path", ""))
         if not re.fullmatch(r"[\w.\-]+/?", path) or path.startswith(".."):
             raise InputError(f"{self.folder}: {name} names no folder in the checkpoint ({path!r})")
@@ -144,7 +144,7 @@ def write(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
 
 
 def _written(folder: Path, name: str, array: np.ndarray) -> Any:
-    """Returns an array's entry in the index: the array, or the zarr array, written now."""
+    """Returns an entry of the index: the array, or the spec of a zarr array that it writes."""
     if array.size < _IN_INDEX:
         return array
     rows = max(1, _CHUNK_BYTES // max(1, array.itemsize * math.prod(array.shape[1:])))

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "also write a config that continues from this model: a run, or a model in Hugging "
     text += "Face's layout"
     parser.add_argument("--start", metavar="FOLDER", help=text)
-    text = "minutes of training: they, the corpus and the number of cores decide the model "
+    text = "minutes of training, which with the corpus and the number of cores decide the model "
     text += "(default: 60)"
     parser.add_argument("--minutes", type=int, metavar="N", help=text)
 

@@ -47,16 +47,16 @@ _NEW, _CONTINUED = _HERE / "new.gin.template", _HERE / "continued.gin.template"
 # Repeating text up to four times is nearly as good as new text (Muennighoff et al. 2023).
 _EPOCHS, _MINUTES, _FEWEST_STEPS, _BASELINE_STEPS = 5, 60, 100, 6000
 _LENGTHS, _BATCH_PIECES = (16, 24, 32, 48, 64, 96, 128, 192, 256), 3072
-# Training pairs from which a vocabulary has so many pieces (docs/lab/2026-11-25-tatoeba.md).
+# Minimum training pairs -> pieces of the vocabulary (docs/lab/2026-11-25-tatoeba.md).
 _VOCABULARIES = {0: 3000, 50_000: 8000, 250_000: 16_000, 5_000_000: 32_000}
 # FLOPs a second that the demo's training reaches on one core of a server (docs/performance.md). A
 # constant, not a measurement, so that a corpus gets the same config on a busy machine.
 _CORE_FLOPS = 4e10
-# Pairs of a language that are tokenized, and lines or names that are shown.
+# Number of pairs per language to tokenize, and of notes to print.
 _SAMPLE, _SHOWN = 1000, 20
 
 
-# Width, layers and peak learning rate of models, the largest first.
+# Width, layers and peak learning rate of models, the largest first; width and layers of baselines.
 _SIZES, _BILINGUAL = ((256, 4, 4.9e-3), (128, 2, 7.0e-3)), (64, 2)
 
 
@@ -64,10 +64,10 @@ class Corpus(NamedTuple):
     """Summary of the text in a folder, by pair of languages."""
 
     sizes: dict[str, dict[str, int]]  # split -> pairs that cleaning leaves
-    samples: dict[str, list[Pair]]  # training pairs at even distances
-    english: Mapping[str, set[str]]  # the sides that are English, where the text tells
-    wrong: Mapping[tuple[str, str], str]  # (pair, split) -> what is wrong with its languages
-    notes: list[str]  # lines about files and languages that are left out
+    samples: dict[str, list[Pair]]  # pair -> training pairs, evenly spaced
+    english: Mapping[str, set[str]]  # pair -> sides that are English, where the text tells
+    wrong: Mapping[tuple[str, str], str]  # (pair, split) -> mistake in its languages
+    notes: list[str]  # lines about left-out files and languages
 
 
 def write_config(
@@ -111,7 +111,7 @@ def write_config(
         length = _row_length(_piece_lengths(samples, begun.vocabulary))
         decoding = begun.decoding if begun.languages else {}
     values |= {name: decoding[name] for name in ("beams", "test_sentences") if name in decoding}
-    for name in ("max_source_length", "max_target_length"):  # one search for all that is compared
+    for name in ("max_source_length", "max_target_length"):  # all compared models search alike
         values[name] = max(values["length"], length, decoding.get(name, 0))
     values |= {"model_dir": repr(f"runs/{path.stem}"), "folder": repr(folder)}
     settings = {"on_bad_line": "skip", **layout.settings}
@@ -151,7 +151,7 @@ def write_config(
 
 
 class _Questions:
-    """Asks questions on the terminal; `taken` notes the defaults taken without asking."""
+    """Asks questions on the terminal; `taken` lists the defaults that it took without asking."""
 
     def __init__(self, yes: bool) -> None:
         self._yes = yes
@@ -226,10 +226,10 @@ def _read(layout: Detected, folder: str) -> Corpus:
                 sizes[pair][split] += len(chunk)
                 while len(sample) >= 2 * _SAMPLE:
                     sample, step = sample[::2], 2 * step
-            samples[pair] = sample  # in the end of the training pairs
+            samples[pair] = sample  # the last split is training
             if (side := sides.english(pair, split)) is not None:
                 english.setdefault(pair, set()).add(side)
-        cleaner.finish()  # puts the source's counts of skipped lines together
+        cleaner.finish()  # gathers the source's counts of skipped lines
     same = [*map(key_of, variants)]
     same += sorted(file for file, why in source.reading.skipped if why == ENGLISH_CATALOGUE)
     notes = [f"left out, English on both sides: {named(same)}"] if same else []
@@ -241,7 +241,7 @@ def _read(layout: Detected, folder: str) -> Corpus:
 
 
 def _whole_pairs(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
-    """Returns the pairs that have all splits, and their other text, the largest first."""
+    """Returns the pairs that have all splits, and those with more text of them, largest first."""
     whole = [pair for pair, sizes in corpus.sizes.items() if all(sizes.values())]
     whole += [pair for pair, sizes in corpus.sizes.items()
               if sizes["train"] and base_pair(pair) in whole and pair not in whole]  # fmt: skip
@@ -256,7 +256,7 @@ def _whole_pairs(folder: str, layout: Detected, corpus: Corpus) -> list[str]:
 
 
 def _lengths(samples: Mapping[str, Sequence[Pair]], pieces: int) -> dict[str, np.ndarray]:
-    """Returns `_piece_lengths` by a vocabulary that is trained on the samples."""
+    """Returns `_piece_lengths` with a vocabulary that is trained on the samples."""
     texts = [text for pairs in samples.values() for pair in pairs for text in pair]
     tags = languages_of(samples)
     with tempfile.TemporaryDirectory(prefix="m4-new-") as folder:
@@ -292,22 +292,22 @@ def _choose(
     train: Mapping[str, int], lengths: Mapping[str, np.ndarray], pieces: int, minutes: float,
     cores: int,
 ) -> tuple[dict[str, Any], float, float]:  # fmt: skip
-    """Returns values of the template, the minutes of training, and those of the baselines."""
+    """Returns values of the template, and the minutes of training and of the baselines."""
     length = _row_length(lengths)
     rows = _rows(length)
     pairs = sum(train.values())
     mean = sum(size * lengths[code].mean() for code, size in train.items()) / pairs
-    pairs_a_step = 0.9 * rows * length / mean  # nine tenths of a packed row are filled
+    pairs_a_step = 0.9 * rows * length / mean  # packing fills about nine tenths of a row
     wanted = max(_FEWEST_STEPS, math.ceil(2 * _EPOCHS * pairs / pairs_a_step))
     step, steps = 0.0, 0
     width, layers, rate = _SIZES[-1]
-    for width, layers, rate in _SIZES:  # noqa: B007 - the largest that sees the pairs often enough
+    for width, layers, rate in _SIZES:  # noqa: B007 - takes the largest that sees the pairs often enough
         step = _step_minutes(width, layers, pieces, 2 * rows * length, cores)
         steps = max(_FEWEST_STEPS, min(wanted, int(minutes / step)))
-        steps -= steps % 10 ** (len(str(steps)) - 2)  # two digits that count
+        steps -= steps % 10 ** (len(str(steps)) - 2)  # two significant digits
         if steps > 0.6 * wanted:
             break
-    # Experts in every layer, narrower ones, are better from 2,000 steps on (results/frontier).
+    # From 2,000 steps on, narrower experts in every layer are better (results/frontier).
     every = 1 if steps >= 2000 else 2
     values = {
         "length": length, "vocabulary_size": pieces, "bilingual_vocabulary_size": pieces // 2,
@@ -317,14 +317,14 @@ def _choose(
         "baseline_steps": _BASELINE_STEPS, "dev_period": max(20, min(500, steps // 4)),
         "warmup": max(10, min(200, steps // 5)),
     }  # fmt: skip
-    # By experience dev chrF ends a bilingual model after half of its steps.
+    # In experience, early stopping on dev chrF ends a bilingual model after half of its steps.
     baseline = _step_minutes(*_BILINGUAL, pieces // 2, 16 * length, cores)
     return values, steps * step, len(train) * _BASELINE_STEPS / 2 * baseline
 
 
 def _step_minutes(width: int, layers: int, pieces: int, tokens: int, cores: int) -> float:
     """Returns the minutes of a training step: six FLOPs for each weight that a token meets."""
-    # Attention, feed-forward layers, and second experts.
+    # These are the weights of attention, feed-forward layers, second experts and logits.
     weights = 18 * width**2 * layers + width * pieces
     return 6 * tokens * weights / (_CORE_FLOPS * cores) / 60
 
@@ -346,13 +346,13 @@ def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, l
 
 # ----------------------------------------------------------------------------- --start
 
-# Of dev sentences that are translated greedily at each evaluation, in all directions.
+# Dev sentences of all directions together that each evaluation translates greedily.
 _DEV_SENTENCES = 1600
-# The rate at width 128 that was best for continuing models of m4: a seventh of that from scratch,
-# for which wider models need less, too (results/starts).
+# Best rate for continuing models of m4 at width 128: a seventh of the rate from scratch, which is
+# also lower for wider models (results/starts).
 _RATE = 1.0e-3
-# The share of old text that gained most and forgot least in results/starts. It needed five times
-# the steps of a share of 0.3, which are still fewer than those from scratch.
+# Share of old text that gained most and forgot least in results/starts. It needed five times the
+# steps of a share of 0.3, but fewer than training from scratch.
 _KEEP_SHARE = 0.9
 
 
@@ -360,10 +360,10 @@ class Start(NamedTuple):
     """A model to continue from."""
 
     folder: Path  # a run of m4, or a model in Hugging Face's layout
-    vocabulary: Vocabulary  # of its sources
-    corpus: Path | None  # the run's, where it is there
-    decoding: Mapping[str, Any]  # the settings with which the run has translated
-    languages: Sequence[str]  # of the corpus, with test sentences, as in CorpusSpec.languages
+    vocabulary: Vocabulary  # vocabulary of its sources
+    corpus: Path | None  # the run's corpus, if it exists on this machine
+    decoding: Mapping[str, Any]  # settings of the run's translations
+    languages: Sequence[str]  # the corpus's tested languages, as in CorpusSpec.languages
 
     @property
     def run(self) -> bool:
@@ -372,7 +372,7 @@ class Start(NamedTuple):
 
 
 def opened(place: str) -> Start:
-    """Returns the model to continue from. InputError: m4 cannot begin from the folder."""
+    """Returns the model to continue from. Raises InputError if m4 cannot begin from it."""
     folder = fetched(place)
     vocabulary = beginning(folder).vocabulary
     if not (folder / "run.json").is_file():
@@ -393,7 +393,7 @@ def _continued(
     start: Start, values: Mapping[str, Any], languages: Sequence[str], source: Sequence[str],
     module: str,
 ) -> str:  # fmt: skip
-    """Returns the gin file."""
+    """Returns the text of the gin file that continues from a model."""
     codes = languages_of(map(pair_of, languages))
     begun = beginning(start.folder, [code for code in codes if code != "en"])
     kept = [code for code in start.languages if code not in languages]
@@ -419,7 +419,7 @@ def _continued(
         imports="\n".join(sorted(imports)),
         languages=listed([*languages, *kept]),
         keep=f"KEEP = [  # what the model must not forget\n{listed(kept)}\n]\n"
-        f"KEEP_SHARE = {_KEEP_SHARE}  # of the draws; 0: only to see what is forgotten"
+        f"KEEP_SHARE = {_KEEP_SHARE}  # share of the draws; 0 only shows what is forgotten"
         if kept
         else "# experiment.Data.keep: old languages, to see what is forgotten (docs/initial.md)",
         source="\n".join(source),
@@ -428,13 +428,13 @@ def _continued(
         dev_period=max(20, values["steps"] // 10),
         dev_pairs=max(20, min(200, _DEV_SENTENCES // directions)),
         rate=f"{rate:.1e}",
-        why="of results/starts" if start.run else "as T5 is fine-tuned",
+        why="from results/starts" if start.run else "T5's rate for fine-tuning",
         optimizer="\n".join(optimizer),
     )
 
 
 def _optimizer(begun: Beginning) -> list[str]:
-    """Returns the lines of m4's own optimizer, as a config from scratch has it."""
+    """Returns the lines of m4's own optimizer, which a config from scratch also has."""
     lines = [
         "experiment.Training.optimizer = @average.averaged",
         "average.averaged.optimizer = @optimizer.muon",

@@ -1,13 +1,13 @@
 """The token cache: every sentence tokenized once, memory-mapped, with a manifest.
 
 A cache is a folder: manifest.json, vocabulary.model, text/<split>.<language>.txt (each sentence of
-a language once, a line each), and arrays in shards (`m4.data.cache.shards`): <split>.tokens and
-<split>.offsets (ids without tag and eos, of the languages' sentences, one language after another),
-<split>.pairs (the numbers of their sentences, pairs of languages one after another; a pair's place
-there is its row). Next to the text are .origin (where pairs come from; see corpus_text.py) and
-.subsets.json, and token_counts.npy (how often a model reads each id; see tokens.py). If sources
-and targets have separate vocabularies, there are vocabulary.<role>.model, <split>.<role>.tokens and
-so on, and token_counts.<role>.npy, with source or target as the role.
+a language once, one per line), and arrays in shards (`m4.data.cache.shards`): <split>.tokens and
+<split>.offsets (ids without tag and eos of the sentences, one language after another), and
+<split>.pairs (the sentence numbers of pairs, one language pair after another; a pair's index there
+is its row). Next to the text are .origin (where pairs come from; see corpus_text.py) and
+.subsets.json. token_counts.npy has how often a model reads each id (see tokens.py). With separate
+vocabularies of sources and targets, the names are vocabulary.<role>.model, <split>.<role>.tokens,
+token_counts.<role>.npy and so on, with source or target as the role.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ from m4.storage import checksums
 from m4.storage.files import read_json
 from m4.storage.local_copy import BoundedCopy
 
-# Raised whenever the same settings would give other files (test_format.py checks).
+# Version of the files. It is raised whenever equal settings give other files (see test_format.py).
 FORMAT = 11
 
 
@@ -52,14 +52,14 @@ class Cache:
     """A finished cache, opened for reading. It is also a Source: pairs(), subsets(), identity().
 
     Attributes:
-        bounded: Fetches training shards from a bucket. By default all files are here.
+        bounded: Fetcher of training shards from a bucket. Defaults to none: all files are here.
         fingerprint: Name of the corpus: everything that decides its ids (`fingerprint_of`).
         source_length: Maximum length of a training source, with tag and eos.
         target_length: Maximum length of a training target, with eos.
         separate: True if sources and targets have separate vocabularies.
         has_all_directions: True if the cache has the tokens of all mixtures, not only its own.
         segmentations: Number of ways in which each training sentence is tokenized.
-        source_rates: Direction -> rate that the source asks for, or None.
+        source_rates: Direction -> rate that the source asks for, or None without such rates.
         marked: True if sources get a tag and all sentences an eos when they are laid out. Otherwise
             the ids are the source's own (`m4.data.sources.IdSource`), eos included.
         extra_ids: Number of ids of a source and of a target that are not in the arrays.
@@ -74,7 +74,7 @@ class Cache:
             mixture: Directions to use. Defaults to those that the corpus was made for, or direct.
 
         Raises:
-            Damaged: Its manifest is not as it was written.
+            Damaged: The manifest is not as it was written.
             InputError: There is no corpus, there are several, or it has another format.
         """
         self.folder = Path(folder)
@@ -147,7 +147,7 @@ class Cache:
 
     @cached_property
     def source_vocabulary(self) -> Vocabulary:
-        """The vocabulary of the sources; it has the tags."""
+        """The vocabulary of the sources, which has the tags."""
         return Vocabulary(vocabulary_file(self.folder, "source" if self.separate else None))
 
     @cached_property
@@ -238,7 +238,7 @@ class Cache:
         return read_origins(pair_file(self.folder, split, pair_of(pair), "origin"), files)
 
     def subsets(self, pair: str, split: str) -> dict[str, list[bool]]:
-        """Returns the named subsets of a dev or test split, parallel to `pairs`."""
+        """Returns the named subsets of a dev or test split, with a flag for each of its `pairs`."""
         self._count(pair, split)
         path = pair_file(self.folder, split, pair_of(pair), "subsets.json")
         return read_json(path) if path.is_file() else {}
@@ -258,7 +258,7 @@ class Cache:
         }
 
     def _store(self, role: str) -> str:
-        """Returns the role if roles have separate ids, otherwise ''."""
+        """Returns the name of a role's arrays: the role if roles have separate ids, or ''."""
         assert role in ROLES, role
         return role if self.separate else ""
 
@@ -271,12 +271,12 @@ class Cache:
 
 
 def identity_of(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings and text, as JSON."""
+    """Returns the identity of a corpus as JSON: its settings and its text."""
     text = json.loads(json.dumps(source.identity()))
     pairs = settings["language_pairs"]
-    if "by_pair" in text:  # files of other languages do not matter
+    if "by_pair" in text:  # files of other language pairs do not matter
         text["by_pair"] = {pair: text["by_pair"].get(pair) for pair in pairs}
-    # Sorted, as the order of pairs in a cache decides no ids.
+    # Pairs are sorted, as their order in a cache does not change any ids.
     return {**settings, "language_pairs": sorted(pairs), "source": text}
 
 

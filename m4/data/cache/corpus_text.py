@@ -3,8 +3,8 @@
 text/<split>.<language>.txt has the sentences of a language, one per line, in the order in which the
 language pairs, one after another, first have them, so that a pair's sentences are close together.
 
-text/<split>.<pair>.origin has for each pair, in the order of rows, file * 2^32 + line in the
-source, as compressed differences, mostly ones. The files' names are in the manifest ("files").
+text/<split>.<pair>.origin has file * 2^32 + line in the source for each pair, in the order of rows,
+as compressed differences, which are mostly 1. The files' names are in the manifest ("files").
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 Pairs = U32  # [n, 2] numbers of sentences
 Counts = dict[str, dict[str, dict[str, Any]]]  # by language pair and split, for the manifest
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
-BLOCK = 1 << 16  # pairs
+BLOCK = 1 << 16  # number of pairs to process at once
 FILE = 1 << 32  # multiplier of the file in an origin
 _BYTES = 1 << 24
 _IN_MEMORY = 1 << 25  # bytes above which an array takes a file, and a file descriptor
@@ -59,7 +59,7 @@ def text_file(folder: Path, split: str, language: str) -> Path:
 
 
 def pair_file(folder: Path, split: str, pair: str, kind: str) -> Path:
-    """Returns a file about the pairs of two languages: 'origin', 'subsets.json'."""
+    """Returns a file about the pairs of two languages, such as 'origin' or 'subsets.json'."""
     return folder / "text" / f"{split}.{key_of(pair)}.{kind}"
 
 
@@ -111,7 +111,7 @@ class TextWriter:
     def __init__(
         self, folder: Path, split: str, pairs: Sequence[str], *, once: bool = True
     ) -> None:
-        """Prepares to write `pairs`; equal sentences are stored `once` or each time."""
+        """Prepares to write `pairs`. Equal sentences are stored `once`, or each time they occur."""
         self._folder, self._split, self._once = folder, split, once
         self._numbers: dict[str, Numbers] = defaultdict(Numbers)
         self._left = Counter(code for pair in pairs for code in split_direction(pair))
@@ -135,7 +135,7 @@ class TextWriter:
             np.stack(columns, axis=1).astype(np.uint32).tofile(file)
 
     def end(self, pair: str) -> None:
-        """Closes the files, which exist also for languages without text."""
+        """Closes the files, which also exist for languages without text."""
         numbers_file(self._folder, self._split, pair).touch()
         for code in split_direction(pair):
             text_file(self._folder, self._split, code).touch()
@@ -177,7 +177,7 @@ def write_text(
     recorded, sides = Recorded(source), EnglishSides()
     cleaner = Cleaner(cleaning, cast(Source, recorded), pairs, folder / "text", on_read=sides.add)
     cleaned: Cleaned | None = None
-    for split in reversed(SPLITS):  # test and dev come first, as cleaning train needs them
+    for split in reversed(SPLITS):  # test and dev come first, as cleaning of train needs them
         if split == "train" and engine is not None:
             for pair in pairs:
                 sides.read(pair, split, chunks(source.pairs(pair, split)))
@@ -218,7 +218,7 @@ def write_text(
 
 
 def why_none(count: Count) -> str:
-    """Returns the reason why no pair is left."""
+    """Returns the reason why no pair is left after cleaning."""
     if not count.read:
         return "the source has none"
     reasons = ", ".join(f"{reason} {pairs:,}" for reason, pairs in count.dropped.most_common())
@@ -250,8 +250,8 @@ class Origin(NamedTuple):
 class Recorded:
     """A source that records the origins of the pairs read from it.
 
-    It holds the origins for two languages and a split, 8 bytes per pair. For a source without
-    `reading`, which knows none, it records nothing.
+    It holds the origins for two languages and a split, with 8 bytes per pair. It records nothing
+    for a source without `reading`, which knows no origins.
     """
 
     def __init__(self, source: Source) -> None:
@@ -282,7 +282,7 @@ class Recorded:
                 np.frombuffer(self._places, np.int64)[numbers - 1].tofile(file)
 
     def found(self) -> tuple[list[str] | None, Ints]:
-        """Returns the files, and for each pair its file number * FILE + its line."""
+        """Returns the files' names, and for each pair its file number * FILE + its line."""
         return [*self._files] if self.knows else None, np.array(self._places)
 
     def where(self, number: int) -> str:
@@ -293,7 +293,7 @@ class Recorded:
         """Returns the manifest's entry on the files that were read."""
         if not self.knows:
             return {}
-        path.touch()  # no pair may be left
+        path.touch()  # the file also exists if no pair is left
         return {"files": [*self._files]}
 
 
@@ -324,15 +324,15 @@ def read_origins(path: Path, files: Sequence[str]) -> list[Origin] | None:
     return [Origin(files[int(place) // FILE], int(place) % FILE) for place in places]
 
 
-# Pairs of two languages through a third one, as translations of the same sentence.
+# Pairs of two languages that are translations of the same sentence in a third one.
 
 
 def write_pivots(folder: Path, pairs: Sequence[str], pivoted: Sequence[str]) -> Counts:
     """Writes the pairs of training sentences that share a translation in a third language.
 
     The i-th translation of a sentence into one language is paired with the i-th into the other; if
-    one has fewer, they repeat. Thus each is used, and no language pair is larger than those that it
-    comes from. Sentences of dev or test, up to case, width and spacing, are in no pair.
+    a language has fewer, they repeat. Thus each is used, and no language pair is larger than those
+    that it comes from. No pair has a sentence of dev or test, up to case, width and spacing.
 
     The folder has the text of `pairs`. Returns {pair: {split: {"pairs": number}}} for `pivoted`.
     """
@@ -366,7 +366,7 @@ def _from(folder: Path, pair: str, pivot: str) -> Pairs:
 
 
 def _joined(first: Pairs, second: Pairs) -> Pairs:
-    """Returns [k, 2] translations of the same sentence: [n, 2], [m, 2] sentence, translation."""
+    """Returns [k, 2] translations of equal sentences, from [n, 2] (sentence, translation)."""
     first, second = (of[np.argsort(of[:, 0], kind="stable")] for of in (first, second))
     (one, starts, sizes), (other, other_starts, other_sizes) = (
         np.unique(of[:, 0], return_index=True, return_counts=True) for of in (first, second)

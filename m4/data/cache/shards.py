@@ -1,8 +1,8 @@
 """The arrays of a cache in shards: pairs as numbers of sentences, and the sentences' token ids.
 
 A split's sentences are numbered, those of its first language before those of the next one. Each is
-stored once, however many pairs have it. A shard is a range of them in two files, `<stem>.tokens.
-<shard>.npy` (flat ids) and `<stem>.offsets.<shard>.npy` (uint32, from 0: sentence r has the ids
+stored once, however many pairs have it. A shard is a range of sentences in two files, `<stem>.
+tokens.<shard>.npy` (flat ids) and `<stem>.offsets.<shard>.npy` (uint32, from 0: sentence r has ids
 offsets[r] to offsets[r + 1]). A sentence is in the shard that would have its first id if all ids
 were divided into equal parts. `<split>.pairs.<shard>.npy` has the pairs, [pairs, 2]: the numbers of
 the sentences in the first and the second language.
@@ -23,10 +23,10 @@ from m4.data.compiled import compiled
 from m4.data.vocabulary import Ragged
 from m4.settings import InputError
 
-# Bytes of a shard's ids, and of a shard's pairs.
+# Maximum bytes of a shard's ids, and of a shard's pairs.
 SHARD_BYTES = 1 << 28
 _HEADER_BYTES = 128  # bytes of the header of a .npy file with one axis
-# Smaller arrays stay in memory.
+# Arrays with fewer bytes stay in memory.
 _KEPT_BYTES = 1 << 30
 
 
@@ -49,7 +49,7 @@ PathOf = Callable[[str, Callable[[], object]], Path]
 
 @dataclasses.dataclass
 class _Growing:
-    """An array in shards, .npy files whose rows are written at once and not kept in memory.
+    """Writer of an array in shards, .npy files whose rows are not kept in memory.
 
     Each shard begins with `zeros` zeros, which are not entries. `firsts` has the first entry of
     each closed shard, and the number of all entries.
@@ -126,7 +126,7 @@ def write_sentences(
 
 
 def write_pairs(folder: Path, split: str, blocks: Iterable[Array]) -> list[list[int]]:
-    """Writes a split's pairs, in blocks of [n, 2] sentence numbers; returns like the above."""
+    """Writes blocks of [n, 2] sentence numbers; returns each shard's first pair, and the total."""
     most, pairs = SHARD_BYTES // 8, _Growing(folder, f"{split}.pairs", np.uint32, (2,))
     for block in blocks:
         while len(block):
@@ -163,7 +163,7 @@ class _Shards:
         return [file_name(self._stem, number) for number, _ in self.parts(entries)]
 
     def release(self) -> None:
-        """Releases the read pages of files, or memory would grow to the corpus's size."""
+        """Releases the read pages of files, as memory would otherwise grow to the corpus's size."""
         maps = [array.base for array in self._open.values()]
         maps = [of.base for of in maps if isinstance(of, np.memmap) and isinstance(of.base, mmap)]
         if sum(map(len, maps)) > _KEPT_BYTES:
@@ -219,7 +219,7 @@ class SentenceShards(_Shards):
 
     def __init__(self, folder: Path, stem: str, firsts: Any, path: PathOf | None = None) -> None:
         super().__init__(folder, f"{stem}.offsets", firsts[0], "sentences", path, more=1)
-        # Some processes need only the lengths.
+        # The ids are opened on demand, as some processes need only the lengths.
         self._ids = _Shards(folder, f"{stem}.tokens", firsts[1], "ids", path)
 
     def places(self, entries: Ints, more: int = 0) -> tuple[Ints, Ints]:
@@ -233,7 +233,7 @@ class SentenceShards(_Shards):
     def flat(self, starts: Ints, lengths: Ints, more: int, chosen: Ints) -> tuple[Array, Ints]:
         """Returns an array with the chosen sentences' ids, and the start of each in it.
 
-        For a single shard it is the shard's own array, for several a copy of these ids.
+        With a single shard, the array is the shard's own; with several, it is a copy of these ids.
         """
         if len(self._firsts) == 2:
             return self._ids.shard(0), starts
@@ -298,7 +298,7 @@ def _gather(ids, begins, lengths, starts, flat):
 
 
 def _read_only(array: Array) -> Array:
-    """Returns a view of the array type for which the loops are compiled."""
+    """Returns a read-only view, which is the type of array for which the loops are compiled."""
     view = array.view(np.ndarray)
     view.flags.writeable = False
     return view

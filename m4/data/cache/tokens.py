@@ -1,4 +1,4 @@
-"""Training of a cache's vocabularies, and writing of its arrays in shards."""
+"""Trains a cache's vocabularies, and writes its arrays in shards."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ from m4.data.vocabulary.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from m4.parallel.platform.hardware import available_cpus
 from m4.settings import InputError
 
-# Least sentences per worker: fewer would be done before it has started.
+# Minimum sentences per worker, as fewer would be done before it has started; and their bytes.
 _WORKER_SENTENCES, _SENTENCE_BYTES = 200_000, 50
-# Tokens allowed for any translation, and least factor of a source's tokens.
+# Tokens that any translation may have, and minimum factor of a source's tokens.
 SPARE_TOKENS, LEAST_FACTOR = 16, 2
 _MOST_PAIRS = 1_000_000  # minimum number of pairs that decide a direction's length factor
 
@@ -270,9 +270,9 @@ class Unfinished:
         return np.memmap(path, np.int32, "r") if there else np.zeros(0, np.int32)
 
     def blocks(self, store: str, way: int, used: Mask) -> Iterator[tuple[int, Ragged, Ints]]:
-        """Yields and removes blocks: number of the first sentence, all sentences, and used ones."""
+        """Yields and removes blocks: number of the first sentence, the sentences, and used rows."""
         lengths = self.lengths(store, way)
-        if not len(lengths):  # the language has none in this role, but keeps its numbers
+        if not len(lengths):  # the language has no sentences in this role, but keeps their numbers
             count = int(used.sum())
             yield 0, Ragged(np.zeros(0, self._types[store]), np.zeros(count, int)), np.arange(count)
         else:
@@ -310,12 +310,12 @@ class ArrayWriter:
 
     def __post_init__(self) -> None:
         self._made: dict[str, Any] = {"sentences": {}, "shards": {}}
-        # How often a model reads each id.
+        # Vocabulary -> how often a model reads each id.
         files = {a.vocabulary for a in self.arrays}
         self._tokens = {path: np.zeros(Vocabulary(path).size, np.int64) for path in files}
 
     def write(self, mixture: Mixture | None) -> dict[str, Any]:
-        """Writes all arrays, without too long training pairs and sentences only in these.
+        """Writes all arrays, without training pairs that are too long and sentences only in them.
 
         Returns:
             "sentences" with their number by split and language; "shards" with the first entry of
@@ -383,7 +383,7 @@ class ArrayWriter:
         return range(self.ways if split == "train" else 1)
 
     def _kept(self, pair: str, split: str, row: int, unfinished: Mapping[str, Unfinished]) -> Mask:
-        """Returns and counts the pairs of two languages to keep; `row` is that of the first."""
+        """Returns and counts the pairs of two languages to keep; `row` is the first pair's row."""
         numbers, codes = take_numbers(self.folder, split, pair), split_direction(pair)
         kept, ways = on_disk(self.folder, len(numbers), np.bool_), self._ways_of(split)
         count, too_long = self.counts[pair][split], 0
@@ -446,9 +446,9 @@ class ArrayWriter:
         """Writes token_counts.npy, [V]: how often a model reads each id.
 
         Every training pair counts once in each direction, in all its segmentations. Each side is a
-        source, with tag and eos, and a target, whose eos is not read; the decoder's first input is
-        pad. With separate vocabularies, token_counts.source.npy is for the encoder and
-        token_counts.target.npy for the decoder.
+        source, with tag and eos, and a target, whose first input is pad and whose eos is not read.
+        With separate vocabularies, token_counts.source.npy counts the encoder's ids and
+        token_counts.target.npy the decoder's.
         """
         for array in self.arrays:
             vocabulary, side = Vocabulary(array.vocabulary), SIDES.index(array.side)
@@ -467,9 +467,9 @@ class ArrayWriter:
             np.save(self.folder / name, of)
 
     def _length_factors(self, mixture: Mixture) -> dict[str, float]:
-        """Returns direction -> a, such that a L + 16 tokens suffice for targets of 99.9% of pairs.
+        """Returns direction -> `a`, so that a L + 16 tokens suffice for targets of 99.9% of pairs.
 
-        L is the number of a source's tokens with tag and EOS; targets count with EOS.
+        L is the number of a source's tokens with tag and eos; targets count with eos.
         """
         more = (TAG_IDS + EOS_IDS, EOS_IDS) if self.marked else (0, 0)
         shards, first = self._made["shards"]["train"], bases(self._made["sentences"]["train"])
@@ -495,7 +495,7 @@ class ArrayWriter:
 
 
 def bases(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Returns language -> number of its first sentence among all."""
+    """Returns language -> number of its first sentence among those of all languages."""
     ends = np.cumsum([*sizes.values()]).tolist()
     return {code: end - size for (code, size), end in zip(sizes.items(), ends, strict=True)}
 
@@ -515,7 +515,7 @@ def _leave_out(folder: Path, split: str, code: str, used: Mask) -> U32:
 
 
 def whole_factors(factors: Mapping[str, float], directions: Sequence[str]) -> dict[str, int]:
-    """Returns target language -> a rounded up, for languages that need more than 2."""
+    """Returns target language -> factor `a` rounded up, for languages that need more than 2."""
     whole: dict[str, int] = {}
     for direction in directions:
         to, factor = split_direction(direction)[1], int(np.ceil(factors.get(direction, 0)))

@@ -33,12 +33,12 @@ def digests(texts: Sequence[str]) -> U64:
 
 
 def code_points(text: str) -> U32:
-    """Returns the [characters] of a text, including halves of surrogate pairs."""
+    """Returns the code points of a text, including halves of surrogate pairs."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def both(first: U64, second: U64) -> U64:
-    """Returns [n] 64-bit hashes of pairs, from those of their sides."""
+    """Returns [n] 64-bit hashes of pairs, given the hashes of their sides."""
     return mix(first * np.uint64(3) + mix(second))
 
 
@@ -92,7 +92,7 @@ class Numbers:
         self.count = 0
 
     def __call__(self, digests: U64) -> tuple[Ints, Ints]:
-        """Returns the [n] numbers of the texts, and the places of new ones."""
+        """Returns the [n] numbers of the texts, and the indices of new texts."""
         unique, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
         found = np.full(len(unique), -1)
         for keys, numbers in self._runs:
@@ -113,7 +113,7 @@ class Numbers:
         return found[inverse], places
 
 
-# Maximum number of sentences of a language, which files number with 32 bits.
+# Maximum number of sentences in a language, as files number them with 32 bits.
 MOST_SENTENCES = 1 << 32
 
 
@@ -124,7 +124,7 @@ def check_sentences(language: str, count: int) -> None:
         raise InputError(f"{language}: {most}, which one corpus cannot have; give fewer files")
 
 
-# Large enough for numpy, small enough for the processor's cache.
+# Number of pairs that is large enough for numpy and small enough for the processor's cache.
 PAIRS = 1024
 
 
@@ -144,7 +144,7 @@ class Chunk:
         return self.first if name == "first" else self.second
 
     def lengths(self, side: str) -> Ints:
-        """Returns [n] numbers of characters."""
+        """Returns [n] lengths of a side's sentences in characters."""
         return np.fromiter(map(len, self.side(side)), np.int64, len(self))
 
     def code_points(self, side: str) -> U32:

@@ -36,8 +36,8 @@ class GradientCosines:
 
     Attributes:
         period: Number of steps between measurements.
-        groups: Function that makes the sets of directions (`m4.train.multitask.groups`), at most
-            40, as their gradients are in memory together.
+        groups: Function that makes at most 40 sets of directions (`m4.train.multitask.groups`),
+            whose gradients are in memory together.
         pairs: Number of dev pairs per direction.
     """
 
@@ -63,8 +63,7 @@ def gradient_cosines(
     """Returns the evaluation params -> row of metrics.
 
     "gradients/cosine/<a>/<b>" is the cosine of two sets' gradients, "gradients/alignment/
-    <direction>" the mean cosine of its set with the others. Sets without dev sentences are left
-    out.
+    <direction>" the mean cosine of its set with the others. Sets need dev sentences.
     """
     groups = settings.of(directions)
     names = list(groups)
@@ -100,7 +99,7 @@ def named(gram_GG: np.ndarray, names: list[str], groups: dict[str, list[str]]) -
     """Returns the cosines of a Gram matrix as a row of metrics."""
     norm_G = np.sqrt(np.diagonal(gram_GG).astype(np.float64))
     here = np.flatnonzero(norm_G).tolist()
-    with np.errstate(invalid="ignore"):  # sets without a gradient
+    with np.errstate(invalid="ignore"):  # sets without a gradient have no cosine
         cosine_GG = np.clip(gram_GG / (norm_G[:, None] * norm_G), -1, 1)
     row = {
         f"{COSINE}/{names[i]}/{names[j]}": float(f"{cosine_GG[i, j]:.6g}")

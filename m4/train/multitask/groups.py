@@ -23,7 +23,7 @@ _LEVELS = ("high", "medium", "low")
 
 @dataclasses.dataclass(frozen=True)
 class Directions:
-    """Directions of a training, with their sizes and levels."""
+    """Directions of a training, with their sizes and resource levels."""
 
     names: Sequence[str]  # directions in the order of a batch's direction_ids
     sizes: Mapping[str, int]
@@ -39,7 +39,7 @@ class Directions:
         return cls(names, dict.fromkeys(names, 1), levels)
 
     def named(self, name: str, setting: str) -> list[str]:
-        """Returns the directions for the name of a direction, language or resource level."""
+        """Returns the directions that the name of a direction, language or resource level means."""
         if name in self.levels:
             return list(self.levels[name])
         return matching([name], self.names, setting)
@@ -95,7 +95,7 @@ def by_target(directions: Directions) -> Groups:
 
 @configurable
 def by_language(directions: Directions) -> Groups:
-    """Joins both directions of each pair, named by the language next to English."""
+    """Puts both directions of a pair into one set, named by the language next to English."""
     return _gathered(directions, [key_of(pair_of(name)) for name in directions.names])
 
 
@@ -124,7 +124,7 @@ class Listed:
 
 
 def check_groups(grouping: Grouping, directions: Directions, setting: str) -> Groups:
-    """Returns the sets. Raises SettingError unless there are two, each direction in exactly one."""
+    """Returns at least two sets with each direction in exactly one. Raises SettingError."""
     groups = {name: list(members) for name, members in grouping(directions).items() if members}
     listed = [d for members in groups.values() for d in members]
     if sorted(listed) != sorted(directions.names):
@@ -138,17 +138,17 @@ def check_groups(grouping: Grouping, directions: Directions, setting: str) -> Gr
 
 
 def by_direction(setting: str, given: Factors, directions: Directions) -> npt.NDArray[np.float32]:
-    """Returns the factor of each direction, in order. Raises SettingError.
+    """Returns the factor of each direction, in order. Raises SettingError for wrong `given` ones.
 
-    The most specific of the `given` names counts: a direction ("en-gl"), a language ("gl", both
-    directions) or a resource level ("low"); others have 1. A function's numbers, such as a
-    sampler's, are divided by their mean.
+    A direction has the factor of its most specific name: its own ("en-gl"), that of a language
+    ("gl", for both directions) or of a resource level ("low"). Others have 1. The numbers of a
+    function, such as a sampler, are divided by their mean.
     """
     names = list(directions.names)
     if isinstance(given, Mapping):
         found = dict.fromkeys(names, 1.0)
         of = {name: directions.named(name, setting) for name in given}
-        # Levels first, directions last.
+        # Levels come first and directions last, so that the most specific name decides.
         for name in sorted(of, key=lambda name: (name not in directions.levels, -len(of[name]))):
             found |= dict.fromkeys(of[name], given[name])
         return np.array([found[name] for name in names], np.float32)

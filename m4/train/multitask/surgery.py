@@ -1,8 +1,8 @@
 """A training step with altered gradients of groups of directions, and with rates by direction.
 
 `PCGrad` and `GradientVaccine` alter gradients to reduce conflicts. The altered gradient of a group
-is a sum of all groups' gradients, so that the Gram matrix is all that a method needs and one weight
-a group is its result. A stacked gradient has a first axis G that counts the groups, in every array.
+is a weighted sum of all groups' gradients, so a method needs only the Gram matrix and returns one
+weight per group. In a stacked gradient, the first axis G of each array counts the groups.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def order_of(key: Array, i: Array, groups: int) -> Array:
 class PCGrad:
     """Projects conflicting gradients (Yu et al. 2020, arXiv 2001.06782, Algorithm 1).
 
-    For each group i, in a random order of the others j: where g_i . g_j < 0, g_i -= (g_i . g_j) /
+    Each group i looks at the others j in a random order: where g_i . g_j < 0, g_i -= (g_i . g_j) /
     |g_j|^2 g_j, with g_i as altered so far and the original g_j. The step's gradient is the sum of
     the g_i. Groups without tokens in the batch take no part.
 
@@ -89,14 +89,14 @@ class GradientVaccine:
 
     Source: Gradient Vaccine, Wang et al. 2021 (arXiv 2010.05874), Algorithm 1.
 
-    For each group i, in a random order of the others j, and for each part of the model: phi is the
-    cosine of g_i, as altered so far, and g_j. Where phi is below its target t,
+    Each group i looks at the others j in a random order, in each part of the model. There phi is
+    the cosine of g_i, as altered so far, and g_j. Where phi is below its target t,
 
         g_i += |g_i| (t sqrt(1 - phi^2) - phi sqrt(1 - t^2)) / (|g_j| sqrt(1 - t^2)) g_j
 
-    after which the cosine is t. Then t = (1 - beta) t + beta phi, starting at 0; at t = 0 it is
-    PCGrad. The step's gradient is the sum of the g_i. Groups without tokens in the batch take no
-    part, and their targets stay. The targets are in checkpoints.
+    after which the cosine is t. Then t = (1 - beta) t + beta phi, starting at 0; with t = 0 the
+    method is PCGrad. The step's gradient is the sum of the g_i. Groups without tokens in the batch
+    take no part, and their targets stay. Checkpoints hold the targets.
 
     Attributes:
         groups: Grouping of directions (`m4.train.multitask.groups`).
@@ -152,12 +152,12 @@ class DirectionGroups:
     same rate. A step goes forward once, and back once for each group.
     """
 
-    # Alters the gradients. None where groups are only compared or have rates.
+    # Method that alters the gradients, or None if groups are only compared or have rates.
     surgery: Surgery | None
     names: Sequence[str]
     members_GD: Floats  # 1 where a direction is in a group
     coarse_HG: Floats  # 1 where a group is in one of the surgery's groups
-    rates_G: Floats | None  # Learning rates. None where all are 1.
+    rates_G: Floats | None  # learning rates, or None if all are 1
 
     @classmethod
     def compared(cls, groups: Sequence[Sequence[str]], directions: Directions) -> "DirectionGroups":
@@ -166,18 +166,18 @@ class DirectionGroups:
         return cls(None, [], members_GD, np.eye(len(groups), dtype=np.float32), None)
 
     def sums(self, x_BT: Array, ids_BT: Array) -> Array:
-        """Returns the sum of x_BT in each group's directions, [G]."""
+        """Returns [G]: the sum of x_BT over the tokens of each group's directions."""
         flat, ids, count = x_BT.ravel(), ids_BT.ravel(), self.members_GD.shape[1]
         sum_D = jax.ops.segment_sum(flat, ids, num_segments=count)
         return jnp.sum(self.members_GD * sum_D[None], axis=1)
 
     def shares(self, weights_BT: Array, ids_BT: Array) -> Array:
-        """Returns the groups' shares of a batch's tokens, [G]; a token counts by its weight."""
+        """Returns [G]: the groups' shares of a batch's tokens, which count by their weights."""
         tokens_G = self.sums(weights_BT, ids_BT)
         return tokens_G / jnp.maximum(jnp.sum(tokens_G), 1.0)
 
     def with_state(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Adds the groups' state to an optimizer's; `update` below takes the place of its own."""
+        """Adds the groups' state to an optimizer's, whose `update` is replaced by the one below."""
 
         def init(params: Any) -> Grouped:
             surgery = rates = None
@@ -195,7 +195,7 @@ class DirectionGroups:
         self, optimizer: optax.GradientTransformation, stacked: Any, state: Grouped, params: Any,
         key: Array,
     ) -> tuple[Any, Any, Grouped, dict[str, Array]]:  # fmt: skip
-        """Makes updates from stacked gradients; returns also gradient, state and metrics."""
+        """Returns updates made from stacked gradients, and the gradient, state and metrics."""
         surgery, metrics, rates = state.surgery, {}, state.rates
         if self.surgery is not None:
             weights_nG, surgery, metrics = self._weights(stacked, state.surgery, key)
@@ -227,7 +227,7 @@ class DirectionGroups:
         return weights_nG, after, {"conflicts": conflicts}
 
     def _rates(self, x_G: Array, old: Array) -> Array:
-        """Returns each row's factor: rates weighed by the norms of gradients, or the last one."""
+        """Returns each row's factor: rates weighted by gradients' norms or, if all are 0, `old`."""
         norm_G = jnp.sqrt(jnp.sum(jnp.square(x_G), axis=-1))
         rate_G = jnp.reshape(jnp.asarray(self.rates_G), (-1, *[1] * (norm_G.ndim - 1)))
         total = jnp.sum(norm_G, axis=0)
@@ -244,7 +244,7 @@ class DirectionGroups:
 def direction_groups(
     surgery: Surgery | None, rates: Floats | None, directions: Directions
 ) -> DirectionGroups | None:
-    """Returns the groups that a training needs, if any; `rates` are of the directions."""
+    """Returns the groups that a training needs, if any; `rates` has one for each direction."""
     names = list(directions.names)
     rate_D = [1.0] * len(names) if rates is None else rates.tolist()
     uniform = set(rate_D) == {1.0}
@@ -269,8 +269,8 @@ def gradients_of(
 ) -> Callable[..., tuple[Any, Any]]:
     """Returns the function (params, ...) -> (gradients, metrics) of a loss.
 
-    With groups the loss is an array [G], and gradients are stacked: one pass forward, and one
-    backward for each group, one after the other, in the memory of one pass and of the gradients.
+    With groups, the loss is an array [G] and gradients are stacked. One pass goes forward and one
+    backward per group, one after the other, in the memory of one pass and of the gradients.
     """
     if groups is None:
         return jax.grad(loss_fn, has_aux=True)
@@ -283,9 +283,9 @@ def gradients_of(
 
 
 def parts(params: Any, granularity: str, axis: int = 0) -> tuple[int, list[tuple[slice, bool]]]:
-    """Returns the number of a model's parts, and of each parameter the slice of its parts.
+    """Returns the number of a model's parts, and for each parameter (slice of its parts, scanned).
 
-    With it stands whether that has a part for each layer of a scanned stack, along `axis`.
+    `scanned` is True if the parameter has a part for each layer of a stack, along `axis`.
     """
     numbers: dict[str, slice] = {}
     found, count = [], 0
@@ -321,7 +321,7 @@ def weighted(stacked: Any, weights: Array, granularity: str) -> Any:
     leaves, treedef = jax.tree.flatten(stacked)
     found = []
     for (part, _), x_G in zip(parts(stacked, granularity, 1)[1], leaves, strict=True):
-        w_Gn = weights[part].T  # n layers of a scanned stack, else 1
+        w_Gn = weights[part].T  # n is the number of layers of a scanned stack, otherwise 1
         axes = (1,) * (x_G.ndim - 2)
         found.append(x_G * (w_Gn[:, 0] if x_G.ndim == 1 else w_Gn.reshape(*w_Gn.shape, *axes)))
     return treedef.unflatten(found)

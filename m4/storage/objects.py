@@ -1,8 +1,7 @@
 """Objects in a bucket, by obstore (its only importer).
 
 m4 needs five requests: list, get, put, conditional put (for locks) and delete. Other addresses than
-gs:// are refused: orbax writes checkpoints to no other store, and m4 is tested with an emulator of
-Google's.
+gs:// are refused: orbax writes checkpoints to no other store, and m4 is tested with no other.
 """
 
 import contextlib

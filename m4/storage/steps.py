@@ -2,8 +2,7 @@
 
 A step's manifest, `<step>/sha256/manifest.json`, has size and SHA-256 of every file of its items.
 While the step has its temporary name, each process hashes its own files (`ocdbt.process_<i>`), and
-the primary joins the results and hashes the rest. Thus a step appears with its manifest or not at
-all.
+the primary joins the results and hashes the rest. Thus a step and its manifest appear together.
 """
 
 import functools

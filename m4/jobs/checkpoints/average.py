@@ -21,16 +21,16 @@ from m4.settings import InputError, counted
 from m4.storage.checkpoints import Checkpoints, read_note
 from m4.storage.steps import complete_steps, digest, latest_step, whole_step
 
-# Key of a note: what was averaged. Such a checkpoint has no optimizer state to continue with.
+# Key of a note's entry on what was averaged. Such a checkpoint has no optimizer state.
 AVERAGED = "averaged"
-# Keys of the last step's note that belong to its training.
+# Keys of the last step's note that only its own training needs.
 _NOT_KEPT = ("sampling", "best_step", "best", "risen_to", "since_best", "metrics")
 
 
 def chosen_steps(folder: Path, last: int | None, steps: Sequence[int] | None) -> list[int]:
     """Returns the steps to average: the given ones, or the last ones of a run."""
     if steps is None:
-        trained_step(folder)  # there is one
+        trained_step(folder)  # raises if there is no checkpoint
         there = complete_steps(folder / "checkpoints")
         steps = there[-last:] if last is not None else there
         if last is not None and len(there) < last:
@@ -50,7 +50,7 @@ def bindings(experiment: Experiment, folder: Path) -> list[str]:
 
 
 def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) -> None:
-    """Saves the mean of the parameters of steps in the folder of `output`, unless it exists."""
+    """Saves the mean of the steps' parameters in the folder of `output`, unless it exists."""
     run, folder = experiment.folder, output.folder
     of = {str(step): digest(run / "checkpoints", step) for step in steps}
     if (latest := latest_step(folder / "checkpoints")) is not None:
@@ -83,7 +83,7 @@ def average(experiment: Experiment, output: Experiment, steps: Sequence[int]) ->
 def mean(trees: Iterable[Any]) -> Any:
     """Returns the mean of equally shaped trees, in float64, rounded once to each array's type.
 
-    Arrays are sharded like those of the last tree; each shard's sum is in host memory once.
+    Arrays are sharded like the last tree's; host memory holds the sum of each shard once.
     """
     totals: list[dict[str, np.ndarray]] = []
     count, leaves, structure = 0, [], None

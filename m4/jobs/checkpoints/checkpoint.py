@@ -1,6 +1,6 @@
 """`m4 checkpoint list|verify|inspect|convert` and `m4 export`: the checkpoints of a run.
 
-They only read the run, so they hold no lock; `convert` and `export` write elsewhere.
+These commands only read the run, so they hold no lock; `convert` and `export` write elsewhere.
 """
 
 import datetime
@@ -30,7 +30,7 @@ from m4.storage.steps import complete_steps, damaged_steps, items_of, used_item,
 from m4.train import hf_layout, t5x_layout
 from m4.train.initial import InitialModel, unscanned
 
-# Characters shown of a note's entry: counts by direction, layer and expert may be megabytes.
+# Shown characters of a note's entry: counts by direction, layer and expert may be megabytes.
 _LONG = 200
 # Entries of a note that `list` shows.
 _NOTED = ("best_step", "finished", "averaged", "converted")
@@ -73,7 +73,7 @@ def verify(run: str, step: int | None, console: Console, *, full: bool) -> bool:
     with store_of(folder) as store:
         for one in there_are if step is None else [step]:
             there = store.folder / str(one)
-            at = there.stat().mtime  # by the store's clock
+            at = there.stat().mtime  # time by the store's clock
             saved = datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M") if at else ""
             said = steps.problem(there, level="full" if full else "fast")
             files = None if said else steps.files_of(there)
@@ -107,14 +107,14 @@ def inspect(run: str, step: int | None, console: Console) -> bool:
             table = Table(box=SIMPLE_HEAD, title=f"{there}/{item}", title_justify="left")
             for name in ("array", "shape", "dtype", "saved over", "norm", "not finite"):
                 right = name in ("norm", "not finite")
-                # Without its end, a name would stand for several arrays.
+                # Names are never cut off, as several arrays' would then look the same.
                 table.add_column(name, justify="right" if right else "left", overflow="fold")
             known = store.arrays(step, item)
             for path, array in store.read(step, item).items():
                 values = np.asarray(array, np.float64)
                 wrong = int(values.size - np.isfinite(values).sum())
                 finite = finite and not wrong
-                sharding = getattr(known[path], "sharding", None)  # as it was saved
+                sharding = getattr(known[path], "sharding", None)  # the sharding when it was saved
                 axes = [str(one) for one in getattr(sharding, "partition_spec", None) or () if one]
                 table.add_row(
                     path, "x".join(map(str, array.shape)) or "scalar", str(array.dtype),
@@ -137,7 +137,7 @@ def convert(
 
     Args:
         dtype: Type of the written parameters. Defaults to their own.
-        weights: File of arrays that replace the run's.
+        weights: File of arrays to write instead of the run's.
     """
     folder = opened(run)
     step = found = step_of(run, folder, step)
@@ -218,7 +218,7 @@ def export(run: str, step: int | None, output: Path) -> str:
         whole = item == "params" and "optimizer" in items
         state = store.read(found, "optimizer") if whole else {}
     check_weights(f"{folder}, step {found}", params)
-    count, moments = None, dict[str, dict[str, np.ndarray]]()  # None: not Adafactor
+    count, moments = None, dict[str, dict[str, np.ndarray]]()  # None for other optimizers
     for path, array in state.items():
         if (match := _MOMENTS.fullmatch(path)) is not None:
             moments.setdefault(match[2], {})[match[3] or ""] = array

@@ -40,7 +40,7 @@ from m4.storage.files import whole
 from m4.train import initial
 from m4.train.measuring.routing_counts import Counts
 
-# Gates that choose the k best of all experts: removing other experts keeps the choices.
+# Gates that choose the k best of all experts, so that removing other experts keeps the choices.
 _GATES = ("base", "by_direction", "deepseek", "dense_to_sparse", "mixtral", "noisy_topk", "switch",
           "top2_gshard", "topk")  # fmt: skip
 _SHARE = 0.95
@@ -48,14 +48,14 @@ _COUNTED = 1000  # sentences per direction to count choices on, from dev or othe
 
 
 class Part(NamedTuple):
-    """The part of a model that stays."""
+    """Part of a model to extract."""
 
     of: Translator
-    cache: Cache  # the model's languages and vocabularies
+    cache: Cache  # languages and vocabularies of the model
     step: int
     use: initial.Use  # how often the directions' tokens choose each expert, by layer
-    experts: int  # number kept in each layer, the most used ones
-    ids: Mapping[str | None, Sequence[int]]  # kept pieces by the role of their vocabulary
+    experts: int  # number of experts to keep in each layer, the most used ones
+    ids: Mapping[str | None, Sequence[int]]  # pieces to keep, by the role of their vocabulary
 
 
 def check(experiment: Experiment, keep: int | None, share: float | None) -> None:
@@ -118,7 +118,7 @@ def use_of(model: Translator, pairs: Mapping[str, Sequence[tuple[str, str]]]) ->
         sources, targets = _sides(direction, sentences)
         for rows, arrays in batches(model, sources, targets, on_cut=lambda *_: None):
             number_B = np.full(len(arrays[TOKENS[0]]), len(found.directions), np.int32)
-            number_B[: len(rows)] = found.directions.index(direction)  # others are not counted
+            number_B[: len(rows)] = found.directions.index(direction)  # not the padding
             source_BL, target_BT = (arrays[name] for name in TOKENS)
             batch = forced(source_BL, target_BT, number_B)
             here = run_model(None, what, counted, model.model, model.params, batch)
@@ -131,7 +131,7 @@ def _vocabulary(cache: Cache, role: str | None) -> Vocabulary:
 
 
 def _texts(cache: Cache, directions: Sequence[str], role: str | None) -> Iterator[str]:
-    """Yields the directions' sources or targets or, with the role None, both."""
+    """Yields sources or targets of the directions or, with the role None, both."""
     sides = {"source": slice(1), "target": slice(1, 2)}.get(role or "", slice(2))
     for split in SPLITS:
         for name in directions:
@@ -140,7 +140,7 @@ def _texts(cache: Cache, directions: Sequence[str], role: str | None) -> Iterato
 
 
 def _sides(direction: str, pairs: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Returns tagged sources, and targets."""
+    """Returns the tagged sources, and the targets."""
     language = split_direction(direction)[1]
     return [tag(source, language) for source, _ in pairs], [target for _, target in pairs]
 
@@ -158,7 +158,7 @@ def bindings(config: Config, part: Part, directions: Sequence[str], output: str)
         f"{corpus}.vocabulary_size": sizes.get("source", sizes.get(None)),
         f"{corpus}.target_vocabulary_size": sizes.get("target"),
         "experiment.Data.data_dir": None,
-        "experiment.Experiment.tasks": None,  # each direction is a task, with its task's row
+        "experiment.Experiment.tasks": None,  # each direction is a task with its old task's row
         "experiment.Experiment.vocabulary_multiple": 1,
         "experiment.Experiment.baselines": None,
     }
@@ -166,7 +166,7 @@ def bindings(config: Config, part: Part, directions: Sequence[str], output: str)
 
 
 def extract(part: Part, run: str, experiment: Experiment, tested: Portion) -> Iterator[str]:
-    """Writes the part as the run folder of `experiment`; yields messages about it."""
+    """Writes the part into the run folder of `experiment`; yields messages about it."""
     old, folder = part.of, experiment.folder
     for role, ids in part.ids.items():
         with whole(vocabulary_file(folder / run_folder.VOCABULARY, role)) as unfinished:

@@ -1,6 +1,6 @@
 """The start of a training: from a checkpoint or from a trained model (`m4.train.initial`).
 
-A trained model is a `Source`: a run of m4, a checkpoint of T5X, or of Hugging Face's layout.
+A trained model is a `Source`: a run of m4, a T5X checkpoint, or one in Hugging Face's layout.
 """
 
 import functools
@@ -44,7 +44,7 @@ from m4.train.measuring.routing_counts import Counts
 from m4.train.program import TrainProgram
 from m4.train.step import TrainState
 
-# The complete step that all processes agree on (`m4.storage.steps.whole_step`).
+# Returns the complete step that all processes agree on (`m4.storage.steps.whole_step`).
 agreed_step = distributed.by_primary("checkpoints")(whole_step)
 
 
@@ -52,9 +52,9 @@ class Source:
     """A trained model in a folder."""
 
     folder: Path
-    step: int = 0  # number of steps that it was trained for
+    step: int = 0  # number of steps for which the model was trained
     shapes: Shapes  # shapes of its parameters, by path, with unscanned layers
-    computation: Mapping[str, Any]  # settings that a model needs to compute the same
+    computation: Mapping[str, Any]  # settings with which a new model computes the same
 
     def vocabulary(self, role: str) -> Vocabulary:
         """Returns the vocabulary of sources or targets."""
@@ -68,15 +68,15 @@ class Source:
         raise NotImplementedError
 
     def learned(self) -> dict[str, Any]:
-        """Returns the entries of its last note that a run continues with."""
+        """Returns the entries of the last note with which a run continues."""
         return {}
 
     def last_loss(self) -> str | None:
-        """Returns its last dev loss as text, if it is known."""
+        """Returns a sentence on the last dev loss, if it is known."""
         return None
 
     def with_optimizer(self, program: TrainProgram, plan: Plan) -> tuple[TrainState, str]:
-        """Returns the state after its step, and a message on which optimizer state was kept."""
+        """Returns the state after the source's step, and a message on the optimizer's state."""
         raise NotImplementedError
 
     def begin(
@@ -100,7 +100,7 @@ class SourceRun(Source):
     """A run of m4 at a step, with its vocabularies, its experiment and its model."""
 
     def __init__(self, folder: Path, name: str, rules: InitialModel, step: int | None) -> None:
-        """Opens a step. Raises SettingError if there is no such run, or it has no step."""
+        """Opens a step. Raises SettingError if there is no such run, or the run has no step."""
         saved = folder / "config.gin"
         if not saved.is_file():
             allowed = "a trained run (no config.gin there), a T5X or a Hugging Face checkpoint"
@@ -119,7 +119,7 @@ class SourceRun(Source):
         return getattr(self.cache, f"{role}_vocabulary")
 
     def params(self, layout: Layout, item: str | None = None) -> tuple[initial.Old, Use]:
-        # item: "params" or "average". Defaults to those that the step translates with.
+        # item is "params" or "average". Defaults to the parameters that the step translates with.
         there, vocabulary = self.folder / "checkpoints", self.cache.vocabulary
         params, _, note = restore_params(self.model, there, self.step, vocabulary, layout, item)
         chosen = Counts.from_json(note["assigned"]).layers if "assigned" in note else {}
@@ -131,7 +131,7 @@ class SourceRun(Source):
         return {"sampling": note["sampling"]} if "sampling" in note else {}
 
     def with_optimizer(self, program: TrainProgram, plan: Plan) -> tuple[TrainState, str]:
-        # The optimizer's arrays are kept if they fit; otherwise it begins from zero.
+        # The optimizer's arrays are kept if they fit; otherwise the optimizer begins from zero.
         fresh = program.new_state()
         begun, placed = average.items(fresh), average.items(program.shardings)
         layout = program.layout
@@ -191,7 +191,7 @@ def _shapes(arrays: Mapping[str, Any]) -> Shapes:
 
 
 def _as_saved(tree: Any, saved: Shapes, program: TrainProgram) -> Any:
-    """Returns a tree's arrays with the saved shapes; those that have grown are replicated."""
+    """Returns a tree's arrays in the saved shapes; arrays that will grow are replicated."""
     everywhere = NamedSharding(program.mesh, PartitionSpec())
 
     def one(path: Any, leaf: Any) -> Any:
@@ -287,7 +287,7 @@ def _chosen(folder: Path, step: int | None) -> str:
     return str(known[step])
 
 
-# The checkpoint that all processes agree on: that of a step, by default the latest.
+# Returns the checkpoint of a step, by default the latest, that all processes agree on.
 agreed_checkpoint = distributed.by_primary("checkpoints")(_chosen)
 
 
@@ -303,7 +303,7 @@ def is_hf(folder: Path) -> bool:
 class SourceHf(Source):
     """A model in Hugging Face's layout: its arrays under m4's names and in m4's ids.
 
-    With `settings` and `experts`, `model` computes the same. `ids` are its own pad, eos and start.
+    `model`, made with `settings` and `experts`, computes the same. `ids` are pad, eos and start.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -436,7 +436,7 @@ def opened_hf(folder: Path, rules: InitialModel, step: int | None) -> SourceHf:
 
 
 def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cache) -> Begin:
-    """Returns a function that makes the initial state from another model; reads no parameter.
+    """Returns a function that makes the initial state from another model, without reading it yet.
 
     A summary of the parameters taken over is printed, and recorded in run.json under "initial".
     """
@@ -457,7 +457,7 @@ def begin(experiment: Experiment, source: Source, model: Transformer, cache: Cac
         allowed = "False where a model of T5X or its vocabulary has grown"
         raise SettingError("InitialModel.optimizer", True, allowed)
     changed = changes(source.experiment, experiment) if isinstance(source, SourceRun) else {}
-    own = "training.initial"  # which shows that the run began from another one
+    own = "training.initial"  # differs in any case, as only this run began from another one
     changed = {name: values for name, values in changed.items() if not name.startswith(own)}
     by_rule: dict[str, list[str]] = {"taken": []}
     for leaf in plan.leaves:
@@ -505,8 +505,8 @@ def name_and_step(run: str) -> tuple[str, int | None]:
 def check_start(experiment: Experiment, *, writes: bool = True) -> tuple[int | None, Source | None]:
     """Returns the step that a training resumes from, or the model that it begins from, if any.
 
-    Checks everything that is known before the corpus is built. Damaged checkpoints are moved aside
-    if the job `writes`.
+    Everything known before the corpus is built is checked. If the job `writes`, damaged checkpoints
+    are moved aside.
     """
     model, training = (parts := build(experiment, None)).model, experiment.training
     parts.check_training()
@@ -515,7 +515,7 @@ def check_start(experiment: Experiment, *, writes: bool = True) -> tuple[int | N
         return step, None
     name, asked = name_and_step(rules.run)
     folder, run, step = fetched(name), experiment.folder, asked
-    if asked is None and (run / "run.json").is_file():  # absent with --dry_run
+    if asked is None and (run / "run.json").is_file():  # missing with --dry_run
         begun = run_folder.read(run).get("initial") or {}
         step = begun.get("step") if begun.get("run") == rules.run else None
     if is_hf(folder):

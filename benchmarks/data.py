@@ -87,7 +87,7 @@ def feed(folder: str, rows: int, layout: str, seconds: float, drop: bool = False
     stream = Stream(
         cache, batch_rows=rows, source_length=LENGTH, target_length=LENGTH, layout=layout
     )
-    first = stream.group_steps  # a window to warm up
+    first = stream.span_steps  # a span to warm up
     for step in range(first):
         stream.batch(step)
     meter, slowest = Meter(), 0.0

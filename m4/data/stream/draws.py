@@ -127,22 +127,22 @@ class Draws:
 
 
 class Stretch(NamedTuple):
-    """The windows of steps (groups) of one phase."""
+    """The spans of steps of one phase."""
 
-    first_group: int
+    first_span: int
     draws: Draws
-    pairs: int  # number of pairs in a group
+    pairs: int  # number of pairs in a span
 
-    def first_draw(self, group: int) -> int:
-        """Returns the first draw of a group, counted in the phase."""
-        return max(group - self.first_group, 0) * self.pairs
+    def first_draw(self, span: int) -> int:
+        """Returns the first draw of a span, counted in the phase."""
+        return max(span - self.first_span, 0) * self.pairs
 
 
 class Phases:
-    """Rates that change between windows of steps (groups).
+    """Rates that change between spans of steps.
 
-    A phase starts at the first group that begins at or after its first step. Draws and epochs of a
-    direction are counted over all phases. pairs_of(draws) finds the number of pairs of a group,
+    A phase starts at the first span that begins at or after its first step. Draws and epochs of a
+    direction are counted over all phases. pairs_of(draws) finds the number of pairs of a span,
     once per phase and when first needed.
 
     Attributes:
@@ -151,11 +151,11 @@ class Phases:
 
     def __init__(
         self, phases: Sequence[Phase], directions: Sequence[str], sizes: Sequence[int], seed: int,
-        group_steps: int, window: int, pairs_of: Callable[[Draws], int],
+        span_steps: int, window: int, pairs_of: Callable[[Draws], int],
     ) -> None:  # fmt: skip
         """Takes the initial phases. Raises InputError for impossible ones."""
         self._directions, self._sizes, self._seed = list(directions), list(sizes), seed
-        self._group_steps, self._window, self._pairs_of = group_steps, window, pairs_of
+        self._span_steps, self._window, self._pairs_of = span_steps, window, pairs_of
         self.entries: list[Phase] = []
         self._stretches: list[Stretch] = []
         for phase in phases:
@@ -165,22 +165,22 @@ class Phases:
         if steps[:1] != [0]:
             raise InputError(f"phases begin at steps {steps}: the first one must begin at 0")
 
-    def of(self, group: int) -> Stretch:
-        """Returns the stretch to which a group belongs."""
-        last = max(i for i in range(len(self.entries)) if self._first_group(i) <= group)
+    def of(self, span: int) -> Stretch:
+        """Returns the stretch to which a span belongs."""
+        last = max(i for i in range(len(self.entries)) if self._first_span(i) <= span)
         for i in range(len(self._stretches), last + 1):
-            first_group = self._first_group(i)
+            first_span = self._first_span(i)
             before = None
             if i:
                 stretch = self._stretches[i - 1]
-                before = stretch.draws.counts(stretch.first_draw(first_group))
+                before = stretch.draws.counts(stretch.first_draw(first_span))
             draws = self._draws(self.entries[i], before, i)
-            self._stretches.append(Stretch(first_group, draws, self._pairs_of(draws)))
+            self._stretches.append(Stretch(first_span, draws, self._pairs_of(draws)))
         return self._stretches[last]
 
     def begin(self, step: int, rates: Mapping[str, float]) -> int:
         """Appends a phase; returns its first step, the next possible one from `step` on."""
-        start = -(-step // self._group_steps) * self._group_steps
+        start = -(-step // self._span_steps) * self._span_steps
         entry = Phase(start, dict(rates))
         later = len(self.entries) > self.initial_count
         if later and self.entries[-1].first_step == start:  # the one before was never used
@@ -211,8 +211,8 @@ class Phases:
         rates = [float(entry.rates.get(direction, 0.0)) for direction in self._directions]
         return Draws(self._directions, self._sizes, rates, self._seed, before, number, self._window)
 
-    def _first_group(self, number: int) -> int:
-        return -(-self.entries[number].first_step // self._group_steps)
+    def _first_span(self, number: int) -> int:
+        return -(-self.entries[number].first_step // self._span_steps)
 
 
 def listed(phases: Any, sizes: dict[str, int]) -> Sequence[Phase]:

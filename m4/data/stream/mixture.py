@@ -102,13 +102,13 @@ def make_stream(
 
 
 def _check_they_begin(planned: Sequence[Phase], stream: Stream, total_steps: int) -> None:
-    """Raises InputError for a phase in which training draws no window of steps."""
-    group = stream.group_steps
-    starts = [-(-phase.first_step // group) * group for phase in planned]
+    """Raises InputError for a phase in which training draws no span of steps."""
+    span = stream.span_steps
+    starts = [-(-phase.first_step // span) * span for phase in planned]
     for phase, start, after in zip(planned, starts, [*starts[1:], -1], strict=True):
         if phase.first_step < total_steps and (start >= total_steps or start == after):
             never = f"the sampler's phase from step {phase.first_step} never begins"
-            why = f"phases change at multiples of {group} steps"
+            why = f"phases change at multiples of {span} steps"
             last = f"training has {total_steps}" if start >= total_steps else ""
             raise InputError(f"{never}: {why}, and {last or f'the next one begins at {after} too'}")
 

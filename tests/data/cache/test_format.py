@@ -129,7 +129,7 @@ def test_the_format_is_raised_with_every_change_of_what_a_source_reads(
 def test_the_format_is_raised_with_every_change_of_the_batches(made: Cache, layout: str) -> None:
     drawn, total = Stream(made, seed=3, batch_rows=8, layout=layout), hashlib.sha256()
     # Some of the first group of steps, and of a later one (gl comes again after 80 pairs).
-    for step in (0, 1, drawn.group_steps, 3 * drawn.group_steps + 1):
+    for step in (0, 1, drawn.span_steps, 3 * drawn.span_steps + 1):
         for key, array in sorted(drawn.batch(step).items()):
             total.update(f"{key} {array.dtype} {array.shape}".encode() + array.tobytes())
     assert (stream.FORMAT, total.hexdigest()) == (BATCHES[0], BATCHES[1][layout]), (

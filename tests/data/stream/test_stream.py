@@ -28,7 +28,7 @@ def texts(made_cache: Cache) -> dict[str, list[Ids]]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_resume_is_exact(made_cache: Cache, layout: str) -> None:
     first = Stream(made_cache, seed=3, batch_rows=16, layout=layout)
-    batches = [first.batch(step) for step in range(140)]  # more than a group: of 128, 64, 1 steps
+    batches = [first.batch(step) for step in range(140)]  # more than a span: of 128, 64, 1 steps
     for step in (139, 0, 127, 128):
         fresh = Stream(made_cache, seed=3, batch_rows=16, layout=layout)
         assert same(fresh.batch(step), batches[step])
@@ -134,9 +134,9 @@ def test_memory_that_is_let_go_is_read_again(
 ) -> None:
     kept = Stream(made_cache, batch_rows=1024)
     monkeypatch.setattr("m4.data.cache.shards._KEPT_BYTES", 0)
-    monkeypatch.setattr("m4.data.stream.stream._RELEASE_GROUPS", 1)
+    monkeypatch.setattr("m4.data.stream.stream._RELEASE_SPANS", 1)
     released = Stream(made_cache, batch_rows=1024)
-    for step in range(0, 40, 4):  # each is another group
+    for step in range(0, 40, 4):  # each is another span
         assert same(released.batch(step), kept.batch(step))
 
 
@@ -190,7 +190,7 @@ STARTS = {"packed": 96, "single": 70}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_phase_begins_with_a_group_of_steps(made_cache: Cache, layout: str) -> None:
+def test_a_phase_begins_with_a_span_of_steps(made_cache: Cache, layout: str) -> None:
     stream = Stream(made_cache, phases=PHASES, batch_rows=64, layout=layout)
     assert stream.directions == ["en-gl", "en-pt", "sr_Latn-en"], "all of them, as in the cache"
     start = STARTS[layout]
@@ -230,10 +230,10 @@ def test_begin(made_cache: Cache) -> None:
     fingerprint = stream.fingerprint()
     stream.examples_seen(1000)  # looking ahead is no batch: it does not put off the beginning
     first = [stream.batch(step) for step in range(33)]
-    stream.examples_seen(70)  # plans the third group, as does the call below
-    # 32 steps are done and the 33rd (step 32, of the second group) is loading: the third group.
+    stream.examples_seen(70)  # plans the third span, as does the call below
+    # 32 steps are done and the 33rd (step 32, of the second span) is loading: the third span.
     assert stream.begin(32, SECOND) == 64
-    # 63 are done; the batch of step 63 is the last of the second group.
+    # 63 are done; the batch of step 63 is the last of the second span.
     assert stream.begin(63, FIRST) == 64, "no pair of the phase before had been drawn"
     assert stream.begin(64, SECOND) == 96, "step 64 may be loading"
     assert stream.fingerprint() == fingerprint, "of what there was at the beginning"

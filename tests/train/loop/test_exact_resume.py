@@ -87,7 +87,7 @@ def run_in_process(*arguments: Any) -> None:
     """The process's own work; its group of steps is small, so that rates change within the run."""
     from m4.data.stream import stream
 
-    stream._GROUP_ROWS = 4 * ROWS
+    stream._SPAN_ROWS = 4 * ROWS
     try:
         run(*arguments)
     except Interrupted:

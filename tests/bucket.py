@@ -31,7 +31,7 @@ ALL_RIGHTS = {"storage.buckets.get"} | {
 
 
 class Emulator:
-    """rights: of the account; what lacks is answered with 403."""
+    """rights: Rights of the account. Requests that need others are answered with 403."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -42,11 +42,11 @@ class Emulator:
         self._parts: dict[str, dict[int, bytes]] = {}
 
     def fail(self, pattern: str, times: int, *, cut: bool = False) -> None:
-        """So many requests (method, path, body) get a 503, or an answer that breaks off (cut)."""
+        """Makes some requests (method, path, body) get a 503 or an answer that breaks off (cut)."""
         self._failures[pattern] = (times, cut)
 
     def failure(self, request: str) -> bool | None:
-        """Tells if this request's answer is cut, or returns None where it does not fail."""
+        """Tells if this request's answer is cut, or returns None if the request does not fail."""
         with self._alone:
             for pattern, (times, cut) in self._failures.items():
                 if times and re.search(pattern, request, re.DOTALL):
@@ -61,7 +61,7 @@ class Emulator:
         self.failed = []
 
     def names(self, folder: str = "") -> set[str]:
-        """The objects of a folder, relative to it."""
+        """Returns the names of a folder's objects, relative to it."""
         prefix = urllib.parse.quote(f"{folder}/" if folder else "", safe="")
         _, _, body = self.ask("GET", f"/storage/v1/b/{BUCKET}/o?prefix={prefix}", {}, b"")
         start = len(folder) + 1 if folder else 0
@@ -155,7 +155,7 @@ class Emulator:
         return 206, given, content[first : last + 1]
 
     def refusal(self, method: str, path: str) -> tuple[int, str] | None:
-        """(status, message) where Google's service would refuse what the emulator does not."""
+        """Returns (status, message) if Google's service would refuse what the emulator does not."""
         expected = re.search(r"[?&]ifGenerationMatch=(\d+)", path)
         needed = [_right(method, path.partition("?")[0])]
         if path.startswith("/upload/") and expected and expected[1] != "0":
@@ -275,7 +275,7 @@ def _server() -> Iterator[int]:
 
 @contextlib.contextmanager
 def emulated() -> Iterator[tuple[Emulator, dict[str, str]]]:
-    """The emulator, with a bucket, and the environment in which clients find it."""
+    """Yields the emulator, with a bucket, in the environment in which clients find it."""
     with _server() as port:
         emulator = Emulator(port)
         proxy = ThreadingHTTPServer(("127.0.0.1", 0), _handler(emulator))

@@ -35,7 +35,7 @@ class Said:
 
     @property
     def mistake(self) -> str:
-        """The one line of a mistake."""
+        """Returns the one line of a mistake."""
         assert self.status == 2, self.err or self.out
         *before, line = self.err.splitlines()
         assert not before, self.err
@@ -44,7 +44,7 @@ class Said:
 
 
 def m4(*arguments: object) -> Said:
-    """`m4 ARGUMENTS`."""
+    """Runs `m4 ARGUMENTS`."""
     out, err = io.StringIO(), io.StringIO()
     given = [str(argument) for argument in arguments]
     started = mock.patch.object(sys, "argv", ["m4", *given])  # commands to paste begin with it
@@ -54,18 +54,18 @@ def m4(*arguments: object) -> Said:
 
 
 def experiment_of(path: Path, *bindings: str) -> Experiment:
-    """The experiment of a gin file with bindings ("NAME = VALUE") on top."""
+    """Returns the experiment of a gin file with bindings ("NAME = VALUE") on top."""
     return config.load([path], bindings).experiment()
 
 
 def config_and_experiment(path: Path, *bindings: str) -> tuple[config.Config, Experiment]:
-    """The config of a gin file with bindings ("NAME = VALUE") on top, and its experiment."""
+    """Returns a gin file's config with bindings ("NAME = VALUE") on top, and its experiment."""
     made = config.load([path], bindings)
     return made, made.experiment()
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """File -> SHA-256 of everything that a job made in a folder: not its locks and records."""
+    """Returns file -> SHA-256 of all that a job made in a folder, without locks and records."""
     records = {"run.json", "config.gin", "operative_config.gin"}
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""JAX as tests want it, set before anything imports it."""
+"""Sets up JAX for tests, before anything imports it."""
 
 import gc
 import itertools
@@ -70,7 +70,7 @@ _LONG = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow and long files come first: where workers take a file each, none ends with one."""
+    """Puts slow and long files first, so that no worker ends with one."""
     if part := config.getoption("--part"):
         match = re.fullmatch(r"(\d+)/(\d+)", str(part))
         if match is None or not int(match[1]) < int(match[2]):
@@ -94,7 +94,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs_go_with_their_module() -> Iterator[None]:
-    """Compiled programs are kept for a file's tests: those of all would be gigabytes."""
+    """Drops compiled programs after each file's tests, as those of all would be gigabytes."""
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
@@ -102,7 +102,7 @@ def _programs_go_with_their_module() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A file of the cache that a killed run left unfinished is compiled again, not an error."""
+    """Makes JAX compile again what a killed run left unfinished in the cache, without an error."""
     config.addinivalue_line(
         "filterwarnings", "default:Error reading persistent compilation cache entry:UserWarning"
     )

@@ -7,7 +7,7 @@ from m4.settings import InputError
 
 
 def damaged_json(text: str) -> Iterator[bytes]:
-    """Yields the text emptied, halved, no UTF-8, nested too deep and of another kind.
+    """Yields the text emptied, halved, not in UTF-8, nested too deeply and of another kind.
 
     On the first two levels a name is missing too, or a value of another kind. None has lines.
     """

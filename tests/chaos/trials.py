@@ -166,7 +166,7 @@ def files_of(folder: Path, pattern: str = "") -> list[str]:
 
 
 def truncated(folder: Path, name: str, draw: random.Random) -> str:
-    """Cuts the end off."""
+    """Cuts off the end of a file."""
     size = (folder / name).stat().st_size
     kept = draw.randrange(size) if size else 0
     os.truncate(folder / name, kept)
@@ -184,7 +184,7 @@ def deleted(folder: Path, name: str, _draw: random.Random) -> str:
 
 
 def swapped(folder: Path, name: str, draw: random.Random) -> str:
-    """Exchanges it with another one of its kind, or of its name, or any."""
+    """Exchanges a file with another one of its kind, or of its name, or with any file."""
     whole = (folder / name).read_bytes()
     others = [one for one in files_of(folder) if (folder / one).read_bytes() != whole]
     of_kind = [one for one in others if kind_of(one) == kind_of(name)]
@@ -196,7 +196,7 @@ def swapped(folder: Path, name: str, draw: random.Random) -> str:
 
 
 def flipped(folder: Path, name: str, draw: random.Random) -> str:
-    """Flips one bit."""
+    """Flips one bit of a file."""
     content = bytearray((folder / name).read_bytes())
     if not content:
         return "nothing in it"
@@ -272,7 +272,7 @@ def judged(world: World, job_name: str, names: Sequence[str], ended: Ended) -> t
 
 
 def names_it(text: str, name: str) -> bool:
-    """Tells if a message names the file, or the checkpoint, corpus, model or direction of it."""
+    """Tells if a message names a file, or its checkpoint, corpus, model or direction."""
     text = text.replace("\n", "")  # rich breaks long lines
     wholes: list[str] = re.findall(
         r"^(?:.*/)?checkpoints/\d+|^(?:.*/)?data(?=/)|^baselines/[^/]+|^vocabulary(?=/)", name
@@ -292,7 +292,7 @@ STARVED |= dict.fromkeys(AFTER, "finished")
 
 
 def can_mount() -> bool:
-    """Tells if a child may mount: root, or any user where user namespaces are allowed."""
+    """Tells if a child may mount: as root, or as any user if user namespaces are allowed."""
     with tempfile.TemporaryDirectory() as folder:
 
         def mounts() -> int:
@@ -304,7 +304,7 @@ def can_mount() -> bool:
 
 
 def full(world: World, name: str, draw: random.Random) -> Trial:
-    """Fills the disk somewhere in the job; then it has room, and the same command is run."""
+    """Fills the disk during the job, then makes room and runs the same command again."""
     state = STARVED[name]
     world.begin(state)
     before = _pages(world.run)
@@ -323,7 +323,7 @@ def full(world: World, name: str, draw: random.Random) -> Trial:
 
 
 def read_only(world: World, name: str) -> Trial:
-    """Makes the folder read-only; then it can be written, and the same command is run."""
+    """Makes the folder read-only, then writable again, and runs the same command again."""
     world.begin(STARVED[name])
 
     def mounted(target: Path) -> None:
@@ -368,7 +368,7 @@ def _pages(folder: Path) -> int:
 
 
 def _namespace() -> None:
-    """Makes this process's mounts its own."""
+    """Gives this process mounts of its own."""
     user, group = os.getuid(), os.getgid()
     _call("unshare", _NEW_NAMESPACE | (0 if user == 0 else _NEW_USER))
     if user != 0:

@@ -126,7 +126,7 @@ def interrupted(ends: list[tuple[float, int, float]]) -> int:
 
 
 def assert_same(folder: Path, whole: Path) -> None:
-    """Corpus, losses, translations and scores."""
+    """Asserts equal corpora, losses, translations and scores."""
     for run in (Path(), *(path.relative_to(whole) for path in whole.glob("baselines/*.*"))):
         if (whole / run / "metrics.jsonl").exists():
             assert timeless_rows(folder / run) == timeless_rows(whole / run), run

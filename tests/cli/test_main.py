@@ -65,7 +65,7 @@ def train(folder: Path, *arguments: object) -> Said:
 
 
 def config(tmp_path: Path, old: str, new: str) -> Path:
-    """tiny.gin with one thing changed."""
+    """Writes tiny.gin with one change."""
     text = TINY.read_text(encoding="utf-8")
     assert text.count(old) == 1
     path = tmp_path / "changed.gin"
@@ -75,7 +75,7 @@ def config(tmp_path: Path, old: str, new: str) -> Path:
 
 @pytest.fixture(scope="module")
 def trained_from(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(text, model): one step on text with a bad line. Read-only: `trained` is a copy."""
+    """Returns text with a bad line and a model trained on it for a step; `trained` is a copy."""
     folder = tmp_path_factory.mktemp("trained")
     text = tsv_folder(folder / "text", b"no tab here")
     said = train(folder / "model", *from_tsv(text), "--gin.tsv.Tsv.on_bad_line='skip'").ok()
@@ -93,7 +93,7 @@ def trained_from(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def trained(trained_from: tuple[Path, Path], tmp_path: Path) -> tuple[Path, list[str]]:
-    """A model's folder and the arguments that it was trained with."""
+    """Returns a model's folder and the arguments with which it was trained."""
     text, model = trained_from
     shutil.copytree(model, tmp_path / "model")
     return tmp_path / "model", [*from_tsv(text), "--gin.tsv.Tsv.on_bad_line='skip'"]

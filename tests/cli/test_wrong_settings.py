@@ -28,7 +28,7 @@ READ.read_file(str(DEMO))
 
 
 def demo_with(binding: str) -> Config:
-    """The demo's config, read once, with a binding."""
+    """Returns the demo's config, which is read once, with a binding."""
     made = copy.copy(READ)
     made.__dict__ = {
         name: copy.copy(value) if isinstance(value, (dict, list, set)) else value
@@ -40,7 +40,7 @@ def demo_with(binding: str) -> Config:
 
 
 def annotations() -> dict[str, Any]:
-    """Setting -> its annotation: of all bindings of the demo, and of all defaults."""
+    """Returns setting -> annotation for all bindings and all defaults of the demo."""
     made = config.load([DEMO])
     made.experiment()
     found = {
@@ -54,7 +54,7 @@ def annotations() -> dict[str, Any]:
 
 
 def refusal(binding: str) -> str | None:
-    """Returns what is said of a binding, or None."""
+    """Returns the message that refuses a binding, or None."""
     try:
         made = demo_with(binding)
         build(made.experiment(), None).check_training()

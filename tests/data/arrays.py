@@ -13,7 +13,7 @@ from m4.data.stream.batches import Batch, Shape, SplitReader, lay_out
 
 
 def tokens(cache: Cache, split: str, side: str, role: str = "source") -> tuple[Any, Any]:
-    """(flat ids, offsets) of a side of all pairs, in the order of the rows, way after way."""
+    """Returns (flat ids, offsets) of a side of all pairs, in the order of rows, way after way."""
     sentences, first = cache.sentences(split, role), cache.first_sentences(split)
     entries = []
     for pair in cache.language_pairs():
@@ -28,7 +28,7 @@ def tokens(cache: Cache, split: str, side: str, role: str = "source") -> tuple[A
 
 
 def rows_of(cache: Cache, split: str, side: str, role: str = "source") -> list[list[int]]:
-    """The ids of each row."""
+    """Returns the ids of each row."""
     flat, offsets = tokens(cache, split, side, role)
     return [flat[a:b].tolist() for a, b in pairwise(offsets)]
 
@@ -40,7 +40,7 @@ Ids = tuple[tuple[int, ...], tuple[int, ...]]
 def of_text(
     cache: Cache, direction: str, split: str, source_length: int = 2000, target_length: int = 2000
 ) -> list[Ids]:
-    """The ids of a direction's pairs, made from their text."""
+    """Returns the ids of a direction's pairs, made from their text."""
     pairs, (_, into) = [*cache.pairs(pair_of(direction), split)], split_direction(direction)
     source, target = ([getattr(one, side) for one in pairs] for side in sides_of(direction))
     sources = cache.vocabulary.encode_tagged([tag(text, into) for text in source])
@@ -49,7 +49,7 @@ def of_text(
 
 
 def unpacked(cache: Cache, direction: str, split: str) -> Batch:
-    """A split in one batch: a row for each pair, in order, trimmed to the corpus's lengths."""
+    """Returns a split as one batch: a row per pair, in order, trimmed to the corpus's lengths."""
     data, shape = SplitReader(cache, [direction], split), (cache.source_length, cache.target_length)
     every = np.arange(data.sizes[0])
     found = data.examples(0 * every, every)
@@ -59,7 +59,7 @@ def unpacked(cache: Cache, direction: str, split: str) -> Batch:
 
 
 def pairs_of(batch: Mapping[str, Any]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """(direction, source ids, target ids) of every segment of every row, in order."""
+    """Returns (direction, source ids, target ids) of every segment of every row, in order."""
     found = []
     for row, segments in enumerate(batch["encoder_segment_ids"]):
         assert segments.max() == batch["decoder_segment_ids"][row].max()

@@ -1,4 +1,4 @@
-"""Fixtures of the data room."""
+"""Fixtures of tests of m4.data."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def made() -> Made:
 
 @pytest.fixture(scope="session")
 def made_cache(made: Made, tmp_path_factory: pytest.TempPathFactory) -> cache.Cache:
-    """Read-only: of tests that write, each prepares its own."""
+    """Returns a read-only corpus; tests that write prepare their own."""
     folder = tmp_path_factory.mktemp("made") / "cache"
     return CorpusSpec(
         made, made.language_pairs(), vocabulary_size=500, lengths={"inputs": 96, "targets": 96}
@@ -31,7 +31,7 @@ def made_cache(made: Made, tmp_path_factory: pytest.TempPathFactory) -> cache.Ca
 
 @pytest.fixture(scope="session")
 def tatoeba() -> Path:
-    """Real sentences; tests of them say more of what those of made-up text say."""
+    """Returns the folder of real sentences, or skips the test without them."""
     if not TATOEBA.is_dir():
         pytest.skip(f"no sentences in {TATOEBA}; M4_TATOEBA names another folder")
     return TATOEBA

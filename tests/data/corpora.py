@@ -50,7 +50,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file, packed as its name says."""
+    """Writes a file, compressed if its name says so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pack = PACK.get(path.suffix, bytes)
     path.write_bytes(pack(text.encode()))

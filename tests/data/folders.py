@@ -26,7 +26,7 @@ def texts(languages: str) -> Texts:
 
 
 def tsv(folder: Path, languages: str = "gl fy pt", *, swapped: str = "") -> Path:
-    """swapped: languages whose columns are the wrong way round."""
+    """Writes TSV files, with the columns of the languages in `swapped` exchanged."""
     made = texts(languages)
     for code in swapped.split():
         made[code] = {s: [Pair(b, a) for a, b in of] for s, of in made[code].items()}
@@ -34,7 +34,7 @@ def tsv(folder: Path, languages: str = "gl fy pt", *, swapped: str = "") -> Path
 
 
 def whole(folder: Path, name: str, languages: str = "gl fy") -> Path:
-    """A file a language, or two, with all pairs."""
+    """Writes one file or two with all pairs of each language."""
     return write_files(folder, name, joined(texts(languages)))
 
 

@@ -21,7 +21,7 @@ _ALL = 1 << 64
 
 
 def mix(x: int) -> int:
-    """`permutation.mix` of one of Python's own numbers."""
+    """Returns `permutation.mix` of a number of Python."""
     x = (x + int(permutation.GOLDEN)) % _ALL
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % _ALL
     x = (x ^ x >> 27) * 0x94D049BB133111EB % _ALL
@@ -29,7 +29,7 @@ def mix(x: int) -> int:
 
 
 def permute(index: int, size: int, key: int) -> int:
-    """The place of a number below `size`: a Feistel network, walked until it is below `size`."""
+    """Returns the permuted place of a number, by a Feistel network repeated until it is < size."""
     x, bits = index, max((size - 1).bit_length(), 2)
     while True:
         right_bits, left_bits = bits // 2, bits - bits // 2
@@ -43,7 +43,7 @@ def permute(index: int, size: int, key: int) -> int:
 
 
 def occurrences(directions: Ints, before: Ints) -> Ints:
-    """The rank of each draw among those of its direction: a stable sort puts them together."""
+    """Returns the rank of each draw among those of its direction, by a stable sort."""
     together = np.argsort(directions, kind="stable")
     starts = np.searchsorted(directions[together], np.arange(len(before)))
     rank = np.empty(len(directions), np.int64)
@@ -54,7 +54,7 @@ def occurrences(directions: Ints, before: Ints) -> Ints:
 def examples(
     directions: Ints, occurrence: Ints, sizes: Any, keys: Any, window: int
 ) -> tuple[Ints, Ints]:
-    """(pairs within their directions, epochs), one by one."""
+    """Returns (pairs within their directions, epochs), one by one."""
     found, epochs = [], []
     for direction, number in zip(directions.tolist(), occurrence.tolist(), strict=True):
         size = int(sizes[direction])
@@ -73,7 +73,7 @@ def examples(
 
 
 def decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:
-    """The pairs by their larger share of a row."""
+    """Returns the pairs in decreasing order of their larger share of a row."""
     share: Any = np.maximum(
         source_lengths / shape.source_length, target_lengths / shape.target_length
     )
@@ -81,12 +81,12 @@ def decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints
 
 
 def room_of(shape: Shape) -> Ints:
-    """[rows, 2] the room of empty rows, for both sides."""
+    """Returns [rows, 2]: the room of empty rows for both sides."""
     return np.tile(shape[1:], (shape.rows, 1))
 
 
 def first_row(lengths: Ints, room: Ints) -> int:
-    """The first row with room for both sides, which take it; -1: there is none."""
+    """Takes room for both sides in the first row that has it; returns the row or -1."""
     fits = (room >= lengths).all(axis=1)
     if not fits.any():
         return -1
@@ -95,7 +95,7 @@ def first_row(lengths: Ints, room: Ints) -> int:
 
 
 def first_fit_decreasing(source_lengths: Ints, target_lengths: Ints, shape: Shape) -> Ints:
-    """Pairs [K] -> the row of each, -1 for what fits in none."""
+    """Returns the row of each of [K] pairs, or -1 for those that fit in none."""
     lengths, room = np.stack([source_lengths, target_lengths], axis=1), room_of(shape)
     result = np.empty(len(lengths), np.int64)
     for i in decreasing(source_lengths, target_lengths, shape):
@@ -112,7 +112,7 @@ def plan(
     shape: Shape,
     hurry: int = 1000,
 ) -> tuple[Ints, Ints]:
-    """(step, row) of each pair, row -1 for what fits in none; see batches.plan."""
+    """Returns (step, row) of each pair, with row -1 if it fits in none; see batches.plan."""
     pairs, lengths = len(source_lengths), np.stack([source_lengths, target_lengths], axis=1)
     load = source_lengths * shape.target_length + target_lengths * shape.source_length
     step_of, row_of = np.full(pairs, steps - 1), np.full(pairs, -1)
@@ -153,7 +153,7 @@ def plan(
 def lay_out(
     data: SplitReader, examples: Examples, chosen: Ints, row_of: Ints, shape: Shape
 ) -> Batch:
-    """Pairs and their rows -> a batch, see batches.lay_out; token by token."""
+    """Returns a batch of pairs in their rows, laid out token by token; see batches.lay_out."""
     encoder = np.zeros((4, shape.rows, shape.source_length), np.int32)
     decoder = np.zeros((6, shape.rows, shape.target_length), np.int32)
     used = np.zeros((3, shape.rows), int)  # source places, target places, segments

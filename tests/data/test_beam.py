@@ -98,7 +98,7 @@ def spec(source: Callable[[], Source], **settings: Any) -> CorpusSpec:
 def assert_same(
     folder: Path, source: Callable[[], Source], work: beam.Engine, **settings: Any
 ) -> Cache:
-    """The corpus that an engine builds is that of this process."""
+    """Asserts that an engine builds the same corpus as this process."""
     one = spec(source, **settings).build(folder / "one")
     many = spec(source, **settings).build(Path(work.work.place, "many"), engine=work)
     assert contents(many.folder) == contents(one.folder)
@@ -106,13 +106,13 @@ def assert_same(
 
 
 def thorough() -> clean.Cleaning:
-    """All stages but language identification, which takes seconds."""
+    """Returns all stages except language identification, which takes seconds."""
     return clean.Cleaning([s for s in clean.thorough().stages if s.name != "language_id"])
 
 
 @dataclasses.dataclass
 class Shuffled(beam.Engine):
-    """Beam's steps in this process: elements come in any order, and some of them twice."""
+    """Engine that runs Beam's steps in this process, in any order and some of them twice."""
 
     seed: int = 0
 

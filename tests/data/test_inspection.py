@@ -96,7 +96,7 @@ def test_the_matrix_of_directions() -> None:
 
 
 class _Rare(Made):
-    """Each Portuguese sentence begins with a character of its own: not all of them get a piece."""
+    """Source whose Portuguese sentences begin with rare characters; not all get a piece."""
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         for number, one in enumerate(super().pairs(pair, split)):

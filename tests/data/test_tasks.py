@@ -48,7 +48,7 @@ def registered(tasks: Any, made_cache: Cache) -> Iterator[Cache]:
 
 
 def mixture_rates(seqio: Any, name: str) -> dict[str, float]:
-    """Direction -> rate of a mixture of m4's tasks; they sum to 1."""
+    """Returns direction -> rate of a mixture of m4's tasks; the rates sum to 1."""
     mixture = seqio.MixtureRegistry.get(name)
     rates = {}
     for task in mixture.tasks:

@@ -28,14 +28,14 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def published(name: str, folder: Path, *more: str) -> Any:
-    """The test set of gin_configs/testsets/<name>.gin."""
+    """Returns the test set of gin_configs/testsets/<name>.gin."""
     given = ["MODEL_DIR = 'x'", f"{name.upper()} = {str(folder)!r}", *more]
     made = config.load([TINY, CONFIGS / f"{name}.gin"], given).experiment()
     return made.testsets[name]
 
 
 def found(testset: Any, trained: list[str] = TRAINED) -> dict[str, list[Segment]]:
-    """Its segments by the model's direction."""
+    """Returns a test set's segments by the model's direction."""
     chosen = directions_for("it", testset, trained)
     return {ours: segments_for("it", testset, theirs) for ours, theirs in chosen.items()}
 

@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {"vocabulary_size": 400, "lengths": {"inputs": 96, "targ
 
 
 def listed(**pairs: list[tuple[str, str]]) -> Listed:
-    """A source of Galician with the given pairs of each split."""
+    """Returns a source of Galician with the given pairs of each split."""
     return Listed({("gl", split): of for split, of in pairs.items()})
 
 
@@ -255,7 +255,7 @@ TOKENS, OFFSETS = "train.tokens.00000.npy", "train.offsets.00000.npy"
 
 
 def flipped(content: bytes) -> bytes:
-    """A bit in the middle is another one."""
+    """Flips a bit in the middle of a file."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 

@@ -43,7 +43,7 @@ BATCHES = (
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of the names and bytes of all arrays, texts and vocabularies."""
+    """Returns the SHA-256 of the names and bytes of all arrays, texts and vocabularies."""
     files = [*folder.rglob("*.npy"), *folder.rglob("*.txt"), *folder.rglob("*.model")]
     assert len(files) > 10
     total = hashlib.sha256()

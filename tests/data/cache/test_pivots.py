@@ -23,7 +23,7 @@ Texts = dict[str, list[Pair]]
 
 
 def by_strings(pairs: Texts, first: str, second: str, held_out: set[str]) -> list[Pair]:
-    """The pairs of two languages: slow and obvious."""
+    """Returns the pairs of two languages in a slow and obvious way."""
     found: dict[Pair, None] = {}
     for pivot in ("en", "fr", "gl", "wo"):
         sides = [pairs.get(pair_of(f"{pivot}-{code}")) if code != pivot else None
@@ -47,7 +47,7 @@ def by_strings(pairs: Texts, first: str, second: str, held_out: set[str]) -> lis
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """French and Wolof with English; Galician with French alone; tests that are in training."""
+    """Writes French and Wolof with English, Galician with French, and tests that train has too."""
     folder = tmp_path_factory.mktemp("pairs")
     for split, number in (("train", 200), ("dev", 5), ("test", 5)):
         for pair, every in (("en-fr", 1), ("en-wo", 2), ("fr-gl", 3)):

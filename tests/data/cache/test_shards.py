@@ -35,7 +35,7 @@ SPEC: dict[str, Any] = {"vocabulary_size": 400, "cleaning": NOTHING, "workers": 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four languages line by line; some lines are there twice, one is too long in French."""
+    """Writes four languages line by line; some lines come twice, one is too long in French."""
     folder = tmp_path_factory.mktemp("aligned")
     for split, number in (("train", 90), ("dev", 8), ("test", 8)):
         (folder / split).mkdir()
@@ -86,7 +86,7 @@ def test_pairs_are_the_source_s_by_text_and_by_ids(made: Cache, folder: Path) ->
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> Cache:
-    """A corpus in shards of 256 bytes."""
+    """Builds a corpus in shards of 256 bytes."""
     monkeypatch.setattr(shards, "SHARD_BYTES", 256)
     return CorpusSpec(Aligned(str(folder)), **SPEC).build(tmp_path)
 

@@ -236,7 +236,7 @@ sys.stdout.buffer.write(repr(pairs).encode())
 
 
 def fresh_process(*codes: str, hash_seed: str) -> bytes:
-    """The last of the languages `codes`, made in this order by a new interpreter."""
+    """Returns the last of the languages `codes`, made in this order by a new interpreter."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     command = [sys.executable, "-c", RENDER, *codes]
     return subprocess.run(command, env=environment, capture_output=True, check=True).stdout
@@ -252,7 +252,7 @@ def test_no_language_contaminates_another():
 
 @pytest.fixture
 def babel(monkeypatch):
-    """Babel without what it has loaded, and without what it loads here for others."""
+    """Gives Babel an empty cache during the test."""
     monkeypatch.setattr(localedata, "_cache", {})
 
 

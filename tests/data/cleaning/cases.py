@@ -48,7 +48,7 @@ def run(
 def dropped(
     stage: CleaningStage, pairs: list[tuple[str, str]], tmp_path: Path, code: str = "gl"
 ) -> Any:
-    """[reasons of the pairs that the stage drops], by the place of the pair."""
+    """Returns index -> reason for the pairs that the stage drops."""
     reasons: dict[int, str] = {}
     source = Listed({(code, "train"): pairs})
     kept, _ = run([stage], source, tmp_path, on_drop=lambda *of: reasons.update({of[3] - 1: of[0]}))
@@ -58,7 +58,7 @@ def dropped(
 
 @dataclasses.dataclass(frozen=True)
 class Killed(CleaningStage):
-    """Kills its worker once, where it finds the word."""
+    """Stage that kills its worker once, at a pair with the word."""
 
     name = "killed"
     mark: str = ""
@@ -76,7 +76,7 @@ class Killed(CleaningStage):
 
 @dataclasses.dataclass(frozen=True)
 class Raises(CleaningStage):
-    """Has a mistake: it cannot do with the word."""
+    """Stage with a mistake: it fails at a pair with the word."""
 
     name = "raises"
     word: str = ""

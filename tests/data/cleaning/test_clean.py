@@ -28,7 +28,7 @@ STAGES = [kind() for kind in KINDS if kind.__module__.startswith("m4.data.cleani
 
 
 def messy(seed: int = 0) -> Listed:
-    """A corpus with something for every stage."""
+    """Returns a corpus with text for every stage to change or drop."""
     rng = random.Random(seed)
     words = ["casa", "río", "Ａ", "mar", "привет", "漢字", "שלום", "é", "\u200b", "the", "of", "12"]
     words += ["\ufeff", "．"]
@@ -104,7 +104,7 @@ def test_cleaning_names_its_stages_and_settings() -> None:
 
 
 class OneFile(Listed):
-    """Everything is in one file, whose lines are counted whenever it is read."""
+    """Source in one file, whose lines are counted whenever it is read."""
 
     def __init__(self, pairs: dict) -> None:
         super().__init__(pairs)

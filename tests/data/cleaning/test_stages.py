@@ -291,7 +291,7 @@ def test_overlap_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 class Vowels:
-    """An identifier that goes by the first letter: it is made up."""
+    """A made-up language identifier that looks at the first letter only."""
 
     def languages(self) -> set[str]:
         return {"en", "gl", "pt", "de"}

@@ -302,7 +302,7 @@ def test_share_0_leaves_the_batches_bit_equal(made_cache: Cache, sample_by: str)
 
 
 class TestSetsAlone(Made):
-    """A language has no training pairs."""
+    """Source in which a language has no training pairs."""
 
     __test__ = False
 

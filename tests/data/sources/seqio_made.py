@@ -28,13 +28,13 @@ def split_lines(dataset: tf.data.Dataset, prefix: str, turned: bool) -> tf.data.
 
 
 def same_words(targets: list[str], predictions: list[str]) -> dict[str, float]:
-    """The share of predictions that are their targets."""
+    """Returns the share of predictions that equal their targets."""
     same = [a == b for a, b in zip(targets, predictions, strict=True)]
     return {"same_words": sum(same) / len(same)}
 
 
 def longer(targets: list[str], scores: list[float]) -> dict[str, float]:
-    """A metric of scores: m4 has no such."""
+    """Returns a metric of scores, a kind that m4 lacks."""
     return {"longer": 0.0}
 
 

@@ -27,7 +27,7 @@ def cldr(folder: Path, texts: Texts) -> Source:
 
 
 def joined(folder: Path, texts: Texts) -> Source:
-    """Galician of the source, Portuguese of the corpus, which has another Galician."""
+    """Joins a source's Galician with the Portuguese of a corpus that has another Galician."""
     old = CorpusSpec(Made({"gl": 40, "pt": 40}, held_out=3), vocabulary_size=400)
     return Joined(Made({"gl": 30}, held_out=4), str(old.build(folder / "data").folder))
 
@@ -43,7 +43,7 @@ ALL, WRITTEN = (
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A corpus a source, written once: to be read only."""
+    """Writes one corpus per source, once, for reading only."""
     return {name: tmp_path_factory.mktemp(name) for name in FACTORIES}
 
 
@@ -53,7 +53,7 @@ def made_sources(folders: dict[str, Path]) -> Callable[[str], Source]:
 
 
 def source_classes() -> dict[str, type]:
-    """Module -> the class in it that is a source."""
+    """Returns module -> the class in it that is a source."""
     found = {}
     for module in pkgutil.iter_modules(sources.__path__):
         members = vars(importlib.import_module(f"m4.data.sources.{module.name}"))

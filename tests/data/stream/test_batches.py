@@ -70,7 +70,7 @@ Pairs = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def drawn(pairs: int, seed: int = 0, names: int = 5, epoch: int = 30) -> Pairs:
-    """(source lengths, target lengths, directions, epochs) of pairs in the order of their draws.
+    """Returns (source lengths, target lengths, directions, epochs) of pairs in their draws' order.
 
     About 13 ids, long ones up to 64, both sides alike; `epoch` draws of a direction are an epoch.
     """

@@ -15,7 +15,7 @@ from tests.data.arrays import of_text
 
 
 def token_counts(cache: Cache) -> dict[str, int]:
-    """Ids of all training pairs of each direction, tag and eos included, counted one by one."""
+    """Counts the ids of all training pairs by direction, one by one, with tag and eos."""
     ids = {direction: of_text(cache, direction, "train") for direction in cache.directions}
     return {d: sum(len(side) for pair in pairs for side in pair) for d, pairs in ids.items()}
 

@@ -21,7 +21,7 @@ from tests.data.corpus import Made
 
 @pytest.fixture(scope="module")
 def texts(made_cache: Cache) -> dict[str, list[Ids]]:
-    """Direction -> the ids of its training pairs."""
+    """Returns direction -> ids of its training pairs."""
     return {name: of_text(made_cache, name, "train") for name in made_cache.directions}
 
 

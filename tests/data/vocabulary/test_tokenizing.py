@@ -69,7 +69,7 @@ def dropout(made_cache: Cache) -> Dropout:
 
 
 def seeds(ragged: Ragged, seed: int) -> np.ndarray:
-    """A seed for each text."""
+    """Returns a seed for each text."""
     return np.random.default_rng(seed).integers(0, 2**64, len(ragged.lengths), np.uint64)
 
 

@@ -74,7 +74,7 @@ def test_a_line_is_never_whole_in_memory(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """One entry for each file whose hash was computed; the machine's cache is tmp_path/cache."""
+    """Lists the files whose hashes are computed; the machine's cache is tmp_path/cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names: list[str] = []
     real = files.hashlib.sha256
@@ -134,7 +134,7 @@ def test_a_file_that_was_just_written_is_not_trusted(tmp_path: Path, hashed: lis
 
 
 class Bucket(MemoryFileSystem):
-    """gs:// in this process's memory."""
+    """Stand-in for gs:// in this process's memory."""
 
     protocol = ("gs", "gcs")
     store: dict = {}  # noqa: RUF012
@@ -147,7 +147,7 @@ class Bucket(MemoryFileSystem):
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[epath.Path]:
-    """A remote folder, by fsspec."""
+    """Yields a remote folder of fsspec."""
     monkeypatch.setenv("EPATH_USE_TF", "false")
     monkeypatch.setattr(files, "check_readable", lambda address: None)  # Google's own client
     fsspec.register_implementation("gcs", Bucket, clobber=True)

@@ -102,7 +102,7 @@ def jsonl(folder: Path) -> tuple[Source, Counter[str]]:
 
 
 def write(path: Path, kinds: dict[str, tuple[bytes, str]]) -> Counter[str]:
-    """LINES lines of all kinds interleaved, three of 1 MB among them; what should be counted."""
+    """Writes LINES lines of all kinds, three of them 1 MB long; returns the expected counts."""
     expected: Counter[str] = Counter()
     names = sorted(kinds)
     with path.open("wb") as file:

@@ -32,7 +32,7 @@ SMALL_MOE = functools.partial(MoeLayer, num_experts=4, group_tokens=8)
 
 
 def small_model(**changes: Any) -> Transformer:
-    """One layer a stack, each with four experts, without dropout; `changes` are other fields."""
+    """Returns a model of a layer per stack, four experts and no dropout; `changes` are fields."""
     fields: dict[str, Any] = {
         "vocab_size": 32, "width": 8, "heads": 2, "head_width": 4, "mlp_width": 16,
         "encoder_layers": 1, "decoder_layers": 1, "moe": SMALL_MOE, "moe_every": 1,
@@ -42,7 +42,7 @@ def small_model(**changes: Any) -> Transformer:
 
 
 def small_layer(**changes: Any) -> MoeLayer:
-    """Four experts of five units, without dropout; `changes` are other fields."""
+    """Returns a layer of four experts of five units, without dropout; `changes` are fields."""
     fields: dict[str, Any] = {"num_experts": 4, "mlp_width": 5, "activations": ("relu",)}
     return MoeLayer(**{**fields, "dropout_rate": 0.0, **changes})
 
@@ -50,7 +50,7 @@ def small_layer(**changes: Any) -> MoeLayer:
 def run_layer(
     layer: MoeLayer, params: Any, *tokens: Any, train: bool = False, **more: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """y_BLM and the metrics; `tokens` are x_BLM, mask_BL, ...; training has random numbers."""
+    """Returns y_BLM and metrics; `tokens` are x_BLM, mask_BL, ...; training has random numbers."""
     rngs = {"dropout": jax.random.key(1)} if train else None
     how = {"deterministic": not train, "rngs": rngs, "mutable": ["intermediates"], **more}
     y_BLM, sown = layer.apply({"params": params}, *tokens, **how)
@@ -58,12 +58,12 @@ def run_layer(
 
 
 def model_for(corpus: Cache, **changes: Any) -> Transformer:
-    """`small_model` for a corpus's pieces."""
+    """Returns `small_model` for a corpus's pieces."""
     return small_model(vocab_size=-(-corpus.target_vocabulary.size // 8) * 8, **changes)
 
 
 def small_corpus(factory: pytest.TempPathFactory) -> Cache:
-    """Made-up text of two languages, a few hundred pairs in four directions."""
+    """Builds made-up text of two languages, a few hundred pairs in four directions."""
 
     def make(folder: Path) -> None:
         made = Made({"gl": 60, "de": 120})
@@ -74,7 +74,7 @@ def small_corpus(factory: pytest.TempPathFactory) -> Cache:
 
 
 def parts_in(package: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The gates, transports, ... of a folder by name: each file's function of the same name."""
+    """Returns a folder's gates, transports, ... by name: each file's function of that name."""
     modules = {
         module.name: importlib.import_module(f"{package.__name__}.{module.name}")
         for module in pkgutil.iter_modules(package.__path__)
@@ -84,7 +84,7 @@ def parts_in(package: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder that `make` fills, read-only for tests; workers that ask meanwhile wait."""
+    """Returns the read-only folder that `make` fills once; workers that need it meanwhile wait."""
     base = factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder, made = base / name, base / f"{name}.made"
@@ -99,7 +99,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def tiny_run(factory: pytest.TempPathFactory) -> Path:
-    """The tiny config after its four steps, with checkpoints of steps 2 and 4."""
+    """Returns the run of the tiny config, with checkpoints of steps 2 and 4, its last."""
 
     def make(folder: Path) -> None:
         m4("train", f"--gin_file={TINY}", f"--model_dir={folder}/run").ok()
@@ -108,7 +108,7 @@ def tiny_run(factory: pytest.TempPathFactory) -> Path:
 
 
 def every_step(factory: pytest.TempPathFactory) -> Path:
-    """The tiny config after three steps, with all its checkpoints; on the corpus of `tiny_run`."""
+    """Returns a run of the tiny config on `tiny_run`'s corpus: three steps, all checkpoints."""
 
     def make(folder: Path) -> None:
         keep = [f"--gin.experiment.Training.{name}" for name in
@@ -128,7 +128,7 @@ _BY_TARGET = (
 
 
 def by_target(factory: pytest.TempPathFactory) -> Path:
-    """The tiny config with a gate by target language; its config is by_target.gin next to it."""
+    """Returns a run with a gate by target language; its config is by_target.gin next to it."""
 
     def make(folder: Path) -> None:
         first, (imports, bindings) = "from m4 import experiment\n", _BY_TARGET
@@ -164,7 +164,7 @@ def demo_run(factory: pytest.TempPathFactory) -> tuple[Path, Said]:
 
 
 def write_configs(folder: Path) -> None:
-    """gin_configs/ as in the repository, but for the sizes."""
+    """Writes gin_configs/ as in the repository, except for the sizes."""
     for path in (ROOT / "gin_configs").rglob("*.gin"):
         copy = folder / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def write_configs(folder: Path) -> None:
 
 
 def shortened(config: str) -> str:
-    """A config with tiny.gin's sizes: its source of text, and the run's folder, stay its own."""
+    """Returns a config with tiny.gin's sizes, but its own source of text and run folder."""
     own = ["MODEL_DIR =", "corpus.CorpusSpec.source ="]
     if "@cldr.Cldr" not in config:
         own.append("cldr.Cldr.")

@@ -46,14 +46,14 @@ class Block:
 
     @property
     def commands(self) -> str:
-        """The commands alone: of a block with prompts, the lines behind "$ "."""
+        """Returns only the commands: in a block with prompts, the lines behind "$ "."""
         lines = self.text.replace("\\\n", "\\\0").splitlines()
         typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
         return "\n".join(typed or lines).replace("\0", "\n")
 
     @property
     def output(self) -> list[str]:
-        """The lines that a block with prompts shows as printed; "..." stands for some more."""
+        """Returns the lines that a block with prompts shows as printed; "..." stands for more."""
         lines = self.text.replace("\\\n", " ").splitlines()
         if not any(line.startswith("$ ") for line in lines):
             return []
@@ -61,18 +61,18 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """Every block of every page."""
+    """Returns every block of every page."""
     return [block for page in [*PAGES, *LAB] for block in blocks_of(page)]
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """Every block of a page, in its order."""
+    """Returns every block of a page, in order."""
     name = str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
     return read(page.read_text(encoding="utf-8"), name)
 
 
 def read(text: str, page: str) -> list[Block]:
-    """The blocks of a page's text; a block in a list loses its indentation."""
+    """Returns the blocks of a page's text, without the indentation of blocks in lists."""
     lines = text.splitlines()
     found, opened = [], None
     for number, line in enumerate(lines):
@@ -92,6 +92,6 @@ def read(text: str, page: str) -> list[Block]:
 
 
 def mark(line: str) -> tuple[str | None, str]:
-    """(way, what follows it) of the line above a block; way None: it is no mark."""
+    """Returns (way, the rest) of the line above a block; the way is None if it is no mark."""
     said = re.fullmatch(r"\s*<!-- test: ([^:]+?)(?:: (.+?))? -->", line)
     return (said[1], said[2] or "") if said else (None, "")

@@ -48,7 +48,7 @@ def words_of(text: str, folder: Path) -> list[list[str]]:
 
 
 def write_program(path: Path, text: str) -> None:
-    """A program for the shell."""
+    """Writes a program for the shell."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
     path.chmod(0o755)
@@ -90,7 +90,7 @@ def m4(rest: list[str]) -> None:
 
 
 def made_by(rest: list[str]) -> str:
-    """The commands that make would run, but for the set-up."""
+    """Returns the commands that make would run, except for the set-up."""
     said = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", "--old-file=setup", *rest], cwd=ROOT,
         capture_output=True, text=True, check=False,
@@ -100,7 +100,7 @@ def made_by(rest: list[str]) -> str:
 
 
 def script(program: str, rest: list[str]) -> None:
-    """The script's own dry run; what follows --, if it names a job, is a command of m4's."""
+    """Runs the script's own dry run; a job after -- is checked as a command of m4."""
     command = ["bash", str(ROOT / program), rest[0], "--dry_run", *rest[1:]]
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": os.devnull}
     said = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -112,7 +112,7 @@ def script(program: str, rest: list[str]) -> None:
 
 
 class Parsed(Exception):
-    """A program has read its arguments."""
+    """Raised when a program has read its arguments."""
 
 
 def python(rest: list[str], *, peers: bool = False) -> None:
@@ -139,7 +139,7 @@ def python(rest: list[str], *, peers: bool = False) -> None:
 
 @contextmanager
 def _only_arguments(peers: bool) -> Iterator[list[argparse.Namespace]]:
-    """Programs end when they have read their arguments; what peers import need not be installed."""
+    """Makes programs end once they have read their arguments, also where peers are missing."""
     read = []
     parse = argparse.ArgumentParser.parse_args
 
@@ -161,7 +161,7 @@ def _only_arguments(peers: bool) -> Iterator[list[argparse.Namespace]]:
 
 
 def is_like(line: str, printed: str) -> bool:
-    """Tells if a documented line is the printed one but for numbers, spaces and what ... omits."""
+    """Tells if a documented line equals the printed one, up to numbers, spaces and "..."."""
     parts = [re.escape(_shape(part)) for part in line.split("...")]
     return re.fullmatch(".*".join(parts), _shape(printed)) is not None
 

@@ -43,7 +43,7 @@ def in_the_way(way: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """The working folder, after the README's `make demo`."""
+    """Returns the working folder, after the README's `make demo`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # for the baselines' processes
         patch.setenv("COLUMNS", "120")

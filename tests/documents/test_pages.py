@@ -37,7 +37,7 @@ def anchors(document: Path) -> set[str]:
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks."""
+    """Returns a page without its blocks."""
     return FENCES.sub("", page.read_text(encoding="utf-8"))
 
 
@@ -88,7 +88,7 @@ def test_named_settings_exist() -> None:
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
-    """A class's fields, methods, their arguments, and attributes; a function's arguments."""
+    """Returns a class's fields, methods, arguments and attributes, or a function's arguments."""
     for inner in ast.walk(node):
         match inner:
             case (

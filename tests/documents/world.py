@@ -46,7 +46,7 @@ class World:
         return said
 
     def run_in_processes(self, block: Block) -> None:
-        """Runs a block as it is, by bash or Python."""
+        """Runs a block unchanged, by bash or Python."""
         programs = self._notes / "programs"
         started = f'exec {sys.executable} "$@"'
         write_program(programs / "python", started)
@@ -71,7 +71,7 @@ class World:
         return self.m4(*rest, *block.more.split())
 
     def m4(self, *words: str) -> Said:
-        """`m4 WORDS`, once."""
+        """Runs `m4 WORDS`, once."""
         key = "\0".join(words)
         if key not in self._said:
             self._said[key] = command(*words)
@@ -87,7 +87,7 @@ class World:
 
 
 def python_of(block: Block) -> str:
-    """The block's Python, arguments with the mark's values."""
+    """Returns the block's Python, in which arguments have the values of its mark."""
     text = block.text
     for word in block.more.split():
         name, _, value = word.partition("=")
@@ -97,7 +97,7 @@ def python_of(block: Block) -> str:
 
 
 def write_corpus(folder: Path) -> None:
-    """my_corpus/gl.train.tsv and so on, of the embedded corpus."""
+    """Writes my_corpus/gl.train.tsv and so on from the embedded corpus."""
     folder.mkdir()
     source = Cldr(CORPUS, test_pairs=12, dev_pairs=8)
     for language in CORPUS:

@@ -19,7 +19,7 @@ def search_over_lists(
     length: int,
     eos: int = 1,
 ) -> tuple[list[list[int]], list[float], float]:
-    """(sequences, scores, smallest gap between two scores that were compared), best first.
+    """Returns (sequences, scores, smallest gap between compared scores), best first.
 
     logp: tokens so far -> log-probabilities over the vocabulary; -inf: it may not come.
     """

@@ -19,7 +19,7 @@ SETTINGS = Decoding(beams=2, batch_rows=4, max_target_length=10)
 
 
 class Words:
-    """A vocabulary of w0 ... w19 (ids 4 ...) and <2xx> (id 3)."""
+    """Vocabulary of w0 ... w19 (ids 4 ...) and <2xx> (id 3)."""
 
     def encode_tagged(self, texts):
         return [
@@ -52,7 +52,7 @@ MOE = partial(MoeLayer, num_experts=4, group_tokens=16)
 
 
 def tiny(seed=0, **changes):
-    """A model with experts; wide random weights, so that its translations differ and end."""
+    """Returns a model with experts and wide random weights: its translations differ and end."""
     sizes = {"vocab_size": VOCAB, "width": 16, "head_width": 8, "mlp_width": 32}
     model = small_model(**{**sizes, "moe": MOE, **changes})
     params = jax.device_get(init(model, jax.random.key(seed)))
@@ -70,19 +70,19 @@ def sentences(count, seed=0):
 def translations(
     made, sources, settings=SETTINGS, vocabulary=WORDS, *, layout=None, factors=None, **more
 ):
-    """The translations by `made`, a model and its parameters."""
+    """Returns the translations by `made`, a model and its parameters."""
     model, params = made
     trained = decoding.TrainedModel(model, params, vocabulary, settings, layout, factors or {})
     return decoding.translations(trained, sources, **more)
 
 
 def decode(*arguments, **more):
-    """The first translation of each source."""
+    """Returns the first translation of each source."""
     return [each.texts[0] for each in translations(*arguments, **more)]
 
 
 def score_references(made, sources, targets, settings=SETTINGS, vocabulary=WORDS, **more):
-    """The probabilities of translations by `made`, a model and its parameters."""
+    """Returns the probabilities of translations by `made`, a model and its parameters."""
     model, params = made
     trained = decoding.TrainedModel(model, params, vocabulary, settings)
     return scoring.score_references(trained, sources, targets, **more)

@@ -58,7 +58,7 @@ PINNED = (9, (5.683630, 0.826062), 26.32182)
 
 
 class Made8(Made):
-    """With eight test sentences: decoding is not what is tested here."""
+    """Corpus with eight test sentences, as decoding is not tested here."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         super().__init__(sizes, held_out=8)
@@ -68,7 +68,7 @@ def experiment_in(
     folder: Path, kept: Path, sizes: Mapping[str, int] = SIZES, training: Training = TRAINING,
     **changes: Any,
 ) -> Experiment:  # fmt: skip
-    """A multilingual experiment in `folder` whose baselines, of `training`, are in `kept`."""
+    """Returns a multilingual experiment in `folder` with baselines of `training` in `kept`."""
     data = Data(CorpusSpec(Made8(dict(sizes)), vocabulary_size=320))
     of_a_pair = Data(CorpusSpec(Made8(dict(sizes)), vocabulary_size=300))
     one = Experiment("unused", of_a_pair, training, MODEL, vocabulary_multiple=8)
@@ -84,7 +84,7 @@ def experiment_in(
 def trained(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Path, Path, dict[str, Baseline]]]:
-    """(the run's folder, the baselines', what is in it)."""
+    """Returns the run's folder, the baselines' folder and its content."""
     run, kept = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("baselines")
     with pytest.MonkeyPatch.context() as environment:
         one_process(environment, kept)
@@ -92,7 +92,7 @@ def trained(
 
 
 def one_process(environment: pytest.MonkeyPatch, kept: Path) -> None:
-    """Several are in tests/test_end_to_end.py; one compiles once.
+    """Makes baselines train in one process, which compiles once; test_end_to_end.py has several.
 
     Each has one device, whatever is asked for: eight rows do not divide over sixteen.
     """
@@ -335,7 +335,7 @@ def test_gain_of_the_last_quarter() -> None:
 
 
 def train_until_stopped(one: Any) -> tuple[str, int]:
-    """A worker's task whose training is a loop that saves when a signal comes."""
+    """Runs a worker's task whose training is a loop that saves when a signal comes."""
 
     def train_one(one: Any, *_: Any) -> tuple[str, int]:
         folder = Path(one.folder)

@@ -36,7 +36,7 @@ from tests.data.corpus import Made
 def experiment(
     folder: Path, data_dir: str | Path | None = None, pairs: int = 40, **settings: Any
 ) -> Experiment:
-    """A small model on made-up text. data_dir: None: in the run's folder."""
+    """Returns an experiment on made-up text; by default the corpus is in the run's folder."""
     spec = CorpusSpec(source=Made({"gl": pairs}), vocabulary_size=400, **settings)
     shared = None if data_dir is None else str(data_dir)
     model = functools.partial(Transformer, width=16, encoder_layers=1, decoder_layers=1)

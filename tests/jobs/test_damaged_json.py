@@ -39,7 +39,7 @@ RESULT = '{"note": {"best_step": 4, "step": 4}, "stopped_early": true, "gain_las
 
 
 def readers(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
-    """File -> (what m4 writes there, what reads it)."""
+    """Returns file -> (content that m4 writes there, function that reads it)."""
     run_folder.claim(folder, **config_of({"TRAIN_STEPS": "10"}))
     counts = routing_counts.Counts(["en-gl"])
     counts.add({"encoder_0": [[3, 4]]})

@@ -20,7 +20,7 @@ def train(folder, *arguments):
 
 
 def stopping(metric, patience=1):
-    """A rule by which the first evaluation alone is an improvement, from nothing."""
+    """Returns flags of a rule by which only the first evaluation is an improvement."""
     periods = [f"--gin.experiment.Training.{name}=1" for name in ("dev_period", "dev_pairs")]
     return [f"{RULE}.metric='{metric}'", f"{RULE}.min_delta=1000.0",
             f"{RULE}.patience={patience}", "--gin.TRAIN_STEPS=9", *periods]  # fmt: skip
@@ -86,7 +86,7 @@ def continued(folder: Path, old: Path, *more: str) -> Said:
 
 @pytest.fixture(scope="module")
 def old(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of four steps, with translations."""
+    """Returns the run of four steps, with translations."""
     m4("decode", f"--model_dir={first}").ok()
     return first
 

@@ -1,4 +1,4 @@
-"""The gradient of a small model's loss as a program for any machine, and the products in its text.
+"""Compiles a small model's gradient for any machine, and finds the products in the text.
 
 As a command, `python -m tests.model.compiled_step MACHINE`: the optimized program for a machine
 that need not be there, such as v5e:2x2 or h100:1x1.
@@ -43,7 +43,7 @@ class Product(NamedTuple):
 
 
 def products(text: str) -> list[Product]:
-    """The matrix products of an HLO text of any platform."""
+    """Returns the matrix products of an HLO text of any platform."""
     lines = [
         line
         for line in text.splitlines()
@@ -61,7 +61,7 @@ def products(text: str) -> list[Product]:
 
 
 def gradient(kind: str, device: Any = None):
-    """(function, shapes of its arguments): one MoE layer a stack; unequal sizes everywhere."""
+    """Returns (function, shapes of its arguments) with one MoE layer a stack and unequal sizes."""
     model = Transformer(
         vocab_size=101, width=24, heads=2, head_width=16, mlp_width=40, encoder_layers=2,
         decoder_layers=2, moe=partial(MoeLayer, num_experts=7, group_tokens=32), **KINDS[kind],

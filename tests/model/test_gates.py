@@ -210,7 +210,7 @@ def program(name: str, grad: bool):
 
 
 def arguments(name: str, tokens: Tokens) -> tuple[dict[str, jax.Array], Tokens]:
-    """(scores that the gate asks for, the rest of the tokens), which is what programs are given."""
+    """Returns a program's arguments: the scores that the gate needs, and the rest of the tokens."""
     asked: list[str] = []
 
     def score(name, **_):

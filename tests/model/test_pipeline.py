@@ -32,7 +32,7 @@ def mesh_of(**sizes: int):
 
 
 def packed() -> dict[str, np.ndarray]:
-    """Rows of two pairs of different lengths and padding; no row is like another."""
+    """Returns rows of two pairs of different lengths and padding, all different."""
     random = np.random.default_rng(0)
     place = np.arange(LENGTH)[None]
     first = 2 + np.arange(ROWS)[:, None] % 3
@@ -74,7 +74,7 @@ def one_after_the_other():
 
 @functools.cache
 def compiled(mesh, remat: str):
-    """The program of loss and gradients, and its arguments."""
+    """Returns the program of loss and gradients, and its arguments."""
     model = MODEL.clone(remat=remat)
     shardings = parameter_shardings(mesh, abstract_variables(model)["params_axes"], params())
     function = jax.value_and_grad(functools.partial(loss, model))

@@ -68,7 +68,7 @@ def test_tied_logits_of_bfloat16_are_not_rounded():
 
 
 def assert_full(found: Sequence[Product], kind: str) -> None:
-    """The two routers and the logits have three products each: forward and two gradients."""
+    """Asserts three products, forward and two gradients, of both routers and the logits."""
     router = [p for p in found if re.search(ROUTER, p.place)]
     logits = [p for p in found if re.search(LOGITS, p.place)]
     assert len(router) == 2 * 3
@@ -83,14 +83,14 @@ def assert_full(found: Sequence[Product], kind: str) -> None:
 
 
 def assert_full_loss(text: str) -> None:
-    """The softmax over the vocabulary, which has 101 pieces, is computed in float32."""
+    """Asserts that the softmax over the vocabulary, 101 pieces, is computed in float32."""
     softmax = re.findall(r" = (\w+)\[[\d,]*\b101\]\S* (?:exponential|subtract|divide)\(", text)
     assert softmax
     assert {*softmax} == {"f32"}
 
 
 def assert_full_softmax_and_norms(text: str) -> None:
-    """Every softmax and every norm is computed in float32, in bfloat16 models too.
+    """Asserts that every softmax and norm is computed in float32, in bfloat16 models too.
 
     Four heads' exponentials of [B, N, Q, R] = [4, 2, 32, 32] are among them: of the two layers of
     the encoder, and of both attentions of the decoder's.

@@ -74,7 +74,7 @@ def init(model, seed=0):
 
 
 def sharp(model, seed=0):
-    """Parameters of twice their initial size: attention and routing that really choose."""
+    """Returns parameters of twice their initial size: attention and routing really choose."""
     return jax.tree.map(lambda x: 2.0 * x, jax.device_get(init(model, seed)["params"]))
 
 
@@ -87,7 +87,7 @@ def logits_of(model, params, source, inputs, targets, dropout=False, **packing):
 
 
 def sentence_pairs(seed=0, B=3):
-    """Sources and targets of several lengths, padded with 0, and the decoder's shifted inputs."""
+    """Returns sources and targets of several lengths, padded with 0, and shifted inputs."""
     rng = np.random.default_rng(seed)
     source = rng.integers(2, V, (B, L)) * (np.arange(L)[None] < rng.integers(2, L, (B, 1)))
     target = rng.integers(2, V, (B, T)) * (np.arange(T)[None] < rng.integers(2, T, (B, 1)))
@@ -188,7 +188,7 @@ def test_cache_leaves_follow_the_rules(model):
 
 @partial(jax.jit, static_argnames=("model", "length"))
 def steps(model, params, source, inputs, length):
-    """Calls 3a, 3b and 3c, one position at a time: logits [B, T, V]."""
+    """Returns logits [B, T, V] of calls 3a, 3b and 3c, one position at a time."""
     variables = {"params": params}
     encoded = model.apply(
         variables, encoder_input_tokens=source, enable_dropout=False, method=model.encode
@@ -233,7 +233,7 @@ def test_no_gradient_from_a_position_to_later_inputs(model):
 
     @jax.jit
     def reach(params):
-        """|d sum of logits at position t / d embedding of the input at position u|, [T, T]."""
+        """Returns [T, T]: |d sum of logits at position t / d embedding of input position u|."""
 
         def logits_T(table):
             changed = {**params, "token_embedder": {"embedding": table}}

@@ -14,7 +14,7 @@ from m4.storage.locks import Busy
 
 
 class Service:
-    """The keys and values that processes share."""
+    """Stand-in for the service of keys and values that processes share."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -42,7 +42,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
 
 
 def become(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    """Makes the test this process, newly started."""
+    """Makes the test's process look like a newly started one with this index."""
     monkeypatch.setattr(jax, "process_index", lambda: index)
     monkeypatch.setattr(distributed, "_state", distributed._State())
 

@@ -34,7 +34,7 @@ def test_minus_one_takes_what_is_left() -> None:
 
 
 class Tpu:
-    """A device of the first of two slices of 2 x 4 chips, or of the second."""
+    """Device of the first or the second of two slices of 2 x 4 chips."""
 
     platform, device_kind, core_on_chip = "tpu", "TPU v5 lite", 0
 

@@ -40,7 +40,7 @@ def assert_parts(x: jax.Array, original: jax.Array, ids: np.ndarray, mapping: li
 
 
 def in_program(annotation: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """The annotation in a compiled program, of a value that the program makes."""
+    """Returns a compiled program that makes a value and annotates it."""
     return jax.jit(lambda x: annotation(x * 1.0))
 
 

@@ -27,7 +27,7 @@ gpu = pytest.mark.skipif(not launch.CUDA_COMPILER.is_dir(), reason="needs `make 
 
 @pytest.fixture(autouse=True)
 def _the_programs_as_they_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the settings that make tests compile quickly for CPUs."""
+    """Removes the settings that make tests compile quickly for CPUs."""
     for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUMPY_RANK_PROMOTION"):
         monkeypatch.delenv(name, raising=False)
 

@@ -205,7 +205,7 @@ of_search = functools.partial(
 
 
 def parts(program: Any) -> tuple[float, float]:
-    """Operations of a traced search outside of its loop, and of one step."""
+    """Returns the operations of a traced search outside of its loop, and of one step."""
     whole = traced_flops(program.jaxpr, 1)
     (loop,) = (each for each in program.jaxpr.eqns if each.primitive.name == "while")
     step = traced_flops(loop.params["body_jaxpr"], 1)

@@ -28,7 +28,7 @@ CUBE = np.arange(8).reshape(2, 2, 2)
 
 @functools.cache
 def nested() -> str:
-    """Sums over a and c, 5 x 3 times, and a loop of unknown length with an exchange over c."""
+    """Returns a program's text: 5 x 3 sums over a and c, and exchanges in an unbounded loop."""
 
     def inner(x, _):
         return lax.psum(x, ("a", "c")) * 0.5, None

@@ -18,12 +18,12 @@ CONFIG = Path(__file__).parents[2] / "gin_configs" / "moe_128e_12l.gin"
 
 @pytest.fixture(autouse=True)
 def _no_other_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that really compile on this machine are not waited for."""
+    """Keeps a test from waiting for plans that really compile on this machine."""
     monkeypatch.setattr(launch, "one_at_a_time", contextlib.nullcontext)
 
 
 def compiled(patch: pytest.MonkeyPatch, run: Callable[..., object]) -> dict[str, Any]:
-    """The facts of a plan whose subprocess is `run`; no compiler need be installed."""
+    """Returns the facts of a plan whose subprocess is `run`, without any compiler."""
     patch.setattr(launch.subprocess, "run", run)
     patch.setattr(launch, "check_compiler", lambda platform: None)
     return launch.compiled("a", ["--gin_file=a.gin"], "v3:8x8", "train", Console(quiet=True))

@@ -37,13 +37,13 @@ from tests.shared import tiny_run
 
 
 def planned_experiment(folder: Path, *flags: str) -> Experiment:
-    """tiny.gin's, with flags of the command line."""
+    """Returns the experiment of tiny.gin, with flags of the command line."""
     _, bindings = split_arguments(flags)
     return experiment_of(TINY, f"MODEL_DIR = {str(folder)!r}", *bindings)
 
 
 def assert_counts_are_kept_once(planned: PlannedProgram) -> None:
-    """Choices by direction and expert are one sum; other metrics are kept for a row's steps."""
+    """Asserts that choices are kept as one sum, and other metrics for each step of a row."""
     parts, model, experts = planned.parts, planned.parts.model, planned.parts.model.encoder_experts
     assert experts is not None
     layers = (model.encoder_layers + model.decoder_layers) // model.moe_every
@@ -76,11 +76,11 @@ def test_what_training_keeps_is_in_the_memory() -> None:
 
 
 class _Seen(Exception):
-    """The command got as far as the first call of its program."""
+    """Raised when a command reaches the first call of its program."""
 
 
 def noting(real: Any, texts: list[str]) -> Any:
-    """A `jit` whose programs note their text at their first call, and end the command."""
+    """Returns a `jit` whose programs note their text at the first call, and end the command."""
 
     def jit(*made_of: Any) -> Any:
         def first_call(*arguments: Any) -> None:

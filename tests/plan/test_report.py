@@ -33,7 +33,7 @@ REFUSED["refused"] = {"message": "Ran out of memory", "advice": ["a smaller batc
 
 
 def cells(facts: dict[str, Any]) -> dict[str, str]:
-    """Name -> value of the rows of a plan."""
+    """Returns name -> value of the rows of a plan."""
     return {name: value for _, name, value in report.report(facts).rows}
 
 

@@ -41,7 +41,7 @@ _TRACED: dict[str, Any] = {}
 
 
 def compile_to(patch: pytest.MonkeyPatch, kind: type[Searching], job: str) -> None:
-    """Has a job's program (traced once) compiled to one of `kind`, whatever the machine."""
+    """Makes a job's program, traced once, compile to one of `kind` on any machine."""
     real = compiling.PROGRAMS[job]
 
     def program(*arguments: Any) -> Any:
@@ -56,7 +56,7 @@ def compile_to(patch: pytest.MonkeyPatch, kind: type[Searching], job: str) -> No
 def plan(
     folder: Path, patch: pytest.MonkeyPatch, kind: type[Searching], machine: str, job: str = "train"
 ) -> Said:
-    """`m4 plan` where the program is compiled to one of `kind`; its files lie in the folder."""
+    """Runs `m4 plan` with the program compiled to one of `kind`; its files are in the folder."""
 
     def compiled(config: str, *_: Any) -> dict[str, Any]:
         experiment = planned_experiment(folder / "planned")

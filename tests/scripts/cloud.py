@@ -19,7 +19,7 @@ def call(script: str | Path, *arguments: str, **more) -> subprocess.CompletedPro
 
 
 def dry(script: str, *arguments: str) -> list[list[str]]:
-    """The commands of a dry run, as words; lines with # say when they are run."""
+    """Returns the commands of a dry run as words; lines with # say when they are run."""
     command, *rest = arguments
     said = call(script, command, "--dry_run", *rest)
     assert said.returncode == 0, said.stderr

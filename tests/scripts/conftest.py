@@ -24,7 +24,7 @@ command = "run {}"
 
 @pytest.fixture(autouse=True)
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Programs of that name that only say that they were called, in `calls`."""
+    """Writes programs of these names that only note their calls, in `calls`."""
     folder = tmp_path / "fakes"
     folder.mkdir()
     for name in CLOUD:

@@ -15,7 +15,7 @@ from tests.scripts.conftest import ASKED
 
 
 def run(name: str, *nll: list[float], **more: Any) -> Run:
-    """Seeds with these losses of the languages, from many pairs to few."""
+    """Returns seeds with these losses of the languages, from many pairs to few."""
     given: dict[str, Any] = {
         "steps": np.array([500, 1000]), "curve": np.array([4.0, 3.0]), "routing": {}, "bleu": None,
         "cpu_seconds": 75.0, "seconds": None,
@@ -59,7 +59,7 @@ settings = ["LAYERS=4"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of results whose runs ended, but for the second seed of the first one."""
+    """Writes results of runs that ended, except for the second seed of the first one."""
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "experiment.toml").write_text(EXPERIMENT, encoding="utf-8")
     for name, nll, steps in (("first_0", 3.4, 1000), ("first_1", 3.4, 500), ("other_0", 3.0, 1000)):

@@ -102,7 +102,7 @@ def test_a_mistake_is_one_line_and_exit_status_2(arguments: tuple[str, ...], fak
 
 
 def versions(name: str) -> dict[str, str]:
-    """Package -> version in a lock."""
+    """Returns package -> version in a lock."""
     text = (ROOT / name).read_text()
     assert "://" not in text
     assert text.count("==") <= text.count("--hash=sha256:")

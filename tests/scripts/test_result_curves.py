@@ -30,7 +30,7 @@ ROWS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Results with the curves of ROWS; directions spread around the mean of their seed."""
+    """Writes results with the curves of ROWS; directions spread around their seed's mean."""
     place = tmp_path / "results" / "made"
     place.mkdir(parents=True)
     (place / "experiment.toml").write_text(CURVES, encoding="utf-8")

@@ -61,7 +61,7 @@ def experiment_in(base: Path) -> Experiment:
 
 
 def decode(folder: Path, words: int, experiment: Experiment, directions: Sequence[str]) -> None:
-    """Translations that are the first words of the references, as a job writes them."""
+    """Writes translations, the first words of the references, as a job writes them."""
     cache = open_corpus(experiment)
     pairs = split_pairs(cache, directions, "test")
     cut = iter([" ".join(y.split()[:words]) for each in pairs.values() for _, y in each])
@@ -87,7 +87,7 @@ def train_baselines(experiment: Experiment, languages: Sequence[str]) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs/: dense and moe are translated, late is in training.
+    """Writes runs/, in which dense and moe are translated and late is in training.
 
     Two of three bilingual models are finished.
     """
@@ -112,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_a_table(base: Path) -> Path:
-    """An empty results/ in base, and docs/results.md."""
+    """Writes an empty results/ in base, and docs/results.md."""
     (base / "results").mkdir()
     (base / "docs").mkdir()
     table = f"# Results\n{summary.BEGIN}\n{summary.END}\n"
@@ -122,7 +122,7 @@ def with_a_table(base: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def results(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of results, with what is kept of the runs."""
+    """Returns a folder of results, with what is kept of the runs."""
     folder = with_a_table(tmp_path_factory.mktemp("kept"))
     (folder / "e1").mkdir()
     (folder / "e1" / "experiment.toml").write_text(EXPERIMENT, encoding="utf-8")

@@ -42,7 +42,7 @@ about = "not begun"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A reference that comes to 2.0 halfway between 100 and 200 steps, and four short runs."""
+    """Writes four short runs, and a reference with loss 2.0 halfway from 100 to 200 steps."""
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "experiment.toml").write_text(EXPERIMENT, encoding="utf-8")
     curve = [{"step": 100, "nll": [2.6, 2.4]}, {"step": 200, "nll": [1.6, 1.4]}]

@@ -16,7 +16,7 @@ SIZES = {"deu": 400, "glg": 150, "xxx": 20}
 
 @pytest.fixture
 def exports(tmp_path: Path) -> Path:
-    """English sentences 1 to 400, their translations, and what is no pair with English."""
+    """Writes English sentences 1 to 400, their translations, and pairs without English."""
     sentences = [f"{n}\teng\tThis is sentence {n}." for n in range(1, 401)]
     links = []
     for number, (code, size) in enumerate(SIZES.items(), 1):

@@ -18,7 +18,7 @@ from tests.scripts.cloud import SCRIPTS, call
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with an environment, whose m4 does what its first argument says."""
+    """Writes a home with an environment, whose m4 does what its first argument says."""
     monkeypatch.delenv("JAX_PLATFORMS")  # the tests' own
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     write_program(
@@ -39,7 +39,7 @@ def host_status(job: str = "train") -> str:
 
 
 def host_state(job: str = "train") -> str:
-    """`host_status` without the seconds for which the job has written nothing."""
+    """Returns `host_status` without the seconds for which the job has written nothing."""
     return re.sub(r"^running \d+$", "running", host_status(job))
 
 

@@ -14,7 +14,7 @@ SPLITS = ("train", "dev", "test")
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Language k has sentences that k does not divide; one in 7 has a second English sentence."""
+    """Writes for language k the sentences that k does not divide; one in 7 has two in English."""
     folder, out = tmp_path_factory.mktemp("tatoeba"), tmp_path_factory.mktemp("text")
     for k, code in enumerate(RING, 2):
         lines = [f"English {n}\t{code} {n}\n" for n in range(400) if n % k]

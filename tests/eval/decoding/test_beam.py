@@ -22,7 +22,7 @@ EOS, A, B = 1, 2, 3
 
 
 def static(table):
-    """tokens_to_logits from probabilities table[row][step][token] that ignore the history.
+    """Returns tokens_to_logits of probabilities table[row][step][token], whatever the history.
 
     log_softmax leaves the logarithms of probabilities as they are, so scores can be read off.
     """
@@ -42,13 +42,13 @@ def zeros(rows, length):
 
 
 def at_once(inputs, cache, model, beams, alpha=0.6, **options):
-    """The search as one program, which compiles quicker than its operations; arrays of numpy."""
+    """Runs the search as one program, which compiles quicker than its operations."""
     run = jax.jit(lambda x, kept: beam.beam_search(x, kept, model, EOS, beams, alpha, **options))
     return jax.device_get(run(inputs, cache))
 
 
 def markov(state):
-    """A chain with time in the cache: p(next | last token, step), tokens pad, EOS, A, B.
+    """Returns a chain with time in the cache: p(next | last token, step), tokens pad, EOS, A, B.
 
     step 0:            A .6   B .4
     step 1, after A:   A .4   B .35  EOS .25       after B:  A .05  B .05  EOS .9

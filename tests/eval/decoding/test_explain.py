@@ -19,7 +19,7 @@ from tests.eval.small_model import SETTINGS, Words, decode, tiny
 
 
 class Shown(Words):
-    """Words that can be shown."""
+    """Vocabulary of words that can be shown."""
 
     pieces = ("<pad>", "</s>", "<unk>", "<2xx>", *(f"w{number}" for number in range(20)))
     languages = ("xx",)

@@ -8,7 +8,7 @@ from m4.eval.decoding.hypotheses import check_hypotheses, decode_to_files
 
 
 class Upper:
-    """Translates into capitals and notes what it was asked for."""
+    """Translator into capitals that notes its requests."""
 
     def __init__(self):
         self.calls = []

@@ -85,7 +85,7 @@ def test_counts_grow_by_groups_and_are_replaced_for_another_model(
     model = Transformer(8)
 
     def counted(step: int, group: list[str], expert: int) -> dict[str, Any]:
-        """One sentence of each of `group`, of two tokens: both choose `expert`."""
+        """Counts a sentence of two tokens, which both choose `expert`, for each of `group`."""
 
         def forward(*arguments: Any) -> dict[str, np.ndarray]:
             arrays = arguments[-1]

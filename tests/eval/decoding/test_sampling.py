@@ -16,7 +16,7 @@ P_V = np.array([0.4, 0.25, 0.2, 0.1, 0.05])
 
 
 def kept(sampling: Sampling) -> np.ndarray:
-    """The distribution that is drawn from, by a loop: temperature, then top-k, then top-p."""
+    """Returns the drawn distribution, by a loop: temperature, then top-k, then top-p."""
     p_V = P_V ** (1 / sampling.temperature)
     order = np.argsort(-p_V)[: sampling.top_k or None]
     share, chosen = p_V[order] / p_V[order].sum(), []

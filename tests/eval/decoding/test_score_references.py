@@ -15,7 +15,7 @@ PREFIXES = ["w3 w5", "", "w9", ""] + [""] * 12
 
 
 class Spelt(Words):
-    """Words that show padding, and EOS at the end."""
+    """Vocabulary of words that show padding, and EOS at the end."""
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         return super().encode_targets([text.removesuffix(" end") for text in texts])

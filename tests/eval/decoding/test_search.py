@@ -36,7 +36,7 @@ STAGES |= {"scan_layers": True, "pipeline_microbatches": 2}
 def translated(
     beams: int, stages: bool = False, rows: int = 4
 ) -> tuple[list[str], dict, np.ndarray]:
-    """On one device, by `gather`: translations, layer -> choices of each sentence, scores."""
+    """Returns translations, each layer's choices by sentence and scores, from one device."""
     return run(*tiny(directions=len(TEXTS), **(STAGES if stages else {})), None, beams, rows)
 
 

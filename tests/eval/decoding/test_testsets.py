@@ -15,7 +15,7 @@ from m4.jobs.decoding.zero_shot import chosen
 
 
 class Corpus:
-    """A Source with one pair a split; languages without some splits."""
+    """Source with one pair per split, in which languages lack some splits."""
 
     def __init__(self, lacking: dict[str, tuple[str, ...]]) -> None:
         self.lacking = lacking
@@ -37,7 +37,7 @@ def opened(folder: Path, lacking: dict[str, tuple[str, ...]]) -> caches.Cache:
 
 
 class Ten(Corpus):
-    """Ten pairs a split, of which half are marked."""
+    """Source with ten pairs per split, of which half are marked."""
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         return (Pair(f"{split} text {n}", f"{key_of(pair)} {n} {split}") for n in range(10))
@@ -61,7 +61,7 @@ def test_a_cap_takes_test_sentences_at_even_distances_and_leaves_dev(tmp_path: P
 
 
 class NWay(Corpus):
-    """English sentences 0 to 5; Galician has 0 to 3, twice, and Portuguese 2 to 5."""
+    """Source of English sentences 0 to 5, with Galician 0 to 3, twice, and Portuguese 2 to 5."""
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         code = key_of(pair)

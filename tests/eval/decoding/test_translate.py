@@ -32,7 +32,7 @@ def pieces(tmp_path_factory):
 
 
 class Louder:
-    """Stands in for `translations`: capitals, without tags; it notes what came together.
+    """Stand-in for `translations` that returns capitals without tags, and notes what came together.
 
     The first source has no end.
     """
@@ -185,7 +185,7 @@ class Words:
 
 
 def run(*texts, longest=4):
-    """Translations, sums of counts, what was said of long lines, and the progress.
+    """Returns translations, sums of counts, notes on long lines, and the progress.
 
     The model takes `longest` pieces: the tag, words and EOS.
     """

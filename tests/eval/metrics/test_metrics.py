@@ -29,7 +29,7 @@ WORDS = ["3", "weeks", "ago", ",", "in", "17", "yards", "and", "the", "May", "18
 
 
 def corpus(noise: float, sentences: int = 60, seed: int = 0) -> tuple[list[str], list[str]]:
-    """Hypotheses with a share of words replaced, and their references."""
+    """Returns hypotheses with a share of words replaced, and their references."""
     rng = random.Random(seed)
     references = [" ".join(rng.choices(WORDS, k=rng.randint(1, 14))) for _ in range(sentences)]
     rng = random.Random(f"{seed} {noise}")
@@ -113,7 +113,7 @@ TEXTS = [
 
 
 def several_references(seed: int = 1) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Hypotheses, each with three references, of which two are noisy and some equally good."""
+    """Returns hypotheses with three references each: two are noisy, some equally good."""
     hypotheses, first = corpus(0.4, seed=seed)
     more = [corpus(noise, seed=seed)[0] for noise in (0.2, 0.7)]
     rng = random.Random(seed)
@@ -145,7 +145,7 @@ def test_several_references_of_a_sentence(metric, sacre):
 
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory):
-    """A tiny SentencePiece model in the places where sacreBLEU looks for FLORES's."""
+    """Puts a tiny SentencePiece model where sacreBLEU looks for FLORES's."""
     folder = tmp_path_factory.mktemp("sacrebleu") / "models"
     folder.mkdir()
     (folder / "text").write_text("\n".join([*corpus(0.0)[1], *TEXTS]))

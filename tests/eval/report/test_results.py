@@ -26,7 +26,7 @@ TRAIN = {"pt": 4000, "gl": 250, "he": 150}
 
 
 class Outline(html.parser.HTMLParser):
-    """Elements that are open, tags and attributes that were seen; fails on bad nesting."""
+    """Parser that keeps open elements, seen tags and attributes, and fails on bad nesting."""
 
     VOID = frozenset({"meta", "br", "img", "input", "source"})
 
@@ -206,7 +206,7 @@ TEXTS = [f"{n} Swiss francs per hour on May {n}" for n in range(1, 6)]
 
 
 def decode(folder, directions, keep, texts=TEXTS):
-    """Translations that have the first words of their references."""
+    """Returns translations that have the first words of their references."""
     for direction in directions:
         write(folder, direction, [first(t, keep) for t in texts], texts, ["x"] * len(texts))
 
@@ -272,7 +272,7 @@ console.error = (...words) => errors.push(words.join(' '));
 
 
 def in_browser(folder, text, script, width=1300, *more):
-    """Returns the JSON that a script in the browser says of a page."""
+    """Returns the JSON that a script in the browser makes of a page."""
     page = folder / "page.html"  # without its policy, which lets no other script run
     text = re.sub(r"<meta http-equiv=.*?>", "", text, flags=re.DOTALL)
     page.write_text(text.replace("<head>", f"<head>{ERRORS}", 1) + script, encoding="utf-8")
@@ -326,7 +326,7 @@ document.documentElement.innerHTML = `<pre>${JSON.stringify(said).replaceAll('<'
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Four hundred directions: two hundred languages, in all scripts, both ways."""
+    """Returns a report on 400 directions: 200 languages, in all scripts, both ways."""
     folder = tmp_path_factory.mktemp("large")
     codes = [*LANGUAGES, *(f"{code}_2" for code in LANGUAGES)][:200]
     directions = [each for code in codes for each in (f"{code}-en", f"en-{code}")]

@@ -20,7 +20,7 @@ REFERENCES = [f"{n} Swiss francs per hour on May {n} in {2000 + n}" for n in ran
 
 
 def decode(folder, direction, wrong):
-    """Hypotheses of which every `wrong`-th lacks its first half (0: none does)."""
+    """Returns hypotheses of which every `wrong`-th lacks its first half (none for 0)."""
     cut = [wrong and i % wrong == 0 for i in range(len(REFERENCES))]
     hypotheses = [r[len(r) // 2 :] if one else r for r, one in zip(REFERENCES, cut, strict=True)]
     write(folder, direction, hypotheses, REFERENCES, [f"x {r[::-1]}" for r in REFERENCES])

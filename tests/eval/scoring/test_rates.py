@@ -16,7 +16,7 @@ LEVELS = ResourceLevels(min_test_sentences=2)
 
 
 class Words(Py3langid):
-    """Identifies a language by its code in the text; else the first that it may give."""
+    """Identifier of a language by its code in the text, or else of the first allowed one."""
 
     def __init__(self, *languages: str) -> None:
         self._known, self._among, self.asked = set(languages), sorted(languages), 0
@@ -104,7 +104,7 @@ LONG = "a sentence of enough letters"
 
 
 def languages() -> Measured:
-    """Returns sentences: gl is taken for pt once; the system translates into pt and en twice."""
+    """Returns sentences: gl looks like pt once; the system translates into pt and en twice."""
     references = ["[gl] " + LONG] * 9 + ["[pt] " + LONG]
     made = ["[pt] " + LONG] * 2 + ["[en] " + LONG] * 2 + ["[gl] " + LONG] * 5 + ["[gl] short"]
     gl = [Decode("<2gl> x", r, h) for r, h in zip(references, made, strict=True)]

@@ -61,7 +61,7 @@ def test_rows_of_every_system_metric_and_subset(systems, tmp_path):
 
 
 def exact(hypotheses, references, language, sources, metric="exact", signature="exact match"):
-    """A user's own metric: the share of the sentences that are the reference."""
+    """Measures the share of sentences that equal the reference, as a user's own metric."""
     counts = [[h == r, 1] for h, r in zip(hypotheses, references, strict=True)]
     return Statistics(metric, np.array(counts, np.int64), share, signature)
 

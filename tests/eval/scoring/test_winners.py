@@ -45,7 +45,7 @@ def test_the_lead_has_the_interval_of_a_slow_bootstrap(tmp_path: Path) -> None:
     drawn = np.random.default_rng(bootstrap.SEED).choice(30, (bootstrap.RESAMPLES, 30))
 
     def scores(system: str, languages: list[str]) -> list[float]:
-        """The score of each resample: the mean of formulas over sums, one resample at a time."""
+        """Returns each resample's score, the mean of formulas over sums, one at a time."""
         each = [measured.statistics[system, direction, "bleu"]
                 for code in languages for direction in (f"{code}-en", f"en-{code}")]  # fmt: skip
         return [

@@ -20,7 +20,7 @@ KERNEL = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two steps; the second one's scale is infinite."""
+    """Saves two steps, with an infinite scale in the second one."""
     folder = tmp_path / "run"
     (folder / "vocabulary").mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"config": {}}))

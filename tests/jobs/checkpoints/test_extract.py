@@ -49,7 +49,7 @@ def applied(module: Transformer, params: Any, given: Sequence[Any], more: dict[s
 
 
 def logits(model: Translator, direction: str, source: str, target: str) -> np.ndarray:
-    """Logits of a sentence pair, [T, pieces], of rows that are padded to one length."""
+    """Returns [T, pieces] logits of a sentence pair, in rows that are padded to one length."""
     vocabulary, more = model.vocabulary, {}
     source_ids = vocabulary.encode_tagged([tag(source, split_direction(direction)[1])])[0]
     target_ids = vocabulary.encode_targets([target])[0]
@@ -72,7 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def part(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """gl-en and pt-en of a model whose tasks are the four target languages."""
+    """Extracts gl-en and pt-en from a model whose tasks are the four target languages."""
     output = tmp_path_factory.mktemp("extract") / "part"
     words = f"--directions={','.join(ASKED)}", f"--output={output}", "--sentences=4"
     said = m4("extract", run, *words).ok()

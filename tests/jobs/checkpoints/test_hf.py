@@ -47,7 +47,7 @@ def source(name: str) -> SourceHf:
 
 @functools.cache
 def golden(name: str) -> dict[str, np.ndarray]:
-    """The numbers of transformers in m4's ids; decoders start with 0, whose row is the start's."""
+    """Returns transformers' numbers in m4's ids; decoders start with 0, the start's new row."""
     with np.load(HF / name / "golden.npz") as file:
         found = {key: file[key] for key in file}
     old_ids = source(name).vocabulary().old_ids
@@ -59,7 +59,7 @@ def golden(name: str) -> dict[str, np.ndarray]:
 
 
 def begun(name: str, transformer: Transformer, **mesh: int) -> Any:
-    """Parameters of a model that begins from a folder, over a mesh."""
+    """Returns the parameters of a model that begins from a folder, over a mesh."""
     there = source(name)
     devices = jax.devices() if mesh else jax.devices()[:1]
     program = program_of(
@@ -73,7 +73,7 @@ def begun(name: str, transformer: Transformer, **mesh: int) -> Any:
 
 
 def logits(model: Transformer, params: Any, given: dict[str, np.ndarray]) -> np.ndarray:
-    """The logits of real targets [N, V]: a position whose target is padding computes no experts."""
+    """Returns [N, V] logits of real targets; at padding, no experts are computed."""
     apply = jax.jit(functools.partial(model.apply, enable_dropout=False))
     inputs = (jnp.asarray(given[key]) for key in ("inputs", "decoder_inputs", "targets"))
     return np.asarray(apply({"params": params}, *inputs))[given["targets"] > 0]
@@ -117,7 +117,7 @@ def test_logits_scanned_with_experts_and_on_eight_devices(name: str) -> None:
 
 
 def config_of(folder: Path, place: Path) -> Path:
-    """The gin file that `m4 checkpoint inspect` writes."""
+    """Returns the gin file that `m4 checkpoint inspect` writes."""
     m4("checkpoint", "inspect", folder, f"--output={place}").ok()
     assert m4("checkpoint", "inspect", folder).out == place.read_text()
     assert "is there already" in m4("checkpoint", "inspect", folder, f"--output={place}").mistake
@@ -202,7 +202,7 @@ def copied(name: str, into: Path) -> Path:
 
 
 def configured(**changes: Any) -> Callable[[Path], None]:
-    """Changes config.json."""
+    """Returns a function that changes config.json."""
 
     def change(folder: Path) -> None:
         path = folder / "config.json"
@@ -212,7 +212,7 @@ def configured(**changes: Any) -> Callable[[Path], None]:
 
 
 def stored(**arrays: Callable[[Any], Any]) -> Callable[[Path], None]:
-    """Changes arrays; what becomes None is left out. A dot of a name is two underscores."""
+    """Returns a function that changes arrays, or drops those that become None; "__" is a dot."""
 
     def change(folder: Path) -> None:
         weights = Weights(folder)
@@ -336,7 +336,7 @@ def test_export_and_back_is_bit_equal(kind: str, tmp_path: Path) -> None:
 
 
 def exported_run(kind: str, folder: Path) -> Path:
-    """A table without rows that no piece has, which CTranslate2 has no tokens for."""
+    """Exports a run whose table has only rows with pieces, as CTranslate2 needs."""
     rows = "--gin.experiment.Experiment.vocabulary_multiple=1"
     train(folder / "run", rows, *EXACT, *KINDS[kind]).ok()
     place = folder / "exported"

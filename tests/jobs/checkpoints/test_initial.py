@@ -20,13 +20,13 @@ from tests.train.trainers import timeless_rows
 
 
 def train(folder: Path, *arguments: object) -> Said:
-    """Trains in `folder`, which is within a test's own; the tests of a process share corpora."""
+    """Trains in `folder`, which is in a test's own folder; tests of a process share corpora."""
     data = f"--gin.experiment.Data.data_dir='{folder.parents[1] / 'corpora'}'"
     return m4("train", f"--gin_file={TINY}", f"--model_dir={folder}", data, *arguments)
 
 
 def saved(folder: Path, step: int | None = None, item: str = "params") -> Any:
-    """The arrays of a checkpoint, the latest where no step is given."""
+    """Returns the arrays of a checkpoint, by default of the latest."""
     steps = [int(path.name) for path in (folder / "checkpoints").glob("[0-9]*")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # shardings are those of the file

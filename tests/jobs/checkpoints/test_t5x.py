@@ -78,7 +78,7 @@ def test_a_run_without_adafactor_is_exported_without_state(first: Path, tmp_path
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A unigram model with T5's special ids, and no pieces for bytes, as T5's own."""
+    """Trains a unigram model with T5's special ids and, like T5's own, without pieces of bytes."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(

@@ -12,7 +12,7 @@ TEXTS = [f"{n} Swiss francs per hour on May {n}" for n in range(1, 13)]
 
 
 def write_run(folder, cut, languages=PAIRS, decodes="decodes", texts=TEXTS):
-    """A run whose translations lack the last words; its scores say how large the languages are."""
+    """Writes a run whose translations lack their last words, with the languages' sizes."""
     for code in languages:
         rows = [{"source": f"x {t}", "reference": t, "hypothesis": " ".join(t.split()[:cut])}
                 for t in texts]  # fmt: skip

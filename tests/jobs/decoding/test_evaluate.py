@@ -28,14 +28,14 @@ jax.monitoring.register_event_duration_secs_listener(
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """The run without its checkpoints."""
+    """Returns a copy of the run without its checkpoints."""
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     (tmp_path / "run" / "checkpoints").mkdir()
     return tmp_path / "run"
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> None:
-    """Sets what happens while it waits; it may not look again after the last event."""
+    """Sets the events while the job waits; after the last one it may not look again."""
     later = iter(events)
     monkeypatch.setattr(follow, "_sleep", lambda _: next(later)())
 

@@ -14,7 +14,7 @@ from tests.command_line import m4
 
 @pytest.fixture(scope="module")
 def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose own files may change."""
+    """Returns a run whose files may change."""
     return Path(shutil.copytree(trained, tmp_path_factory.mktemp("score") / "run"))
 
 

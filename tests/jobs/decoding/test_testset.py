@@ -24,7 +24,7 @@ testsets.Table.document = 'document'
 
 @pytest.fixture(scope="module")
 def files(own: Path) -> Path:
-    """Two sentences, of which training has the first one, and a third in another document."""
+    """Writes two sentences, the first also in training, and a third in another document."""
     folder = own.parent / "own"
     folder.mkdir()
     cache = Cache(next(path for path in (own / "data").iterdir() if path.is_dir()))

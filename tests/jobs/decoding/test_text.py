@@ -49,7 +49,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(trained: Path, text: Path) -> list[str]:
-    """The translations of LINES into gl."""
+    """Returns the translations of LINES into gl."""
     output = text.parent / "expected.txt"
     said = decode(trained, f"--input={text}", "--to=gl", f"--output={output}").ok()
     assert "7 lines, 2 blank, 1 too long for max_source_length = 32" in said.out

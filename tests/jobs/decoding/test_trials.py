@@ -19,7 +19,7 @@ CONFIG = ("run.json", "config.gin", "operative_config.gin")
 def run(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """The demo's run, from the working folder runs/demo."""
+    """Returns the demo's run, runs/demo in the working folder."""
     made, _ = demo_run(tmp_path_factory)
     shutil.copytree(made / RUN, tmp_path / RUN)
     monkeypatch.chdir(tmp_path)
@@ -28,7 +28,7 @@ def run(
 
 
 def state(run: Path) -> dict[str, str | bytes]:
-    """The files that a trial must leave: all but the trials' own folders and heartbeats."""
+    """Returns the files that a trial must keep: all but trials' own folders and heartbeats."""
     files = {name: said for name, said in contents(run).items()
              if "=" not in name and not name.endswith("heartbeat.json")}  # fmt: skip
     return {**files, **{name: (run / name).read_bytes() for name in CONFIG}}

@@ -24,7 +24,7 @@ M, F = 6, 4
 
 
 class Setting(NamedTuple):
-    """A mesh (None: one device) and the shapes of plans: one compiled program an implementation."""
+    """Mesh (None for one device) and plans' shapes, for one program per implementation."""
 
     mesh: dict[str, int] | None
     G: int
@@ -48,12 +48,12 @@ SETTINGS = {
 
 
 def on(sizes: Mapping[str, Any] | None):
-    """The context of a mesh; without sizes: none."""
+    """Returns the context of a mesh, or an empty one without sizes."""
     return contextlib.nullcontext() if sizes is None else axis_rules_context(make_mesh(**sizes))
 
 
 def random_plan(seed: int, G: int, S: int, E: int, C: int, K: int) -> Routing:
-    """Any partial assignment of choices to slots: more than a gate would ever plan."""
+    """Returns any partial assignment of choices to slots, also ones that no gate would plan."""
     rng = np.random.default_rng(seed)
     expert = np.zeros((G, S, K), np.int32)
     slot = np.full((G, S, K), -1, np.int32)
@@ -73,7 +73,7 @@ def random_plan(seed: int, G: int, S: int, E: int, C: int, K: int) -> Routing:
 
 
 def everyone_to(expert: int, setting: Setting) -> Routing:
-    """Each token's only slot is at one expert."""
+    """Returns a plan in which each token's only slot is at one expert."""
     _, G, S, E, C, K = setting
     slot = np.full((G, S, K), -1)
     slot[..., 0] = np.arange(S)[None]
@@ -81,13 +81,13 @@ def everyone_to(expert: int, setting: Setting) -> Routing:
 
 
 def plan(expert_GSK, position_GSK, weight_GSK, E: int, C: int) -> Routing:
-    """A plan without losses and metrics."""
+    """Returns a plan without losses and metrics."""
     zero: Any = np.zeros((), np.float32)
     return Routing(expert_GSK, position_GSK, weight_GSK, zero, zero, {}, E, C)
 
 
 def planned(gate, setting: Setting, seed: int, capacity: int, real: float, mode) -> Routing | None:
-    """A gate's plan in the shapes of a setting; None where these do not hold it.
+    """Returns a gate's plan in the shapes of a setting, or None if the shapes do not hold it.
 
     A gate may use fewer slots than the setting's C and fewer choices than its K: empty slots and
     choices without a slot change nothing. capacity: slots that it is offered (BASE and expert
@@ -121,7 +121,7 @@ class OffsetExperts(Experts):
 
 
 def dense(x_GSM, routing, experts: Experts):
-    """Every expert on every token, then the weighted sum over the choices that have a slot."""
+    """Applies every expert to every token, and sums over the choices with a slot, weighted."""
     assert experts.keep_EG1F is not None
     h_EGSF = jnp.tanh(jnp.einsum("GSM,EMF->EGSF", x_GSM, experts.inward[0]) + 0.3)
     y_EGSM = jnp.einsum("EGSF,EFM->EGSM", h_EGSF * experts.keep_EG1F, experts.outward)
@@ -131,7 +131,7 @@ def dense(x_GSM, routing, experts: Experts):
 
 
 def numbers(seed: int, setting: Setting):
-    """x_GSM, the direction [G, S, M] of the gradient, and experts with dropout's factors."""
+    """Returns x_GSM, the gradient's direction [G, S, M], and experts with dropout's factors."""
     rng = np.random.default_rng(seed)
 
     def draw(*size: int) -> Any:
@@ -145,7 +145,7 @@ def numbers(seed: int, setting: Setting):
 
 @functools.partial(jax.jit, static_argnames="run")
 def value_and_gradients(run, x_GSM, routing, experts, direction_GSM):
-    """((sum, y_GSM), gradients by x, weights and experts)."""
+    """Returns ((sum, y_GSM), gradients by x, weights and experts)."""
 
     def total(x_GSM, weight_GSK, experts):
         y_GSM = run(x_GSM, routing.replace(weight_GSK=weight_GSK), experts)
@@ -159,7 +159,7 @@ def value_and_gradients(run, x_GSM, routing, experts, direction_GSM):
 def assert_right(
     setting: Setting, routing: Routing, seed: int, implementations=IMPLEMENTATIONS
 ) -> None:
-    """Every one of the implementations gives the outputs and gradients of the dense reference."""
+    """Asserts that all implementations give the dense reference's outputs and gradients."""
     x_GSM, direction_GSM, experts = numbers(seed, setting)
     (_, expected), expected_gradients = value_and_gradients(
         dense, x_GSM, routing, experts, direction_GSM

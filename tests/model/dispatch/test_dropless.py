@@ -115,7 +115,7 @@ def test_blocks_that_are_not_there_are_not_multiplied():
 
 
 def arguments(b: int, M: int, F: int):
-    """(x_NbM, w_EMF, expert_N, count), d_NbF: five blocks, of which three are there."""
+    """Returns (x_NbM, w_EMF, expert_N, count) and d_NbF for five blocks, of which three exist."""
     rng = np.random.default_rng(0)
     shapes = ((5, b, M), (3, M, F), (5, b, F))
     x_NbM, w_EMF, d_NbF = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes)

@@ -37,13 +37,13 @@ def inputs():
 
 
 def run(model, params, x_BLM, mask_BL):
-    """(loss, (y_BLM, metrics)) of a training step with dropout inside the experts."""
+    """Returns (loss, (y_BLM, metrics)) of a training step with dropout inside the experts."""
     y_BLM, metrics = run_layer(model, params, x_BLM, mask_BL, train=True)
     return jnp.sum(jnp.sin(y_BLM)) + metrics["auxiliary_loss"], (y_BLM, metrics)
 
 
 def compiled(model, mesh, *, backward: bool):
-    """(program, its arguments): rows over all devices, experts over theirs."""
+    """Returns (program, its arguments) with rows over all devices and experts over theirs."""
     put = lambda spec: lambda x: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
     params, x_BLM, mask_BL = inputs()
     kernel = put(logical_spec(("expert", "mlp_embed", "expert_mlp")))
@@ -68,7 +68,7 @@ def on_one_device():
 
 @functools.cache
 def on_eight_devices(name: str):
-    """(program, its arguments) of forward and backward pass."""
+    """Returns (program, its arguments) of forward and backward pass."""
     mesh = make_mesh(data=2, node=2, expert=2)
     return compiled(layer(IMPLEMENTATIONS[name]), mesh, backward=True)
 

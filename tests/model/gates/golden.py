@@ -28,12 +28,12 @@ def read(name: str) -> dict[str, np.ndarray]:
 
 @functools.cache  # one function a number: a program that was compiled with it is found again
 def slots(number: int) -> Capacity:
-    """So many slots, however many choices."""
+    """Returns a capacity of this many slots, however many choices there are."""
     return lambda choices: number
 
 
 def tokens_of(logits_GSE: Any, mask_GS: Any = None, noise_GSE: Any = 0.0, **about: Any) -> Tokens:
-    """Tokens whose router gives these logits; without a mask all are real."""
+    """Returns tokens whose router gives these logits; without a mask, all are real."""
     logits_GSE = jnp.asarray(logits_GSE, jnp.float32)
     noise_GSE = jnp.asarray(np.broadcast_to(noise_GSE, logits_GSE.shape), jnp.float32)
     if mask_GS is None:
@@ -45,7 +45,7 @@ def tokens_of(logits_GSE: Any, mask_GS: Any = None, noise_GSE: Any = 0.0, **abou
 
 
 def at_once(gate: Gate, tokens: Tokens, E: int, capacity: Capacity, **options: Any) -> Routing:
-    """gate(tokens, E, capacity, **options) as one program, for tokens without a table.
+    """Runs gate(tokens, E, capacity, **options) as one program, for tokens without a table.
 
     Operation by operation each is compiled on its own, again for every shape: that takes longer.
     The plan's arrays are numpy's, whose operations are not compiled.
@@ -56,7 +56,7 @@ def at_once(gate: Gate, tokens: Tokens, E: int, capacity: Capacity, **options: A
 def all_at_once(
     gate: Gate, tokens: Tokens, E: int, capacity: Capacity, variants: Sequence[dict[str, Any]]
 ) -> list[Routing]:
-    """The plans of several options as one program: they have most operations in common."""
+    """Makes the plans of several options in one program, as they share most operations."""
     scores = {name: tokens.score(name) for name in ("router", "noise")}
     # A program is found again by what is static, and functions are equal to themselves alone.
     bare = replace(tokens, score=_no_score, table=None)
@@ -82,20 +82,20 @@ def _planned(
 
 
 def golden_tokens(inputs: dict[str, np.ndarray], case: str) -> tuple[Tokens, int, int]:
-    """(tokens, E, C) of a case."""
+    """Returns (tokens, E, C) of a case."""
     logits_GSE = inputs[f"{case}/logits"]
     tokens = tokens_of(logits_GSE, inputs[f"{case}/paddings"] == 0)
     return tokens, logits_GSE.shape[-1], int(inputs[f"{case}/capacity"])
 
 
 def groups_over_real_groups(case: str) -> float:
-    """A group of padding alone has no loss; the golden outputs count its 0 in their means."""
+    """Returns all groups / real groups, as golden means count groups of padding with loss 0."""
     real_G = (read("inputs")[f"{case}/paddings"] == 0).any(axis=1)
     return len(real_G) / real_G.sum()
 
 
 def masks(routing: Routing) -> tuple[np.ndarray, np.ndarray]:
-    """(combine_GSEC, dispatch_GSEC) of a plan, choice by choice."""
+    """Returns (combine_GSEC, dispatch_GSEC) of a plan, choice by choice."""
     expert_GSK, position_GSK, weight_GSK = (
         np.asarray(x) for x in (routing.expert_GSK, routing.position_GSK, routing.weight_GSK)
     )
@@ -109,7 +109,7 @@ def masks(routing: Routing) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assert_same_plan(routing: Routing, combine, dispatch, where: str = "slot") -> None:
-    """Masks exactly, weights to 2e-6."""
+    """Asserts that masks are equal, and weights to 2e-6."""
     combine_GSEC, dispatch_GSEC = masks(routing)
     got = dispatch_GSEC if where == "slot" else combine_GSEC != 0
     np.testing.assert_array_equal(got, dispatch)
@@ -117,7 +117,7 @@ def assert_same_plan(routing: Routing, combine, dispatch, where: str = "slot") -
 
 
 def random_case(seed: int, G: int, S: int, E: int) -> tuple[np.ndarray, np.ndarray]:
-    """(logits_GSE, mask_GS) with scattered padding, and in the last group nothing else."""
+    """Returns (logits_GSE, mask_GS) with scattered padding, which fills the last group."""
     rng = np.random.default_rng(seed)
     mask = rng.random((G, S)) < 0.8
     mask[-1] = False
@@ -125,18 +125,18 @@ def random_case(seed: int, G: int, S: int, E: int) -> tuple[np.ndarray, np.ndarr
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    """In float64, over the last axis."""
+    """Returns the softmax over the last axis, in float64."""
     x = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
     return x / x.sum(-1, keepdims=True)
 
 
 def best(scores_GSE: np.ndarray, choices: int) -> np.ndarray:
-    """Indices of the largest, ties to the lowest index."""
+    """Returns the indices of the largest, with ties to the lowest index."""
     return np.argsort(-scores_GSE, axis=-1, kind="stable")[..., :choices]
 
 
 def slopes(function: Callable[[np.ndarray], float], x: np.ndarray, h: float = 1e-5) -> np.ndarray:
-    """The function's gradient at x, by central differences."""
+    """Returns the function's gradient at x, by central differences."""
     steps = h * np.eye(x.size).reshape(-1, *x.shape)
     found = [function(x + step) - function(x - step) for step in steps]
     return np.array(found).reshape(x.shape) / (2 * h)
@@ -145,7 +145,7 @@ def slopes(function: Callable[[np.ndarray], float], x: np.ndarray, h: float = 1e
 def slots_by_loops(
     expert_GSK: Any, mask_GS: Any, capacity: int, *, priority: Any = None
 ) -> np.ndarray:
-    """position_GSK by a loop over choices; each expert's counter also counts dropped ones."""
+    """Returns position_GSK by a loop over choices, in which experts also count dropped ones."""
     expert_GSK, mask_GS = np.asarray(expert_GSK), np.asarray(mask_GS)
     G, S, K = expert_GSK.shape
     position_GSK = np.full((G, S, K), -1)
@@ -163,7 +163,7 @@ def slots_by_loops(
 
 
 def balance_by_loops(probs_GSE: np.ndarray, expert_GSK: Any, mask_GS: np.ndarray) -> float:
-    """E * sum_e f_e P_e over the real tokens of a group, mean over groups that have any."""
+    """Returns E * sum_e f_e P_e over a group's real tokens, averaged over groups with any."""
     E, losses = probs_GSE.shape[-1], []
     for probs, expert, mask in zip(probs_GSE, np.asarray(expert_GSK), mask_GS, strict=True):
         if mask.any():

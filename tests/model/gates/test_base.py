@@ -14,7 +14,7 @@ gate = jax.jit(lambda logits, mask: base(tokens_of(logits, mask, train=True), 4,
 
 
 def best_value(scores_SE: np.ndarray) -> float:
-    """The exact optimum: each expert stands for as many columns as it gets tokens."""
+    """Returns the exact optimum: each expert stands for as many columns as it gets tokens."""
     share = scores_SE.shape[0] // scores_SE.shape[1]
     columns_SS = np.repeat(scores_SE, share, axis=1)
     return columns_SS[linear_sum_assignment(columns_SS, maximize=True)].sum()
@@ -64,7 +64,7 @@ def test_within_half_a_percent_of_the_optimum_and_exactly_balanced(kind, shape):
 
 
 def loops(scores_SE: np.ndarray) -> list[int] | None:
-    """The auction with lists and loops; None: not over after 400 rounds."""
+    """Runs the auction with lists and loops; returns None if it takes more than 400 rounds."""
     S, E = scores_SE.shape
     share, least = S // E, np.float32(1.0 / 200)
     scores_SE = scores_SE - scores_SE.mean(axis=1, keepdims=True)

@@ -35,7 +35,7 @@ def case():
 
 
 def by_loops(kernels, experts, x_BLM, mask_BL, direction_BL):
-    """(outputs, auxiliary loss), token by token in float64."""
+    """Returns (outputs, auxiliary loss), computed token by token in float64."""
     logits_TE = kernels["tasks"] @ kernels["router"]
     y_BLM, chosen_E, probs_E = np.zeros(x_BLM.shape), np.zeros(E), np.zeros(E)
     for b, t in zip(*np.nonzero(mask_BL), strict=True):

@@ -34,7 +34,7 @@ def unbiased():
 
 
 def by_loops(logits, *, choices, scores, normalize, route_scale, expert_groups, best_groups, bias):
-    """(scores, experts, weights) token by token, in float64."""
+    """Returns (scores, experts, weights), computed token by token in float64."""
     members = E // expert_groups
     sigmoid = scores == "sigmoid"
     score = 1 / (1 + np.exp(-logits.astype(np.float64))) if sigmoid else softmax(logits)

@@ -47,7 +47,7 @@ DEFAULTS: dict[str, Any] = {"paper_slot": False, "normalize": "before", "real_to
 
 @functools.cache
 def plans(case: str) -> dict[str, Routing]:
-    """Variant -> plan. All of a case as one program: they have most operations in common."""
+    """Returns variant -> plan, from one program per case, as variants share most operations."""
     names = ("logits", "paddings", "uniform", "gumbel_u")
     logits_GSE, paddings_GS, *uniform = (read("inputs")[f"{case}/{name}"] for name in names)
     capacity = slots(int(read("inputs")[f"{case}/capacity"]))

@@ -210,7 +210,7 @@ def cv2(x) -> float:
 
 
 def transcription(clean, noisy, sd, choices):
-    """(gates, load), rows of tokens: noisy_top_k_gating and _prob_in_top_k, in float64."""
+    """Returns (gates, load) of noisy_top_k_gating and _prob_in_top_k, in float64."""
     clean, noisy, sd = (x.astype(np.float64) for x in (clean, noisy, sd))
     order = best(noisy, choices)
     gates = np.zeros_like(noisy)

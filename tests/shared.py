@@ -145,7 +145,7 @@ DEMO = ("demo", "--gin_file=gin_configs/demo.gin", "--model_dir=runs/demo")
 
 
 def demo_run(factory: pytest.TempPathFactory) -> tuple[Path, Said]:
-    """A working folder with runs/demo, which `DEMO` made there, and the command's output.
+    """Returns a working folder with runs/demo, which `DEMO` made there, and the command's output.
 
     Its gin_configs/ have tiny models.
     """

@@ -13,12 +13,12 @@ _ARRAY = 1  # flax's number of an array in msgpack
 
 
 def packed(array: np.ndarray) -> msgpack.ExtType:
-    """An array within the index."""
+    """Returns an array for the index itself."""
     return msgpack.ExtType(_ARRAY, msgpack.packb((array.shape, array.dtype.name, array.tobytes())))
 
 
 def zarr(folder: Path, array: np.ndarray) -> None:
-    """A zarr (version 2) array of two chunks along its first axis."""
+    """Writes a zarr (version 2) array of two chunks along its first axis."""
     folder.mkdir()
     chunk = -(-array.shape[0] // 2), *array.shape[1:]
     about = {
@@ -69,7 +69,7 @@ def t5_parameters(
     *, rows: int, width: int = 16, heads: int = 2, head_width: int = 4, mlp_width: int = 32,
     layers: int = 2, seed: int = 0,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """T5 1.1's parameters (mT5's too) by T5X's names, random."""
+    """Returns random parameters of T5 1.1 (and mT5) by T5X's names."""
     draw = np.random.default_rng(seed)
 
     def random(*shape: int, scale: float = 0.3) -> np.ndarray:
@@ -121,5 +121,5 @@ def scanned(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def targets(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Under `target/`."""
+    """Returns the parameters under `target/`."""
     return {f"target/{name}": array for name, array in parameters.items()}

@@ -24,7 +24,7 @@ HERE = "MODEL_DIR = 'x'"
 
 
 def changed(tmp_path: Path, *lines: str) -> Path:
-    """tiny.gin with lines at its end."""
+    """Writes tiny.gin with more lines at its end."""
     path = tmp_path / "changed.gin"
     path.write_text("\n".join([TINY.read_text(encoding="utf-8"), *lines, ""]), encoding="utf-8")
     return path

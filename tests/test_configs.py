@@ -36,7 +36,7 @@ def path(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def experiment(path: Path) -> Experiment:
-    """The config's experiment: unknown names and unused bindings are refused."""
+    """Returns the config's experiment; unknown names and unused bindings are refused."""
     return experiment_of(path)
 
 
@@ -123,7 +123,7 @@ def settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def without_folders(value: Any) -> Any:
-    """Without the run folders, which baselines have taken over."""
+    """Returns an experiment's settings without the run folders, which differ for baselines."""
     if isinstance(value, dict):
         return {name: without_folders(of) for name, of in value.items() if name != "model_dir"}
     return value

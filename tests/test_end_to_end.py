@@ -26,7 +26,7 @@ DIRECTIONS = [*(f"en-{code}" for code in LANGUAGES), *(f"{code}-en" for code in 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """The folder of a demo, and what it said."""
+    """Returns the folder of a demo, and its output."""
     made, said = demo_run(tmp_path_factory)
     folder = shutil.copytree(made, tmp_path_factory.mktemp("demo") / "world")
     with pytest.MonkeyPatch.context() as environment:

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 
 def example(name: str, folder: Path = FOLDER) -> ModuleType:
-    """The program of that name, as a module."""
+    """Returns the example of this name as a module."""
     spec = importlib.util.spec_from_file_location(f"examples.{name}", folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -96,7 +96,7 @@ def test_tasks_of_tfds_are_registered_by_name() -> None:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """examples/mine.gin over the tiny config, with mine.py next to it, in a folder."""
+    """Writes examples/mine.gin over the tiny config, with mine.py next to it."""
     text = (FOLDER / "mine.gin").read_text(encoding="utf-8")
     (tmp_path / "mine.gin").write_text(text.replace("gin_configs/demo.gin", str(TINY)))
     (tmp_path / "mine.py").write_text((FOLDER / "mine.py").read_text(encoding="utf-8"))

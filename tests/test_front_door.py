@@ -30,7 +30,7 @@ from tests.shared import tiny_run
 
 
 def ran(*words: str, **more: Any) -> str:
-    """The output of a program that succeeds."""
+    """Returns the output of a program, which must succeed."""
     return subprocess.run(
         words, capture_output=True, text=True, check=True, timeout=600, **more
     ).stdout

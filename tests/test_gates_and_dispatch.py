@@ -42,7 +42,7 @@ GATES, DISPATCH = parts_in(gates), parts_in(dispatch)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """mesh: data x fsdp x node x expert x model."""
+    """A training; `mesh` has the sizes of data x fsdp x node x expert x model."""
 
     encoder: str
     decoder: str

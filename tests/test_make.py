@@ -13,7 +13,7 @@ CPU, GPU = "requirements.lock", "requirements-cuda.lock"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The files that set-up reads, and a uv that only notes its arguments."""
+    """Writes the files that set-up reads, and a uv that only notes its arguments."""
     for name in ("Makefile", CPU, GPU, "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     uv = tmp_path / "bin" / "uv"
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def installed(folder: Path, *arguments: str) -> list[str] | None:
-    """The locks that `make setup ARGUMENTS` installs; None: nothing to do."""
+    """Returns the locks that `make setup ARGUMENTS` installs, or None if nothing is to do."""
     calls = folder / "calls"
     calls.unlink(missing_ok=True)
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"

@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
 
 def trained_on(made: Cache, side: str) -> list[list[int]]:
-    """The ids that the model trains on."""
+    """Returns the ids that the model trains on."""
     flat, offsets = tokens_of(made, "train", side)
     return [row.tolist() for row in np.split(flat, offsets[1:-1])]
 

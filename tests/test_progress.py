@@ -20,7 +20,7 @@ def test_duration(seconds: float, text: str) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """time.monotonic, set by hand."""
+    """Replaces time.monotonic by a clock that the test sets."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     return clock

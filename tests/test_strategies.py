@@ -30,19 +30,19 @@ FIRST = ("data_parallel", "zero", "tensor_parallel", "expert_parallel")
 
 
 def names(first: tuple[str, ...] | None = None) -> list[Any]:
-    """The configs' names as a test's parameters; where `first` is given, others are thorough."""
+    """Returns configs' names as a test's parameters; with `first`, the others are thorough."""
     found = sorted(path.stem for path in FOLDER.glob("*.gin"))
     late = [] if first is None else {*found} - {*first}
     return [pytest.param(n, marks=[pytest.mark.thorough] if n in late else []) for n in found]
 
 
 def experiment_named(name: str, *bindings: str) -> Experiment:
-    """The experiment of a config, with bindings on top."""
+    """Returns the experiment of a config, with bindings on top."""
     return experiment_of(FOLDER / f"{name}.gin", *bindings)
 
 
 def documented(name: str) -> dict[str, str]:
-    """The config's row in the table of docs/parallelism.md."""
+    """Returns the config's row in the table of docs/parallelism.md."""
     text = (Path(__file__).parents[1] / "docs" / "parallelism.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     (head,) = (row for row in rows if row[:2] == ["gin file", "paper"])
@@ -61,7 +61,7 @@ SMALL_EXPERTS = ["moe.MoeLayer.group_tokens = 8"]
 
 
 class Rows:
-    """The one batch: real tokens, padding and two packed pairs in some of its rows."""
+    """Stand-in for a stream, with real tokens, padding and two packed pairs in some rows."""
 
     directions = DIRECTIONS
     shape = (ROWS, LENGTH, LENGTH)
@@ -93,7 +93,7 @@ class Rows:
 
 
 class Taken(NamedTuple):
-    """A step that was taken; sent: kinds of the collectives in its compiled program."""
+    """Result of a step; `sent` has the kinds of the collectives in its compiled program."""
 
     model: Transformer
     loss: float
@@ -103,7 +103,7 @@ class Taken(NamedTuple):
 
 @functools.cache
 def a_step(name: str, alone: bool, *bindings: str) -> Taken:
-    """A step of the config; alone: on one device, in one piece."""
+    """Takes a step of the config or, if `alone`, on one device and in one piece."""
     dense = experiment_named(name).model(vocab_size=VOCABULARY).moe is None
     small = SMALL if dense else [*SMALL, *SMALL_EXPERTS]
     experiment = experiment_named(name, *small, *bindings)

@@ -235,7 +235,7 @@ def test_weights_are_sharded_as_the_strategy_says(name: str) -> None:
 
 
 class Step(NamedTuple):
-    """A training step, traced; `model` is the config's."""
+    """Traced training step; `model` is the config's."""
 
     model: Transformer
     jaxpr: Jaxpr

@@ -148,7 +148,7 @@ AFTER = ("score", "text", "average")
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """base/run, where all jobs run, and base/states, copies of it with which a trial begins.
+    """Folders: base/run, where all jobs run, and base/states, its copies from which trials begin.
 
     Attributes:
         base: The folder.

@@ -14,7 +14,7 @@ _PARTS = {"test": slice(10), "dev": slice(10, 18), "train": slice(18, None)}
 
 
 def pairs(language: str) -> list[Pair]:
-    """A hundred pairs: English, the same with every language, and its "translation"."""
+    """Returns 100 pairs: English, the same for every language, and its "translation"."""
     english = [f"{who} {what} {thing}" for who in _WHO for what in _WHAT for thing in _THINGS]
     end = _ENDS[language]
     return [Pair(text, " ".join(f"{word[::-1]}{end}" for word in text.split())) for text in english]

@@ -32,7 +32,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. line: of its fence, from 1. more: what follows the way in its mark."""
+    """A fenced block, with the line of its fence from 1, and `more`, the rest of its mark."""
 
     page: str
     line: int

@@ -26,7 +26,7 @@ class World:
     """
 
     def __init__(self, folder: Path, notes: Path, demo: tuple[Path, Said]):
-        """demo: a folder with gin_configs/ and runs/demo, and what made the latter said."""
+        """Copies `demo`: a folder with gin_configs/ and runs/demo, and its command's output."""
         self.folder, self._notes = folder, notes
         self._said: dict[str, Said] = {}
         made, said = demo

@@ -195,7 +195,7 @@ def test_law_a_group_of_padding_alone_changes_no_loss(name):
 
 @functools.cache
 def program(name: str, grad: bool):
-    """One compiled program a gate: scores and tokens -> plan; with `grad` also d total / d scores.
+    """Compiles a gate: scores and tokens -> plan and, with `grad`, d total / d scores.
 
     total is the mean weight + the losses.
     """

@@ -46,7 +46,7 @@ def test_dropout_has_one_mask_for_all_positions_of_a_row() -> None:
 
 
 def plain(offset: int, bidirectional: bool, buckets: int, distance: int) -> int:
-    """Raffel et al. 2020, section 2.1: half of the buckets are exact, the others logarithmic.
+    """Returns a bucket by Raffel et al. 2020, section 2.1: half are exact, others logarithmic.
 
     Bucket exact + i begins at exact * (distance / exact)^(i / (buckets - exact)).
     """

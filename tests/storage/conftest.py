@@ -20,7 +20,7 @@ _number = itertools.count()
 
 @pytest.fixture(scope="session")
 def _emulator() -> Iterator[Emulator]:
-    """One for all tests of the process: clients keep the address that they have seen first."""
+    """Yields one emulator for the process, as clients keep the first address that they see."""
     with pytest.MonkeyPatch.context() as patch, emulated() as (emulator, environment):
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -37,14 +37,14 @@ def emulator(_emulator: Emulator, monkeypatch: Patch) -> Iterator[Emulator]:
 
 @pytest.fixture
 def address(emulator: Emulator, machine: Machine) -> str:
-    """A folder in the bucket that no other test uses; this machine has no copy of it."""
+    """Returns a folder in the bucket that no other test uses and that has no local copy."""
     machine()
     return f"gs://{BUCKET}/runs/{next(_number)}"
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: Patch) -> Machine:
-    """Makes the test go on on another machine; returns where that keeps its copies."""
+    """Makes the test continue as another machine; returns the folder of its copies."""
 
     def another() -> Path:
         home = tmp_path / f"machine{next(_number)}"
@@ -61,6 +61,6 @@ def folder_of(address: str) -> str:
 def config_of(
     settings: Mapping[str, str], text: str = "", mutable: Collection[str] = (), operative: str = ""
 ) -> dict[str, Any]:
-    """Returns what `run_folder.claim` takes of a config of a few settings."""
+    """Returns the arguments of `run_folder.claim` for a config of a few settings."""
     texts = {"config.gin": text, "operative_config.gin": operative}
     return {"settings": settings, "mutable": mutable, "modules": {}, "texts": texts}

@@ -29,7 +29,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def built(address: str, small_shards: None, machine: Machine) -> Cache:
-    """A corpus of some 40 shards, in the bucket; this machine has none of it."""
+    """Builds a corpus of some 40 shards in the bucket, with nothing on this machine."""
     spec = CorpusSpec(Made({"gl": 900, "pt": 900}), vocabulary_size=400, workers=1)
     made = Cache(local_place(address) / corpus.build_corpus(spec, address))
     machine()
@@ -37,7 +37,7 @@ def built(address: str, small_shards: None, machine: Machine) -> Cache:
 
 
 def opened(address: str, built: Cache, gigabytes: float) -> Cache:
-    """Opens it as `open_corpus` does."""
+    """Opens the corpus as `open_corpus` does."""
     files = built.manifest["files"]
     folder = finished_folder(address, built.fingerprint, lambda n: not corpus.is_shard(n))
     assert folder is not None
@@ -57,7 +57,7 @@ def shards_here(cache: Cache) -> list[Path]:
 
 
 def end(cache: Cache) -> None:
-    """Releases what a process has until it ends."""
+    """Releases what a process holds until it ends."""
     assert cache.bounded is not None
     cache.bounded.held.close()
 

@@ -116,13 +116,13 @@ def test_network_that_is_down_is_one_line_and_no_mistake(address: str, monkeypat
 
 
 def steps_compiled(emulator: Emulator, address: str) -> set[str]:
-    """The programs of training steps in the bucket."""
+    """Returns the programs of training steps in the bucket."""
     names = emulator.names(f"{folder_of(address)}/compilation_cache/train")
     return {name for name in names if name.startswith("jit_train_step-") and name[-6:] == "-cache"}
 
 
 def checkpoints(emulator: Emulator, address: str) -> set[int]:
-    """The complete steps in the bucket."""
+    """Returns the complete steps in the bucket."""
     names = emulator.names(f"{folder_of(address)}/checkpoints")
     parts = [name.split("/") for name in names if name.endswith("/commit_success.txt")]
     return {int(step) for step, *_ in parts if step.isdecimal()}
@@ -225,7 +225,7 @@ COMMAND = (
 
 @pytest.fixture
 def training(address: str, emulator: Emulator, tmp_path: Path) -> Iterator[subprocess.Popen]:
-    """A process that trains until it is killed, and has saved two checkpoints."""
+    """Starts a process that trains until it is killed, and waits for two checkpoints."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "first")}
     del environment["JAX_COMPILATION_CACHE_DIR"]
     arguments = [f"--gin_file={TINY}", f"--model_dir={address}", "--gin.TRAIN_STEPS=100000"]

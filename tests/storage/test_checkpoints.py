@@ -132,7 +132,7 @@ def test_error_names_another_models_arrays(checkpoints: Checkpoints) -> None:
 
 
 def saved(folder: Path, *steps: int) -> Path:
-    """Checkpoints of these steps; those of step n are n times the first ones."""
+    """Saves checkpoints of these steps, in which step n has n times the first arrays."""
     with Checkpoints(folder, keep=len(steps)) as store:
         for step in steps:
             items = {"params": tree(step), "optimizer": tree(-step), "average": tree(step / 2)}

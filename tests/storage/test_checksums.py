@@ -29,7 +29,7 @@ def set_time(path: Path, nanoseconds: int) -> None:
 
 
 def change(path: Path, nanoseconds: int) -> None:
-    """Flips a bit in place: the same file, as large, changed at that time."""
+    """Flips a bit in place, so that the file has the same inode and size and this time."""
     with path.open("r+b") as file:
         file.seek(5)
         file.write(b"y")

@@ -13,7 +13,7 @@ CONFIG = {"MODEL_DIR": "'m'", "TRAIN_STEPS": "10", "transformer.Transformer.widt
 
 
 def claimed(folder: Path, config: dict[str, str] = CONFIG) -> Path:
-    """A folder in which something was made."""
+    """Claims a folder in which a job has left work."""
     folder.mkdir(exist_ok=True)
     run_folder.claim(folder, **config_of(config, "text of the config\n"))
     (folder / "checkpoints").mkdir(exist_ok=True)

@@ -107,7 +107,7 @@ def test_what_is_damaged_or_foreign_is_one_line(tmp_path: Path) -> None:
 
 
 def _damaged_indexes(index: bytes) -> Iterator[bytes]:
-    """The index cut anywhere, with other bytes, and with a value missing or of another kind."""
+    """Yields the index cut anywhere, with other bytes, or with a missing or other value."""
     draw = np.random.default_rng(0)
     yield from (index[:end] for end in range(0, len(index), 37))
     yield from (draw.bytes(size) for size in (1, 10, 300))

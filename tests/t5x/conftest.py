@@ -33,7 +33,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
 @pytest.fixture(scope="package")
 def run_t5x(cache: Cache) -> Run:
-    """(script, config of gin_configs/t5x, devices, bindings) -> what T5X said; it must succeed."""
+    """Returns (script, config of gin_configs/t5x, devices, bindings) -> T5X's output."""
 
     def run(script: str, config: str, *bindings: str, devices: int = 1) -> str:
         environment = {

@@ -18,7 +18,7 @@ FEW = ("train.eval_steps=2", "train.stats_period=10")
 
 
 def train(run: Run, kind: str, folder: Path, *bindings: str, devices: int = 1) -> list[float]:
-    """STEPS steps; the training losses that T5X logs, a token."""
+    """Trains for STEPS steps; returns the training losses per token that T5X logs."""
     said = run(
         "train", f"pretrain_{kind}", f"MODEL_DIR='{folder}'", f"TRAIN_STEPS={STEPS}",
         "utils.create_learning_rate_scheduler.warmup_steps=100", *QUIET, *FEW, *bindings,

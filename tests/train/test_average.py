@@ -15,7 +15,7 @@ START = {"a": {"kernel": np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)}}
 
 
 def walk(eta, steps):
-    """The states of `steps` steps down a slope that is the parameter itself, rate 0.1."""
+    """Returns the states of `steps` steps at rate 0.1 down a slope equal to the parameter."""
     optimizer = averaged(steps, optimizer=lambda total: optax.sgd(0.1), eta=eta)
     params, state = jax.tree.map(jax.numpy.asarray, START), optimizer.init(START)
 

@@ -7,7 +7,7 @@ from m4.train.early_stopping import EarlyStopper, EarlyStopping
 
 
 def after(rule, values):
-    """The progress and the number of evaluations until it stops, or all."""
+    """Returns the progress, and the number of evaluations until training stops, or all."""
     progress = EarlyStopper(rule)
     for step, value in enumerate(values, 1):
         progress.evaluated(step, {"dev/chrf": value}, {"w": np.array([step])})

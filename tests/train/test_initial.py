@@ -32,7 +32,7 @@ def model(experts: int = 0, layers: int = 2, **more: Any) -> Transformer:
 
 
 def parameters(of: Transformer, seed: int) -> Any:
-    """Random numbers in the model's shapes: nothing is compiled."""
+    """Returns random numbers in the model's shapes, without compiling anything."""
     draw = np.random.default_rng(seed)
     return jax.tree.map(
         lambda leaf: jnp.asarray(draw.normal(0, 0.3, leaf.shape), jnp.float32),
@@ -50,14 +50,14 @@ def begun(
     old: Transformer, new: Transformer, layers: str | None = None, rows: Rows = NO_ROWS,
     use: initial.Use | None = None,
 ) -> tuple[Any, Any, Sequence[initial.Leaf]]:  # fmt: skip
-    """Old parameters, the new ones, and the plan."""
+    """Returns the old parameters, the new ones, and the plan."""
     before, fresh = parameters(old, 0), parameters(new, 1)
     plan = initial.plan(initial.shapes_of(old), new, layers, lambda _: rows)
     return before, taken(plan, before, fresh, use or {}), plan.leaves
 
 
 def taken(plan: initial.Plan, before: Any, fresh: Any, use: initial.Use) -> Any:
-    """The new parameters, on the first device."""
+    """Returns the new parameters on the first device."""
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), fresh)
     old, start = initial.unscanned(before), by_path(fresh)

@@ -25,7 +25,7 @@ from tests.train.trainers import program_of
 
 
 def first_updates(optimizer, gradient, params) -> Any:
-    """(updates, state) of the first step, as one program."""
+    """Returns (updates, state) of the first step, from one program."""
 
     @jax.jit
     def update(gradient, params):
@@ -207,7 +207,7 @@ def drawn(shapes, seed: int) -> Any:
 
 
 def falling(total, *, by=1):
-    """A rate for each step; of every `by`-th step, the last of each."""
+    """Returns a falling rate for each step or, for rounds of `by` steps, `by` times their last."""
     return lambda step: 0.01 * by / (1 + (by * step + by - 1))
 
 
@@ -237,7 +237,7 @@ def test_experts_every_fourth_step_are_the_optimizer_on_mean_gradients(make):
 
 
 def products(jaxpr, in_conditionals: bool) -> int:
-    """Counts matrix products, of branches of conditionals that depend on data too or not."""
+    """Counts matrix products, with or without those in conditional branches."""
     count = 0
     for one in jaxpr.eqns:
         count += one.primitive.name == "dot_general"
@@ -313,7 +313,7 @@ SGD = optax.sgd(1.0)
 
 
 def steps(model=MODEL, optimizer: Any = SGD, count=1, **settings):
-    """The state before and after some steps on one device, by path, and the last metrics."""
+    """Returns the state before and after steps on one device, by path, and the last metrics."""
     mesh = mesh_of(1, 1)
     program = program_of(model, mesh, optimizer, **settings)
     with program.axis_rules():

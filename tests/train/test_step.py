@@ -147,7 +147,7 @@ def test_threefry_draws_the_same_sharded_and_other_numbers_than_rbg():
 
 
 def plain(logits_BTV, targets_BT, smoothing, z_loss):
-    """The definition: soft targets times -log_softmax, and z_loss times log(Z)^2."""
+    """Returns the loss by definition: soft targets times -log_softmax, plus z_loss log(Z)^2."""
     vocab = logits_BTV.shape[-1]
     one_hot = jax.nn.one_hot(targets_BT, vocab)
     soft = (1 - smoothing) * one_hot + smoothing / vocab
@@ -193,7 +193,7 @@ GRADIENT = optax.sgd(1.0)  # the new weights are the old ones less the gradients
 
 
 def uneven(rows: int) -> dict[str, np.ndarray]:
-    """Rows with different numbers of target tokens, so that parts differ too."""
+    """Returns rows with different numbers of target tokens, so that parts differ too."""
     batch = a_batch(rows)
     short = np.arange(8)[None] < 1 + np.arange(rows)[:, None] % 6
     for name in ("decoder_target_tokens", "decoder_segment_ids", "decoder_loss_weights"):
@@ -203,7 +203,7 @@ def uneven(rows: int) -> dict[str, np.ndarray]:
 
 @functools.cache
 def accumulated(name: str, mesh, grad_accum_steps: int):
-    """The program, the new weights, the metrics."""
+    """Returns the program, the new weights and the metrics."""
     model = MODELS[name]
     program = program_of(model, mesh, GRADIENT, grad_accum_steps=grad_accum_steps)
     with program.axis_rules():
@@ -295,7 +295,7 @@ def biases_of(params) -> dict[str, np.ndarray]:
 
 
 def after(model, optimizer, steps, *, mesh=None, parts=1):
-    """(The biases by layer, the loads of the last step by layer) after so many steps."""
+    """Returns (biases, loads of the last step) by layer after some steps."""
     program = program_of(model, mesh or mesh_of(1, 1), optimizer, grad_accum_steps=parts)
     with program.axis_rules():
         batch = to_global(program.mesh, a_batch())
@@ -343,7 +343,7 @@ DIRECTIONS = 3
 
 
 def a_batch_of_directions() -> dict[str, np.ndarray]:
-    """Packed rows: the two halves are of different directions; 0 in padding."""
+    """Returns packed rows whose halves have different directions, with 0 in padding."""
     batch = a_batch()
     rows, length = batch["encoder_input_tokens"].shape
     ids = (np.arange(rows)[:, None] + 2 * np.arange(length)[None] // length) % DIRECTIONS

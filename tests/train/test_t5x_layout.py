@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def taken(parameters: Arrays) -> Arrays:
-    """m4's path -> its parameter, out of T5X's."""
+    """Returns m4's path -> parameter, made from T5X's."""
     there = t5x_files.targets(parameters)
     found = t5x_layout.sources({name: array.shape for name, array in there.items()})
     return {path: t5x_layout.parameter(source, there.__getitem__) for path, source in found.items()}
@@ -101,7 +101,7 @@ BATCH = {"layers", "stack", "expert"}
 
 
 def t5x_factors(shape: tuple[int, ...], axes: tuple[str, ...]) -> tuple[int, int] | None:
-    """(axis of v_row, axis of v_col) by T5X's rules for logical axes; None: not factored."""
+    """Returns the axes of v_row and v_col by T5X's rules, or None if not factored."""
     if len(shape) <= 2 and not BATCH & {*axes}:
         order = np.argsort(shape)
         return None if len(shape) < 2 or shape[order[0]] < 128 else (order[0], order[1])

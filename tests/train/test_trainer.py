@@ -30,7 +30,7 @@ from tests.train.trainers import timeless_rows, train
 
 @pytest.fixture(scope="module")
 def run(corpus):
-    """train() on one device with everything that the tests do not change."""
+    """Runs train() on one device, with defaults for what a test does not change."""
     stream = Stream(corpus, seed=1, batch_rows=4)
     model = model_for(corpus, dropout_rate=0.1)
     return functools.partial(
@@ -41,7 +41,7 @@ def run(corpus):
 
 @pytest.fixture(scope="module")
 def two_steps(run, tmp_path_factory):
-    """The folder of a run of two steps, to be read only; `copied` may be resumed."""
+    """Returns the read-only folder of a run of two steps; `copied` may be resumed."""
     folder = tmp_path_factory.mktemp("two") / "steps"
     run(folder, total_steps=2)
     return folder
@@ -54,7 +54,7 @@ def copied(two_steps, tmp_path):
 
 @pytest.fixture(scope="module")
 def four_steps(run, two_steps, tmp_path_factory):
-    """The folder after two steps more, to be read only, and what they trained."""
+    """Returns the read-only folder after two more steps, and what they trained."""
     folder = shutil.copytree(two_steps, tmp_path_factory.mktemp("four") / "steps")
     return folder, run(folder, total_steps=4)
 

@@ -33,7 +33,7 @@ def program_of(
     model: Transformer, mesh: Mesh, optimizer: optax.GradientTransformation, directions: int = 2,
     **changes: Any,
 ) -> TrainProgram:  # fmt: skip
-    """The step of this optimizer."""
+    """Returns the program of a step with this optimizer."""
     training = training_of(lambda steps: optimizer, **changes)
     return train_program(training, model, [f"en-x{i}" for i in range(directions)], mesh)
 
@@ -44,7 +44,7 @@ _TIMES = ("seconds", "per_second", "mfu", "goodput")
 
 
 def timeless_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl without times and speeds."""
+    """Returns the rows of metrics.jsonl without times and speeds."""
     return [
         {name: value for name, value in row.items() if not any(part in name for part in _TIMES)}
         for row in read_metrics(folder)
@@ -74,7 +74,7 @@ def train(
     folder: Path, model: Transformer, stream: BatchStream, mesh: Mesh,
     optimizer: Callable[[int], optax.GradientTransformation] = adamw, **options: Any,
 ) -> Trained:  # fmt: skip
-    """Trains; options: settings of `Training`, and arguments of `loop.train`."""
+    """Trains; `options` are settings of `Training` and arguments of `loop.train`."""
     run = {name: options.pop(name) for name in _OF_RUN if name in options}
     training = training_of(optimizer, **{"batch_size": stream.shape[0], **options})
     program = train_program(training, model, stream.directions, mesh, stream.shape)

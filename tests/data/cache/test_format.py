@@ -72,7 +72,7 @@ def test_the_format_is_raised_with_every_change_of_the_files(made: Cache) -> Non
 
 
 def messy() -> Listed:
-    """Text in which every stage of cleaning has something to do."""
+    """Returns a source of text in which every stage of cleaning finds something."""
     words = [pair.first for pair in Made({"gl": 60}).pairs("en-gl", "train")]
     sound = [(english, " ".join(reversed(english.split()))) for english in words]
     bad = [

@@ -21,7 +21,7 @@ PAIRS = 40
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text of gl and pt; gl's dev and test; pairs of gl~bt and gl~lexicon, one side in test."""
+    """Writes text of gl and pt, and pairs of gl~bt and gl~lexicon, one side of which is in test."""
     folder, made = tmp_path_factory.mktemp("other_text"), Made({"gl": 60, "pt": 60})
     for code in ("gl", "pt"):
         for split in ("train", "dev", "test"):

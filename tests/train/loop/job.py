@@ -22,7 +22,7 @@ HEARTBEAT_SECONDS = 5
 
 
 class Job:
-    """A command in `count` processes of `devices` devices each."""
+    """Command in `count` processes of `devices` devices each."""
 
     def __init__(
         self, log: Path, count: int, devices: int, *arguments: str,
@@ -65,7 +65,7 @@ class Job:
                 )
 
     def statuses(self, seconds: float) -> list[int]:
-        """Exit statuses, when all have ended."""
+        """Waits until all processes have ended, and returns their exit statuses."""
         until = time.monotonic() + seconds
         return [one.wait(max(until - time.monotonic(), 0.1)) for one in self.processes]
 

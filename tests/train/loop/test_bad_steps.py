@@ -27,7 +27,7 @@ HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 class Poisoned(Stream):
-    """A stream with bad batches: step -> what its loss weights are multiplied by."""
+    """Stream with bad batches, given step -> factor of the loss weights."""
 
     bad: Mapping[int, Any] = {}
     ends_at: int | None = None  # an error, as a killed process

@@ -54,7 +54,7 @@ def run(
     sampler = Learned(start=uniform, step_size=1.0)
 
     def measure(params: Any) -> dict[str, float]:
-        """Returns a number of the weights for each direction, which moves as they do.
+        """Returns for each direction a number that changes with the weights.
 
         It is rounded, because another mesh must draw the same pairs.
         """
@@ -84,7 +84,7 @@ def run(
 
 
 def run_in_process(*arguments: Any) -> None:
-    """The process's own work; its group of steps is small, so that rates change within the run."""
+    """Does the process's work, with small groups of steps, so that rates change within a run."""
     from m4.data.stream import stream
 
     stream._SPAN_ROWS = 4 * ROWS
@@ -98,7 +98,7 @@ def trained(
     folder: Path, corpus: Path, total_steps: int, meshes: Sequence[Sequence[int]],
     interruptions: Sequence[Interruption] = (),
 ) -> list[int]:  # fmt: skip
-    """Trains, on the i-th mesh until the i-th interruption, then to the end; how each ended."""
+    """Trains on the i-th mesh until the i-th interruption, then to the end; returns the ends."""
     # A server that has imported all of it, and started nothing, makes the processes.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -116,7 +116,7 @@ def trained(
 
 
 def arrays(folder: Path) -> dict[str, np.ndarray]:
-    """Everything that the last checkpoint holds: parameters, optimizer, averages."""
+    """Returns all arrays of the last checkpoint: parameters, optimizer, averages."""
     step = latest_step(folder / "checkpoints")
     assert step is not None
     found = {}
@@ -149,7 +149,7 @@ def test_resume_after_sigkill_is_bit_equal(tmp_path: Path, corpus: Cache) -> Non
 
 
 def random_interruptions(count: int, seed: int) -> list[Interruption]:
-    """Half of them SIGKILL. Within steps, evaluations, saves; a quarter within the start-up."""
+    """Returns interruptions, half by SIGKILL: in steps, evaluations, saves and the start-up."""
     rng = random.Random(seed)
     numbers = [signal.SIGKILL, signal.SIGTERM] * count
     return [

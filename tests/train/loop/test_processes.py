@@ -87,7 +87,7 @@ LOST = (1, -signal.SIGABRT)
 
 
 def steps(folder: Path) -> int:
-    """The last step of which there are metrics."""
+    """Returns the last step with metrics."""
     rows = read_metrics(folder)
     return rows[-1]["step"] if rows else 0
 
@@ -101,7 +101,7 @@ def losses(folder: Path) -> dict[int, dict[str, float]]:
 def assert_as_never_interrupted(
     folder: Path, last: int, alone: Path, *arguments: str, corpus: Path | None = None
 ) -> None:
-    """The losses in `folder` up to step `last` are those of one process that trains in `alone`.
+    """Asserts that losses in `folder` up to step `last` equal those of one process in `alone`.
 
     corpus: a run that made the same corpus, which is then not rebuilt.
     """
@@ -130,7 +130,7 @@ class Killed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """Two devices each, with different rows. Not to be changed by tests."""
+    """Returns killed processes of two devices each, with different rows; tests only read it."""
     logs = tmp_path_factory.mktemp("killed")
     folder = logs / "model"
     checkpoints = folder / "checkpoints"

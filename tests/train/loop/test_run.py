@@ -44,14 +44,14 @@ def run(corpus: Cache) -> Run:
 
 @pytest.fixture(scope="module")
 def whole(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
-    """A run as on CPUs, one step after the other, with a trace of two of them."""
+    """Returns a run as on CPUs, one step after the other, with a trace of two steps."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, run(folder, profile=(2, 3))
 
 
 @pytest.fixture
 def accelerated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Three steps are in flight, as on an accelerator.
+    """Runs with three steps in flight, as on an accelerator.
 
     Events are "step" for each that is dispatched, "read" wherever the host reads a device's array.
     """
@@ -158,7 +158,7 @@ Other = tuple[signal.Signals, list[int]]
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def other(request: pytest.FixtureRequest) -> Iterator[Other]:
-    """A signal, and what another handler of it collects."""
+    """Yields a signal, and the list in which another handler of it collects calls."""
     others: list[int] = []
     before = signal.signal(request.param, lambda number, _: others.append(number))
     yield request.param, others

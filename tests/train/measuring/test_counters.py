@@ -20,7 +20,7 @@ STEPS = 37
 
 
 def metrics(step: int) -> dict[str, Any]:
-    """Returns what a step gives: numbers whose sum depends on the order of adding."""
+    """Returns a step's metrics: numbers whose sum depends on the order of adding."""
     rng = np.random.default_rng(step)
 
     def some(*shape: int) -> jax.Array:
@@ -37,7 +37,7 @@ def metrics(step: int) -> dict[str, Any]:
 
 
 def row(interruptions: tuple[int, ...]) -> dict[str, float]:
-    """The row of all steps, of a run whose counters are rebuilt from notes, after some steps."""
+    """Returns the row of all steps when counters are rebuilt from notes after some steps."""
     note: dict[str, Any] = {}
     counters = Counters(DIRECTIONS, {"all": DIRECTIONS}, note, 0, 1000)
     for step in range(1, STEPS + 1):
@@ -69,7 +69,7 @@ def test_the_time_before_an_interruption_counts_for_tokens_a_second() -> None:
 
 
 def recounted(stream: Stream, batch: Mapping[str, np.ndarray]) -> dict[str, collections.Counter]:
-    """One by one: a pair is a segment of a row; the row and the segment are its name."""
+    """Counts pairs one by one, each named by its row and its segment there."""
     counts = {name: collections.Counter() for name in DATA_COUNTS}
     for row, column in np.ndindex(*batch["decoder_target_tokens"].shape):
         if batch["decoder_segment_ids"][row, column]:

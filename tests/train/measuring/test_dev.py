@@ -20,7 +20,7 @@ from tests.train.trainers import program_of
 
 
 class WithoutDev(Made):
-    """The first language has no dev sentences."""
+    """Source whose first language has no dev sentences."""
 
     def pairs(self, pair: str, split: str) -> Iterator[Pair]:
         if (pair, split) != ("en-de", "dev"):

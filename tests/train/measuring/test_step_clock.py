@@ -8,7 +8,7 @@ from m4.train.measuring.step_clock import Flops, StepClock
 
 
 class Time:
-    """In place of the module `time`."""
+    """Stand-in for the module `time`."""
 
     def __init__(self) -> None:
         self.now = 100.0

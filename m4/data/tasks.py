@@ -1,18 +1,18 @@
 """seqio tasks and mixtures over a token cache: the only file that imports seqio (4-14 s).
 
-One seqio.Task a direction, `<prefix>.en_gl` (English to Galician) and `<prefix>.gl_en`, and
-seqio.Mixtures over them, `<prefix>.to_english`, `.from_english`, `.english_centric` and `.direct`,
-those that the corpus has directions of. Their rates are a sampler's (temperature's are those of
-seqio.mixing_rate_num_examples). The prefix keeps several corpora apart in one process. So a stock
-seqio or T5X user has m4's data:
+Each direction is a seqio.Task: `<prefix>.en_gl` is English to Galician. Over them are the
+seqio.Mixtures `<prefix>.to_english`, `.from_english`, `.english_centric` and `.direct`, those that
+the corpus has directions of, with a sampler's rates (temperature's are those of
+seqio.mixing_rate_num_examples). Prefixes keep several corpora apart in one process. So a user of
+seqio or T5X has m4's data:
 
     tasks.register_cache(Cache("runs/demo/data"))
     seqio.get_mixture_or_task("m4.english_centric").get_dataset(
         {"inputs": 128, "targets": 128}, split="train", num_epochs=None)
 
-Features are `inputs` ('<2gl> ' and the source) and `targets`, both with eos; splits are train, dev
-and test, and T5X's name for dev, validation. m4's own training reads the same ids from the cache
-(stream.py), with the mixture's rates.
+Features are `inputs` ('<2gl> ' and the source) and `targets`, both with eos. Splits are train, dev
+(also under T5X's name, validation) and test. m4's own training reads the same ids and rates from
+the cache (stream.py).
 """
 
 import functools

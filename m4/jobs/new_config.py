@@ -344,8 +344,6 @@ def _commands(out: str, model_dir: str, languages: Sequence[str]) -> dict[str, l
     }
 
 
-# ----------------------------------------------------------------------------- --start
-
 # Dev sentences of all directions together that each evaluation translates greedily.
 _DEV_SENTENCES = 1600
 # Best rate for continuing models of m4 at width 128: a seventh of the rate from scratch, which is

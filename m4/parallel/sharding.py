@@ -2,14 +2,13 @@
 
 Names and meanings are those of the paper and of Lingvo's `xla_sharding` and `gshard_utils`;
 docs/parallelism.md has a table with examples. Each returns its array with the same values. A few in
-a function are enough: XLA's partitioner infers the rest and inserts communication.
+a function are enough: XLA's partitioner infers the rest and inserts communication. Inside `jax.jit`
+they are `jax.lax.with_sharding_constraint`. Outside, they move the parts of an array at once
+(`jax.device_put`), or give a `jax.ShapeDtypeStruct` that sharding, to compile a program for arrays
+that need not exist.
 
-Inside `jax.jit`, they are `jax.lax.with_sharding_constraint`. Outside, they move the parts of an
-array at once (`jax.device_put`). From a `jax.ShapeDtypeStruct` they make one with that sharding, to
-compile a program for arrays that need not exist. Nothing else of m4 is needed.
-
-**Devices.** Ids are positions in `devices`, by default `jax.devices()`; each must occur once. By
-JAX's rule, a compiled program has one order of devices, here that of `devices`. Ids of a grid with
+**Devices.** Ids are positions in `devices`, by default `jax.devices()`; each must occur once. In
+JAX, a compiled program has one order of devices, here that of `devices`. Ids of a grid with
 permuted axes, such as [[0, 2], [1, 3]], become axes of a mesh in that order. Any other pattern,
 such as [3, 1, 2, 0], is a separate order, which JAX does not mix with another in one program
 ("incompatible devices"): pass it as `devices` to all annotations instead.

@@ -257,9 +257,7 @@ def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
         yield from time_notes(topology(facts["topology"]))
 
 
-# ------------------------------------------------------ GShard's Table 3 (arXiv 2006.16668)
-
-# Training is counted by source pieces, as in the paper (its footnote 7).
+# Training is counted by source pieces, as in GShard's Table 3 (arXiv 2006.16668, footnote 7).
 TOKENS = 10**12
 
 

@@ -72,9 +72,6 @@ def used_item(items: Collection[str]) -> str:
     return next((name for name in ("best", "average") if name in items), "params")
 
 
-# ---------------------------------------------------------------------------------- whole steps
-
-
 def whole_step(
     folder: Path, step: int | None = None, *, used: bool = False, move_aside: bool = False
 ) -> int | None:
@@ -143,9 +140,6 @@ def _moved_aside(step: epath.Path) -> epath.Path:
         number += 1
         target = step.with_name(f"{step.name}.damaged.{number}")
     return step.rename(target)
-
-
-# -------------------------------------------------------------------------------- the manifests
 
 
 def write_own(item: epath.Path, process: int) -> None:

@@ -86,7 +86,7 @@ def updated(
 
 
 class Grouped(NamedTuple):
-    """An optimizer's state, and the state for sets of directions (`m4.train.multitask.surgery`)."""
+    """An optimizer's state, and the state for sets of directions (`direction_groups`)."""
 
     inner: Any
     surgery: Any  # State of the method that alters gradients, [parts, ...], or None.

@@ -19,8 +19,8 @@ from m4.model.transformer import Transformer, abstract_variables
 from m4.parallel.mesh import Layout, check_divides, parameter_shardings, rows_over
 from m4.settings import SettingError, nearest_valid
 from m4.storage.checkpoints import by_path
+from m4.train.multitask.direction_groups import DirectionGroups, direction_groups
 from m4.train.multitask.groups import Directions, by_direction
-from m4.train.multitask.surgery import DirectionGroups, direction_groups
 from m4.train.optimizer import with_rates
 from m4.train.step import TrainState, make_train_step
 from m4.train.training import Training

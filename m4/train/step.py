@@ -14,7 +14,8 @@ from m4.model.layers import constrain
 from m4.model.moe import assigned_choices, bias_loads, layer_metrics, mean_metrics, move_biases
 from m4.model.transformer import Transformer
 from m4.parallel.mesh import rows_over
-from m4.train.multitask.surgery import DirectionGroups, gradients_of
+from m4.train.multitask.direction_groups import DirectionGroups
+from m4.train.multitask.surgery import gradients_of
 from m4.train.optimizer import with_frozen, without_frozen_gradients
 
 if TYPE_CHECKING:
@@ -174,7 +175,8 @@ def make_train_step(
         counted = batch["decoder_loss_weights"], batch["direction_ids"]
         share_G = None if groups is None else groups.shares(*counted)
         part = functools.partial(loss_fn, share_G=share_G)
-        gradients, metrics = _gradients(gradients_of(part, groups), parts, state, batch, key)
+        gradient = gradients_of(part, None if groups is None else len(groups.members_GD))
+        gradients, metrics = _gradients(gradient, parts, state, batch, key)
         if groups is None:
             updates, kept = optimizer.update(gradients, state.optimizer, state.params)
         else:

@@ -126,9 +126,6 @@ def parameter(source: T5xParameter, read: Read) -> np.ndarray:
     return found if source.factor == 1.0 else (found * np.float32(source.factor))
 
 
-# ------------------------------------------------------------------------------ Adafactor's state
-
-
 def moments(source: T5xParameter, shapes: Shapes, read: Read) -> dict[str, Floats]:
     """Returns m4's second moments of a parameter.
 

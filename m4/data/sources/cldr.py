@@ -1,19 +1,18 @@
 """The embedded corpus: English and up to 137 languages from Unicode CLDR, by Babel.
 
-Names of places, languages, scripts, currencies, cities and time zones; amounts, money, dates,
-times, intervals, relative times, durations; and lists of them, joined by CLDR's own patterns. It is
-controlled language: it shows relative claims (multilingual against bilingual, score against size),
-not general translation quality. Nothing is invented: what a locale does not give, it does not say.
+Its text has names (of places, languages, scripts, currencies, cities, time zones), amounts, money,
+dates, times, intervals, durations, and lists of them, joined by CLDR's own patterns. It shows
+relative claims (multilingual against bilingual, score against size), not general translation
+quality. Nothing is invented for what a locale lacks.
 
-No leakage: dev and test are chosen by a hash of the English text, so an English dev or test
-sentence is in no language's training pairs; about 6 % of the names and units are held out of a
-language's training pairs altogether, so that a right translation of them is transfer.
+A hash of the English text chooses dev and test, so no English dev or test sentence is in a
+language's training pairs. About 6% of the names and units are held out of a language's training
+pairs altogether, so that a right translation of them is transfer. CLDR (Unicode License V3) lacks
+case and gender after units and in lists, where all is nominative, and the sound rules of some words
+for "and" (Spanish y/e).
 
-Text: Unicode CLDR, Unicode License V3. What CLDR's files do not have: case and gender after units
-and in lists (all is nominative), and the sound rules of some `and`s (Spanish y/e).
-
-What is said is drawn without regard to any language, as a specification, and rendered in each
-(m4/data/cldr/phrases.py): a tuple tree of a kind and what it speaks of:
+A sentence is drawn as a specification without regard to any language, and m4/data/cldr/phrases.py
+renders it in each. A specification is a tree of tuples, each a kind and what it speaks of:
 
     atoms      ("terr", "ES") ("lang", "sc") ("script", "Latn") ("cur", "CHF")
                ("city", "Asia/Riyadh") ("mz", "Brasilia", "standard") ("uname", "length-meter")
@@ -24,8 +23,8 @@ What is said is drawn without regard to any language, as a specification, and re
     zones      ("zcity", zone, kind, city)
     lists      ("list", "standard" | "or", (spec, ...))  of durations, of one kind, mixed
 
-Numbers are ints, or strings where they have decimals. By the weights below about half of the
-sentences are lists, and digits about a tenth of the characters.
+Numbers are ints, or strings if they have decimals. By the weights below, about half of the
+sentences are lists and a tenth of the characters are digits.
 """
 
 import difflib

@@ -1,17 +1,17 @@
 """The machines to plan for: TPU slices and clusters of GPUs, their chips and links.
 
-TPUs. v2, v3: Jouppi et al. 2020 (CACM 63.7) and, for the links of v3 and v4, Jouppi et al. 2023
-(arXiv 2304.01433, table 4); v4 to tpu7x: docs.cloud.google.com/tpu/docs, a page each, at the end of
-2025. A link's speed is that of one direction: a quarter or a sixth of half of what those pages call
-bidirectional bandwidth. Clocks of v5e and v5p follow from peak and number of multipliers (128 x 128
-a unit); for v6e and tpu7x they are not published. The network between slices: the same pages, v5e
-and v6e by host (2 x 100 and 4 x 200 Gb/s), v5p and tpu7x by chip (50 and 100 Gb/s); v4: 25 GB/s a
-host (Austin et al. 2025, "How to Scale Your Model", part 2). Slices of v2 and v3 cannot be joined
-(Cloud TPU Multislice is for v4 and later).
+Sources for TPUs: v2 and v3 from Jouppi et al. 2020 (CACM 63.7), the links of v3 and v4 from Jouppi
+et al. 2023 (arXiv 2304.01433, table 4), v4 to tpu7x from docs.cloud.google.com/tpu/docs, a page
+each, at the end of 2025. A link's speed is that of one direction: a quarter or a sixth of half of
+what those pages call bidirectional bandwidth. Clocks of v5e and v5p follow from peak and number of
+multipliers (128 x 128 a unit); those of v6e and tpu7x are not published. The pages also have the
+network between slices: by host for v5e and v6e (2 x 100 and 4 x 200 Gb/s), by chip for v5p and
+tpu7x (50 and 100 Gb/s). v4 has 25 GB/s a host (Austin et al. 2025, "How to Scale Your Model", part
+2). Slices of v2 and v3 cannot be joined (Cloud TPU Multislice is for v4 and later).
 
-GPUs. NVIDIA's data sheets of the H100 SXM5 and the H200 SXM (peaks without sparsity, memory,
-NVLink) and the tables of compute capability 9.0 in the CUDA C++ programming guide. Between nodes:
-one network adapter of 400 Gb/s a GPU, as in NVIDIA's DGX H100.
+Sources for GPUs: NVIDIA's data sheets of the H100 SXM5 and H200 SXM (peaks without sparsity,
+memory, NVLink), the tables of compute capability 9.0 in the CUDA C++ programming guide, and
+NVIDIA's DGX H100 for the network between nodes, one adapter of 400 Gb/s a GPU.
 """
 
 import math

@@ -17,8 +17,9 @@ from m4.parallel.distributed import synchronized
 from m4.parallel.mesh import axis_rules_context
 from m4.settings import Period, SettingError, checked
 from m4.train.measuring.dev import dev_batches
+from m4.train.multitask.direction_groups import DirectionGroups
 from m4.train.multitask.groups import Directions, Grouping, by_level, check_groups
-from m4.train.multitask.surgery import DirectionGroups, gradients_of, gram
+from m4.train.multitask.surgery import gradients_of, gram
 from m4.train.step import apply_model, cross_entropy
 
 Array = jax.Array
@@ -77,7 +78,7 @@ def gradient_cosines(
         loss_BT = cross_entropy(logits_BTV, targets_BT).training_BT * weights_BT
         return compared.sums(loss_BT, batch["direction_ids"]), None
 
-    stacked = gradients_of(losses, compared)
+    stacked = gradients_of(losses, len(compared.members_GD))
     part = synchronized(jax.jit(lambda *a: stacked(*a)[0]), "the groups' gradients")
     add = jax.jit(lambda *trees: jax.tree.map(jnp.add, *trees), donate_argnums=0)
     products = jax.jit(lambda tree: gram(tree, "model")[0], out_shardings=whole)

@@ -68,7 +68,7 @@ from m4.settings import InputError
 _WORKER_SENTENCES, _SENTENCE_BYTES = 200_000, 50
 # Tokens that any translation may have, and minimum factor of a source's tokens.
 SPARE_TOKENS, LEAST_FACTOR = 16, 2
-_MOST_PAIRS = 1_000_000  # minimum number of pairs that decide a direction's length factor
+_SAMPLED_PAIRS = 1_000_000  # one to two times as many pairs decide a direction's length factor
 
 
 def vocabulary_file(folder: Path, role: str | None) -> Path:
@@ -483,7 +483,7 @@ class ArrayWriter:
             begin, end = self.counts[pair_of(direction)]["train"]["rows"]
             if begin == end:
                 continue
-            numbers = pairs.take(np.arange(begin, end, max(1, (end - begin) // _MOST_PAIRS)))
+            numbers = pairs.take(np.arange(begin, end, max(1, (end - begin) // _SAMPLED_PAIRS)))
             sides = zip(sides_of(direction), stores, split_direction(direction), strict=True)
             lengths = [
                 store.places(numbers[:, SIDES.index(side)] + first[code])[1]

@@ -1,6 +1,6 @@
-"""PCGrad and Gradient Vaccine equal a slow reference; steps with groups of directions, and rates.
+"""PCGrad and Gradient Vaccine equal a slow reference, also in steps and with rates by direction.
 
-The groups' sums, meshes, parts, and nothing where it is off.
+Sums of sets are those of single passes, on any mesh and in parts; without a method all is as before.
 """
 
 import functools
@@ -30,7 +30,7 @@ Orders = Callable[[int], list[int]]  # i -> the order in which it looks at the o
 
 
 def pcgrad(gradients: Vectors, order: Orders) -> np.ndarray:
-    """2001.06782, Algorithm 1."""
+    """Returns the gradients after Algorithm 1 of PCGrad (arXiv 2001.06782)."""
     altered = [g.copy() for g in gradients]
     for i in range(len(gradients)):
         for j in order(i):
@@ -45,7 +45,7 @@ def pcgrad(gradients: Vectors, order: Orders) -> np.ndarray:
 def vaccine(
     gradients: Vectors, order: Orders, targets: np.ndarray, beta: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """2010.05874, Algorithm 1, of one part of a model; and the new targets."""
+    """Returns gradients of a part and new targets: Algorithm 1 of Vaccine (arXiv 2010.05874)."""
     altered, targets = [g.copy() for g in gradients], targets.copy()
     for i in range(len(gradients)):
         for j in order(i):
@@ -61,7 +61,7 @@ def vaccine(
 
 
 def altered(surgery, gradients, state=None, key=KEY):
-    """(the step's gradient, new state) of vectors."""
+    """Returns the gradient of a step whose parameters are a vector, and the new state."""
     stacked = {"kernel": np.stack(gradients).astype(np.float32)}
     begun = surgery.initial_state(len(gradients)) if state is None else state
     products = gram(stacked, "model")[0]
@@ -140,7 +140,7 @@ GRADIENT = optax.sgd(1.0)  # the new weights are the old ones less the gradients
 
 
 def mixed(rows: int = 8) -> dict[str, np.ndarray]:
-    """All four directions in every row, their shares differing."""
+    """Returns a batch with all four directions in every row, in different shares."""
     batch = a_batch(rows)
     random = np.random.default_rng(1)
     ids = np.sort(random.integers(0, 4, (rows, 8), dtype=np.int32) ** 2 // 3, axis=1)
@@ -148,7 +148,7 @@ def mixed(rows: int = 8) -> dict[str, np.ndarray]:
 
 
 class Without:
-    """Groups whose gradients are left as they are."""
+    """A method that leaves gradients as they are."""
 
     granularity = "model"
 
@@ -163,7 +163,7 @@ class Without:
 
 
 def step_of(mesh, model=MODEL, optimizer: Any = GRADIENT, batch=None, steps=1, **settings):
-    """(weights before, weights after, metrics)."""
+    """Returns the weights before and after a step, and its metrics."""
     training = training_of(lambda total: optimizer, **settings)
     program = train_program(training, model, NAMES, mesh)
     with program.axis_rules():

@@ -1,6 +1,6 @@
 """PCGrad and Gradient Vaccine equal a slow reference, also in steps and with rates by direction.
 
-Sums of sets are those of single passes, on any mesh and in parts; without a method all is as before.
+Sums of sets are those of single passes, on any mesh and in parts; without a method nothing changes.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Runs several benchmarks interleaved, one step of each in turn; prints JSON lines.
+r"""Runs several benchmarks interleaved, one step of each in turn; prints JSON lines.
 
     python benchmarks/interleaved.py --steps 40 "python benchmarks/train_step.py" \\
       "peer/bin/python benchmarks/peer_train_step.py --balanced"

@@ -1,4 +1,4 @@
-"""Measures a training step of Hugging Face's models, as train_step.py does; prints a JSON line.
+r"""Measures a training step of Hugging Face's models, as train_step.py does; prints a JSON line.
 
 Needs a separate environment, without m4:
 

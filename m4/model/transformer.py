@@ -309,7 +309,6 @@ class Transformer(nn.Module):
 
 def make_layer(model: Transformer, kind, index: int, name: str | None) -> nn.Module:
     """Makes layer `index` of a stack; a method would make it a child of the model."""
-
     options = {"dropout_rate": model.dropout_rate, "dtype": model.dtype}
 
     def attention(name: str) -> Attention:

@@ -101,8 +101,6 @@ def decode_program(
     return PlannedProgram(parts, traced, lowered, params, None, rows, length, *options[:2])
 
 
-# ---------------------------------------------------------------- memory of a device, by kind
-
 # Metrics of a step that training sums on the device over the whole run.
 _SUMMED = ("expert_loads", "data_counts")
 

@@ -440,8 +440,6 @@ def _shaped(like: Any, arrays: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in by_path(like)])
 
 
-# ------------------------------------------------------------------------ the state of Adafactor
-
 # Moments of each parameter of T5X: "rows" and "columns" of its matrices, or "" for full moments.
 Given = Mapping[str, Mapping[str, Any]]
 

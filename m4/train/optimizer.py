@@ -409,8 +409,6 @@ def _is_within_a_layer(path, leaf) -> bool:
     return names[-1] == "kernel" and not outside and _block_axes(path, leaf) == 2
 
 
-# ---------------------------------------------------------------- rates by group of parameters
-
 GROUPS = ("embeddings", "encoder", "decoder", "experts", "router")
 ParameterRates = Mapping[Annotated[str, OneOf(GROUPS)], Factor]
 

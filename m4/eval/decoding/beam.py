@@ -65,10 +65,18 @@ def _leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def expand_cache(cache: Any, beams: int) -> Any:
-    """Repeats the rows of every leaf `beams` times, adjacent: [B, ...] -> [B*K, ...]."""
+    """Repeats the rows of every leaf `beams` times, adjacent: [B, ...] -> [B*K, ...].
+
+    Beams share keys and values of sources that were filled before the first step. Those next to a
+    `cache_index`, as in T5X's models, are filled in the first step, for each beam.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(cache)
+    unfilled = {path[:-1] for path, _ in leaves if _leaf_name(path) == "cache_index"}
 
     def expand(path: tuple[Any, ...], x: Array) -> Array:
-        return x if _leaf_name(path) in _BEAMLESS else jnp.repeat(x, beams, axis=0)
+        name = _leaf_name(path)
+        late = name.startswith("cross_") and path[:-1] in unfilled
+        return x if name in _BEAMLESS and not late else jnp.repeat(x, beams, axis=0)
 
     return jax.tree_util.tree_map_with_path(expand, cache)
 

@@ -123,20 +123,20 @@ def test_cache_rule_by_leaf_name():
     # Two sentences with two beams each; sentence 0 keeps beam 1 twice, sentence 1 swaps.
     cache = {
         "layer": {
-            "cached_key": jnp.asarray([[10.0], [20.0]]), "cross_key": jnp.asarray([[1.0], [2.0]]),
+            "cached_key": jnp.asarray([[10.0], [20.0]]), "cross": {"cross_key": jnp.ones((2, 1))},
             "cache_index": jnp.asarray(3), "cached_bias": jnp.zeros((1, 5)),
+            "t5x": {"cross_key": jnp.ones((2, 1)), "cache_index": jnp.asarray(0)},
         }
     }  # fmt: skip
     wide = beam.expand_cache(cache, 2)["layer"]
     np.testing.assert_array_equal(wide["cached_key"], [[10], [10], [20], [20]])
-    np.testing.assert_array_equal(wide["cross_key"], [[1], [2]])  # beams share it
-    assert wide["cache_index"].shape == ()
-    assert wide["cached_bias"].shape == (1, 5)
+    assert [len(wide[name]["cross_key"]) for name in ("cross", "t5x")] == [2, 4]  # 2: shared
+    assert (wide["cache_index"].shape, wide["cached_bias"].shape) == ((), (1, 5))
 
     wide["cached_key"] = jnp.asarray([[10.0], [11.0], [20.0], [21.0]])
     new = beam.reorder_cache({"layer": wide}, jnp.asarray([[1, 1], [1, 0]]))["layer"]
     np.testing.assert_array_equal(new["cached_key"], [[11], [11], [21], [20]])
-    assert new["cross_key"] is wide["cross_key"]
+    assert new["cross"]["cross_key"] is wide["cross"]["cross_key"]
     assert new["cache_index"] is wide["cache_index"]
 
 

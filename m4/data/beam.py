@@ -766,7 +766,7 @@ class Engine:
         """Sets the folder or bucket of shards. Raises InputError if it cannot be written to."""
         if self.runner == "dataflow" and not is_address(place):
             needs = "--runner=dataflow needs a bucket, gs://BUCKET/..."
-            raise InputError(f"data_dir = {place}: {needs}")
+            raise InputError(f"data_dir = {place.removesuffix('/.beam')}: {needs}")
         self.work = Work(place)
         self.work.write("started", b"")
 

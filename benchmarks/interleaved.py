@@ -1,6 +1,6 @@
 r"""Runs several benchmarks interleaved, one step of each in turn; prints JSON lines.
 
-    python benchmarks/interleaved.py --steps 40 "python benchmarks/train_step.py" \\
+    python benchmarks/interleaved.py --steps 40 "python benchmarks/train_step.py" \
       "peer/bin/python benchmarks/peer_train_step.py --balanced"
 
 Each is a separate process that waits while another one's step runs: a machine whose speed changes

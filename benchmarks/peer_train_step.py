@@ -8,7 +8,7 @@ Needs a separate environment, without m4:
 
 (Not transformers 5: its NLLB-MoE trains two of the experts only.) The same work as
 
-    python benchmarks/train_step.py --width 256 --heads 4 --head_width 64 --mlp_width 1024 \\
+    python benchmarks/train_step.py --width 256 --heads 4 --head_width 64 --mlp_width 1024 \
       --layers 4 --experts 8 --vocab 8192 --rows 16 --capacity_factor 1.0 --balanced
 
 `nllb_moe` has both of a token's experts in every other layer, `switch` the first one, `t5` none.

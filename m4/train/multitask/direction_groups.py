@@ -1,4 +1,4 @@
-"""A training step with altered gradients of sets of directions, and with rates by direction."""
+"""A training step with altered gradients of groups of directions, and rates by direction."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -143,8 +143,9 @@ def gradients_of(
 ) -> Callable[..., tuple[Any, Any]]:
     """Returns the function (params, ...) -> (gradients, metrics) of a loss.
 
-    With groups, the loss is an array [G] and gradients are stacked. One pass goes forward and one
-    backward per group, one after the other, in the memory of one pass and of the gradients.
+    With a number of `sets`, the loss is an array [sets] and gradients are stacked. One pass goes
+    forward and one backward per set, one after another, in the memory of one pass and the
+    gradients.
     """
     if sets is None:
         return jax.grad(loss_fn, has_aux=True)

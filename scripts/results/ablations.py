@@ -50,7 +50,7 @@ class Run:
         seeds: Numbers of the seeds.
         nll: Dev losses at the end, [seed, language], languages from many pairs to few.
         steps: Steps of the evaluations.
-        curve: Mean over languages of the first seed, [evaluation].
+        curve: Mean over languages and seeds, [evaluation].
         bleu: Scores of test sentences, [seed, language], for translated seeds.
         cpu_seconds: CPU seconds of the first seed's training command.
         seconds: CPU seconds of a step, if they were measured.
@@ -145,7 +145,7 @@ def read(folder: Path, asked: Asked) -> list[Run]:
             [row["seed"] for row in mine],
             np.array([[row["by_language"][code] for code in codes] for row in mine]),
             np.array(mine[0]["steps"]),
-            np.array(mine[0]["nll"]),
+            np.mean([row["nll"] for row in mine], axis=0),
             {key: float(np.mean([row["routing"][key] for row in mine]))
              for key in mine[0]["routing"]},
             np.array(translated) if translated else None,
@@ -225,8 +225,10 @@ def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
         "stands where there is one seed too. CPU seconds are of the first seed's training command, "
         "start and compilation included."
     )
-    about += " Steps are of the first seed; in brackets how many times fewer." * bool(losses)
-    return [asked.ablation["before"], f"![{asked.title}](ablation.svg)", "## Each setting",
+    about += " Steps are of the seeds' mean; in brackets how many times fewer." * bool(losses)
+    drawn = "A dot is the mean of a setting's seeds, a line its 95% interval, a short mark a seed."
+    drawn = [] if asked.ablation.get("picture") == "curves" else [drawn]
+    return [asked.ablation["before"], f"![{asked.title}](ablation.svg)", *drawn, "## Each setting",
             f"{about}\n\n{table(head, lines)}"]  # fmt: skip
 
 
@@ -266,21 +268,41 @@ def _dots(panel: Axes, runs: Sequence[Run], numbered: bool) -> None:
 
 
 def _plane(panel: Axes, runs: Sequence[Run], kind: str) -> None:
-    """Draws the settings over two values of their first seeds: "levels" or "seconds"."""
+    """Draws the settings over two values: losses of two "levels", or "seconds" and the loss.
+
+    A loss is the first run's, mean of its seeds, and the mean difference from it of paired seeds.
+    """
     style(panel)
     third = max(1, runs[0].nll.shape[1] // 3)
-    for at, run in enumerate(runs, 1):
-        x = run.nll[0, :third].mean() if kind == "levels" else run.seconds
-        y = run.nll[0, -third:].mean() if kind == "levels" else run.nll[0].mean()
-        if x is not None:
-            panel.plot(x, y, "o", color=LIGHT.series[0], markersize=6)
-            panel.annotate(f"({at})", (x, y), (4, 4), textcoords="offset points",
-                           fontsize=0.8 * SIZE, color=LIGHT.ink)  # fmt: skip
+
+    def nll(run: Run, part: slice = slice(None)) -> float:
+        return float(runs[0].nll[:, part].mean() + _paired(run, runs[0], part).mean())
+
+    points = {
+        at: (nll(run, slice(0, third)), nll(run, slice(-third, None)))
+        if kind == "levels"
+        else (run.seconds, nll(run))
+        for at, run in enumerate(runs, 1)
+        if kind == "levels" or run.seconds is not None
+    }
+    places = np.array([*points.values()], dtype=float)
+    for (at, point), apart in zip(points.items(), _away(places), strict=True):
+        panel.plot(*point, "o", color=LIGHT.series[0], markersize=6)
+        panel.annotate(f"({at})", point, 9 * apart, textcoords="offset points", ha="center",
+                       va="center", fontsize=0.8 * SIZE, color=LIGHT.ink)  # fmt: skip
     names = ((f"dev nll of the {third} largest languages", f"of the {third} smallest")
              if kind == "levels" else ("CPU seconds a step", "dev nll"))  # fmt: skip
     panel.set_xlabel(names[0], fontsize=SIZE, color=LIGHT.ink)
     panel.set_ylabel(names[1], fontsize=SIZE, color=LIGHT.ink)
     panel.margins(0.1)
+
+
+def _away(places: np.ndarray) -> np.ndarray:
+    """Returns [point, 2] the corner of each point that is farthest from its nearest neighbour."""
+    scaled = (places - places.min(0)) / np.maximum(np.ptp(places, axis=0), 1e-9)
+    between = scaled[None] - scaled[:, None]
+    far = np.linalg.norm(between, axis=-1) + 9 * np.eye(len(places))
+    return np.where(between[np.arange(len(places)), far.argmin(axis=1)] > 0, -1.0, 1.0)
 
 
 def _curves(runs: Sequence[Run]) -> Figure:

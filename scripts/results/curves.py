@@ -7,7 +7,7 @@
                        rows of an evaluation: step, nll [seed], tokens (of a step: source and
                        target), and at some steps by_direction [seed][direction]
   seconds.json         run -> seconds of a step on one core, of benchmarks/frontier_steps.py or
-                       the median of the run
+                       the median of the runs
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
     if "folder" in given:
         found = _of_seeds(folder, base / given["folder"])
     else:
-        found = _of_runs(folder, list(asked.runs))
+        found = _of_runs(folder, asked)
     lines = [f"{head['run']}: step {rows[-1]['step']:,}" for _, head, rows in found]
     found = [one for one in found if one[2][-1]["step"] >= step]
     apart = {1000, step, *(rows[-1]["step"] for *_, rows in found)}
@@ -128,25 +128,29 @@ def _of_seeds(folder: Path, written: Path) -> list[_Made]:
     return found
 
 
-def _of_runs(folder: Path, runs: Sequence[str]) -> list[_Made]:
+def _of_runs(folder: Path, asked: Asked) -> list[_Made]:
     """Returns dev losses of kept runs of `m4 train`; writes the seconds of their steps."""
     found, seconds = [], {}
-    for run in runs:
-        place = folder / "systems" / run
-        kept = read_jsonl(place / "metrics.jsonl")
-        timed = [row for row in kept if "step_seconds" in row]
-        seconds[run] = round(float(np.median([row["step_seconds"] for row in timed])), 4)
-        tokens = [row["tokens_per_second"] * row["step_seconds"] for row in timed]
-        rows = [row for row in kept if "dev/nll" in row]
+    for name, runs in asked.seeds.items():
+        kept = [read_jsonl(folder / "systems" / run / "metrics.jsonl") for run in runs]
+        timed = [row for rows in kept for row in rows if "step_seconds" in row]
+        seconds[name] = round(float(np.median([row["step_seconds"] for row in timed])), 4)
+        tokens = np.mean([row["tokens_per_second"] * row["step_seconds"] for row in timed])
+        dev = [{row["step"]: row for row in rows if "dev/nll" in row} for rows in kept]
         head = "dev/nll/"
-        names = [key.removeprefix(head) for key in rows[0] if "-" in key.removeprefix(head)]
+        first = next(iter(dev[0].values()))
+        names = [key.removeprefix(head) for key in first if "-" in key.removeprefix(head)]
         made = [
-            {"step": row["step"], "nll": [row["dev/nll"]], "tokens": round(np.mean(tokens)),
-             "by_direction": [[round(row[head + name], 4) for name in names]]}
-            for row in rows
+            {"step": step, "nll": [rows[step]["dev/nll"] for rows in dev], "tokens": round(tokens),
+             "by_direction": [[round(rows[step][head + name], 4) for name in names]
+                              for rows in dev]}
+            for step in sorted(set.intersection(*map(set, dev)))
         ]  # fmt: skip
-        gin = [str(place / "config.gin")]
-        found.append(((gin, []), {"run": run, "seeds": [0], "directions": names}, made))
+        gin = [str(folder / "systems" / runs[0] / "config.gin")]
+        about = {"run": name, "seeds": [*range(len(runs))], "directions": names}
+        found.append(((gin, []), about, made))
+    if measured := asked.curves.get("seconds"):
+        seconds = {name: read_json(folder.parent / measured)[name] for name in seconds}
     write_json(folder / "seconds.json", seconds, indent=1)
     return found
 
@@ -291,8 +295,13 @@ def here(curves: Sequence[Curve], asked: Mapping[str, Any]) -> str:
         for cost, each in found.items()
         if len(each) > 1 and "dense" in each
     ]
-    said = f"To nll {loss:.2f}, times fewer than the best dense model of any width: "
+    many = f"best dense model of {_widths(curves)} widths" if _widths(curves) > 1 else "dense model"
+    said = f"To nll {loss:.2f}, times fewer than the {many}: "
     return " ".join(filter(None, [text, f"{said}{'; '.join(cheaper)}." * bool(cheaper)]))
+
+
+def _widths(curves: Sequence[Curve]) -> int:
+    return len({curve.width for curve in curves})
 
 
 def by_kind(curves: Sequence[Curve], step: int) -> dict[str, tuple[int, float, float]]:
@@ -326,7 +335,9 @@ def sections(curves: Sequence[Curve], asked: Mapping[str, Any]) -> list[str]:
         "![Dev loss over tokens, FLOPs and core-hours: single configs and the best of each family]"
         "(frontier.svg)",
         "Pale: a config, mean over seeds (dashed: every other layer is routed). Strong: the best "
-        "of all widths.",
+        "of all widths, up to the end of the config that leads."
+        if _widths(curves) > 1
+        else "All configs have one width: the envelope over widths is results/frontier's.",
         "Steps, which are tokens, to a dev nll; in brackets how many times fewer than the dense "
         f"model of the same width. Empty: not reached.\n\n{_steps(curves, losses)}",
         "The cheapest config of each family for each loss, whatever its width, and in brackets "
@@ -462,10 +473,11 @@ def _axis(panel: Axes, label: str, xs: Sequence[np.ndarray], size: float) -> Non
     """Makes the axis logarithmic, over what the first evaluations leave of it."""
     low, high = min(x[1] for x in xs), max(x[-1] for x in xs)
     panel.set_xscale("log")
-    panel.set_xlim(low, high * (1.8 if label == "tokens" else 1.1))  # tokens: widths' labels
+    panel.set_xlim(low, high * (2.6 if label == "tokens" else 1.1))  # tokens: widths' labels
     ends = np.log10([low, high])
+    mantissas = (1, 3) if ends[1] - ends[0] > 1 else (1, 2, 5)
     ticks = [mantissa * 10.0**n for n in range(int(ends[0]) - 1, int(ends[1]) + 2)
-             for mantissa in (1, 2, 5) if low <= mantissa * 10.0**n <= high]  # fmt: skip
+             for mantissa in mantissas if low <= mantissa * 10.0**n <= high]  # fmt: skip
     panel.set_xticks(ticks)
     panel.minorticks_off()
     panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x)))
@@ -480,8 +492,13 @@ def _tick(x: float) -> str:
 
 
 def envelope(lines: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the points at which the lowest of falling lines is lower than any before."""
+    """Returns the points at which the lowest of falling lines is lower than any before.
+
+    It stops where the line ends that is lowest: worse ones may go on.
+    """
     xs = np.unique(np.concatenate([x for x, _ in lines]))
-    lows = np.min([np.interp(xs, x, y, left=np.inf, right=np.inf) for x, y in lines], axis=0)
-    ahead = lows == np.minimum.accumulate(lows)  # not where the best line has ended
+    each = np.array([np.interp(xs, x, y, left=np.inf, right=np.inf) for x, y in lines])
+    ends = np.array([x[-1] for x, _ in lines])[each.argmin(axis=0)]
+    xs, lows = xs[: (stop := int((xs >= ends).argmax()) + 1)], each.min(axis=0)[:stop]
+    ahead = lows == np.minimum.accumulate(lows)
     return xs[ahead], lows[ahead]

@@ -118,9 +118,17 @@ def compare(
     baseline: str,
     metric: str,
 ) -> Compared | None:
-    """Returns the runs against the bilingual models, or those after a run against it, if any."""
+    """Returns the runs against the bilingual models, or those after a run against it, if any.
+
+    Runs of another seed are not compared with a run.
+    """
     runs = [*asked.runs]
-    later = runs[runs.index(baseline) + 1 :] if baseline in runs else runs
+    if baseline in runs:
+        seed = {run: n for each in asked.seeds.values() for n, run in enumerate(each)}
+        later = runs[runs.index(baseline) + 1 :]
+        later = [run for run in later if seed.get(run) == seed.get(baseline)]
+    else:
+        later = runs
     chosen = [one for one in systems if one.name in (*later, baseline, COPY)]
     if not any(one.name in later for one in chosen):
         return None

@@ -102,7 +102,8 @@ def _run(asked: Asked, name: str, run: Path) -> tuple[tuple[System, Measured] | 
     directions = sorted(tested(Cache(run / "vocabulary", mixture)))
     translated = find_decodes(run / "decodes", kept.SPLIT) if (run / "decodes").is_dir() else {}
     write_text(place / "config.gin", without_paths((run / "config.gin").read_text("utf-8")))
-    write_jsonl(place / "metrics.jsonl", thinned(rows, directions))
+    if rows:  # weights alone have none
+        write_jsonl(place / "metrics.jsonl", thinned(rows, directions))
     at = steps_of(run / "decodes", kept.SPLIT).values() if translated else ()
     step = rows[-1]["step"] if rows else max(at, default=0)  # only weights, without rows
     about = {**_about(run, rows, translated), "step": step}

@@ -63,7 +63,9 @@ class Asked:
         baselines: Folder of bilingual models.
         notes: Paragraphs for the end of the page.
         curves: `losses` whose cost is shown, the `step` of the comparison, and the `folder` with
-            rows of `scripts.seeds`. Without a folder the curves are those of the runs.
+            rows of `scripts.seeds`. Without a folder the curves are those of the runs, with the
+            `seconds` of their steps or those of that file in results/; `seeds`: config -> its runs
+            (default: one each). Runs are then compared with those of their seed.
         zero_shot: the systems that are `compared` ([system, other, "unseen" or "trained"], of the
             directions without English that the first run is not trained on, or is), and what was
             said `before` the runs.
@@ -96,6 +98,11 @@ class Asked:
     starts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     zero_shot: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     speedrun: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def seeds(self) -> Mapping[str, list[str]]:
+        """Config -> its runs, by seed."""
+        return self.curves.get("seeds") or {run: [run] for run in self.runs}
 
 
 @dataclasses.dataclass

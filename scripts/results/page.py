@@ -23,14 +23,16 @@ NOT_YET = "not yet measured"
 def text(found: Found) -> str:
     """Returns the page. The same numbers give the same text."""
     asked = found.asked
+    verdict, *reasons = asked.why.strip().split("\n\n")
     parts = [
         f"# {asked.number}: {asked.title}",
         "<!-- Drawn by `make results` from the files of this folder; words: experiment.toml -->",
         f"- **Claim.** {asked.claim}\n"
         f"- **The paper** ({asked.paper}). {asked.paper_result}\n"
         f"- **Here.** {here(found)}\n"
-        f"- **Verdict: {asked.verdict}.** {asked.why}\n"
+        f"- **Verdict: {asked.verdict}.** {verdict}\n"
         f"- **State.** {state(found)}",
+        *(["## Why", *reasons] if reasons else []),
     ]
     losses = curves.sections(found.curves, asked.curves) if found.curves else []
     if first := "folder" in asked.curves:
@@ -78,13 +80,13 @@ def here(found: Found) -> str:
         for n, mean in enumerate(_all(one))
     ]
     against = [
-        f"{mean.system} {difference(mean)} against {one.baseline}"
+        f"BLEU against {one.baseline}: "
+        + ", ".join(f"{mean.system} {difference(mean)}" for mean in _all(one))
         for one in found.compared
         if one.baseline != BILINGUAL and one.metric == "bleu"
-        for mean in _all(one)
     ]
     first = f"Mean ΔBLEU against bilingual models: {', '.join(said)}." if said else ""
-    second = f" BLEU: {', '.join(against)}." if against else ""
+    second = f" {'; '.join(against)}." if against else ""
     parts = [losses, first + second]
     said = " ".join(parts if "folder" in found.asked.curves else parts[::-1])
     return said.strip() or f"{NOT_YET.capitalize()}."
@@ -163,19 +165,21 @@ def _means(found: Found, one: Compared) -> str:
 
 def _rates(found: Found) -> str:
     rows = [row for row in found.rates if row["system"] != COPY]
+    known = {key: name for key, name in RATES.items() if any(row[key] is not None for row in rows)}
     head = ["system", "directions", *(f"{name}, %" if key != "length_ratio" else name
-                                      for key, name in RATES.items())]  # fmt: skip
+                                      for key, name in known.items())]  # fmt: skip
     order = ["reference", BILINGUAL, *found.asked.runs, *zero_shot.systems(found.asked)]
     ranked = sorted(rows, key=lambda row: order.index(row["system"]))
     means = summary(ranked, found.levels)
     sides = len({row["side"] for row in means}) > 1
     lines = [
         [f"{row['system']}" + f", {row['side']}" * sides, str(row["directions"]),
-         *(shown(name, row[name]) for name in RATES)]
+         *(shown(name, row[name]) for name in known)]
         for row in means
     ]  # fmt: skip
     about = 'Means over directions; what they are: docs/evaluation.md, "How translations fail".'
-    return "\n\n".join([about, table(head, lines), ". ".join(map(_sentence, notes(rows))) + "."])
+    said = [". ".join(map(_sentence, notes(rows))) + "."] if "off_language" in known else []
+    return "\n\n".join([about, table(head, lines), *said])
 
 
 def _sentence(line: str) -> str:
@@ -185,7 +189,7 @@ def _sentence(line: str) -> str:
 def _made(found: Found) -> str:
     asked = found.asked
     lines = [
-        [name, f"{about['step']:,}", f"{hours:.1f}" if (hours := about["training_hours"]) else "",
+        [name, f"{about['step']:,}", f"{hours:.2f}" if (hours := about["training_hours"]) else "",
          about["date"] or "", f"`{asked.command.format(name)}`"]
         for name, about in found.about.items()
     ]  # fmt: skip
@@ -193,7 +197,7 @@ def _made(found: Found) -> str:
         hours = sum(_seconds(row) for row in found.baselines) / 3600
         steps = [row["result"]["note"]["step"] for row in found.baselines]
         lines.append([f"bilingual ({len(steps)})", f"{min(steps):,} to {max(steps):,}",
-                      f"{hours:.1f} of one core", "", "as one of the runs"])  # fmt: skip
+                      f"{hours:.2f} of one core", "", "as one of the runs"])  # fmt: skip
     parts = [f"Machine: {asked.machine}. Corpus: {asked.corpus}."]
     if lines:
         head = ["system", "steps", "hours in training steps", "date", "command"]

@@ -120,7 +120,8 @@ def sections(
 ) -> list[str]:
     """Returns the parts of the page: the new languages, the old ones, the cost."""
     parts = [asked.starts["before"], "![ΔBLEU of each new language, and change of the old ones]"
-             "(starts.svg)"]  # fmt: skip
+             "(starts.svg)", "A dot is the mean of a start's seeds, a line its 95% interval over "
+             "sentences, a short mark a seed."]  # fmt: skip
     starts = [*asked.starts["seeds"]]
     for metric in dict.fromkeys(row.metric for row in found):
         at = {(row.start, row.about): row for row in found if row.metric == metric}

@@ -177,23 +177,18 @@ def test_a_corrected_mistake_needs_no_fresh_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("settings", "said"),
     [
-        (
-            ["--gin.mesh.make_mesh.expert=3"],
-            "make_mesh.expert = 3: must be a size that makes stage 1 x data -1 x fsdp 1 x node 1",
-        ),
-        (["--gin.mesh.make_mesh.data=0"], "mesh.make_mesh.data = 0: must be at least 1, or -1"),
-        (["--gin.BATCH_SIZE=12"], "(BATCH_SIZE): must be divisible by 8"),
-        (
-            ["--gin.mesh.make_mesh.expert=8", "--gin.moe.MoeLayer.num_experts=12"],
-            "MoeLayer.num_experts = 12: must be divisible by 8, the mesh axes "
-            "expert; nearest valid sizes: 8 and 16",
-        ),
+        ("mesh.make_mesh.expert=3", "must be a size that makes stage 1 x data -1 x fsdp 1 x node"),
+        ("mesh.make_mesh.data=0", "mesh.make_mesh.data = 0: must be at least 1, or -1"),
+        ("BATCH_SIZE=12", "(BATCH_SIZE): must be divisible by 8"),
+        ("mesh.make_mesh.expert=8 moe.MoeLayer.num_experts=12",
+         "= 12: must be divisible by 8, the mesh axes expert; nearest valid sizes: 8 and 16"),
     ],
-)
-def test_a_mesh_that_does_not_divide(tmp_path: Path, arguments: list[str], said: str) -> None:
-    assert said in train(tmp_path / "model", *arguments).mistake
+)  # fmt: skip
+def test_a_mesh_that_does_not_divide(tmp_path: Path, settings: str, said: str) -> None:
+    given = [f"--gin.{setting}" for setting in settings.split()]
+    assert said in train(tmp_path / "model", *given).mistake
 
 
 def test_another_config_or_vocabulary_or_job_and_nothing_is_lost(
@@ -458,17 +453,12 @@ def test_a_run_is_the_first_argument(command: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["runs/a", "--to=gl", "x y", "z"],
-        ["--to", "gl", "runs/a", "x y", "z"],
-        ["runs/a", "x y", "--to=gl", "z"],
-        ["runs/a", "x y", "z", "--to=gl"],
-    ],
+    ["runs/a --to=gl x z", "--to gl runs/a x z", "runs/a x --to=gl z", "runs/a x z --to=gl"],
 )
-def test_a_run_and_texts_stand_before_or_behind_flags(words: list[str]) -> None:
-    assert parse(["translate", *words]).text == ["runs/a", "x y", "z"]
+def test_a_run_and_texts_stand_before_or_behind_flags(words: str) -> None:
+    assert parse(["translate", *words.split()]).text == ["runs/a", "x", "z"]
     with pytest.raises(SystemExit):
-        parse(["translate", *words, "--no_such_flag"])
+        parse(["translate", *words.split(), "--no_such_flag"])
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from m4.storage.files import read_jsonl, write_json, write_jsonl
-from scripts.results import curves, summary
+from m4.storage.files import read_json, read_jsonl, write_json, write_jsonl
+from scripts.results import curves, kept, summary
 from scripts.results.__main__ import main
 from tests.scripts.conftest import ASKED
 
@@ -106,32 +106,43 @@ def test_a_seed_is_compared_with_the_same_one(folder: Path) -> None:
     assert "| experts |  | −0.200 ± 0.113, −3.5 |" in text  # 1.96 times the error
 
 
+def test_runs_of_a_config_are_its_seeds(folder: Path) -> None:
+    text = CURVES.replace('folder = "rows"', 'seeds = {a = ["a_0", "a_1"]}')
+    (folder / "experiment.toml").write_text(text, encoding="utf-8")
+    for run, nll, last in (("a_0", 3.0, 300), ("a_1", 2.8, 200)):
+        speed = {"step_seconds": 0.5, "tokens_per_second": 100}
+        rows = [{"step": step, "dev/nll": nll, "dev/nll/a-en": nll, **speed}
+                for step in range(100, last + 1, 100)]  # fmt: skip
+        write_jsonl(folder / "systems" / run / "metrics.jsonl", rows)
+    ((_, head, rows),) = curves._of_runs(folder, kept.asked(folder))
+    assert head == {"run": "a", "seeds": [0, 1], "directions": ["a-en"]}
+    # Steps that both have, with the losses of both; 0.5 s at 100 tokens a second are 50 a step.
+    row = {"nll": [3.0, 2.8], "by_direction": [[3.0], [2.8]], "tokens": 50}
+    assert rows == [{"step": 100, **row}, {"step": 200, **row}]
+    assert read_json(folder / "seconds.json")["a"] == 0.5
+
+
 def test_rows_of_runs_are_kept_with_their_sizes(folder: Path) -> None:
     """Keeps two runs of results/frontier, one of which ended before the step of the comparison."""
     base = folder.parents[1]
     for path in (folder / "curves").iterdir():
         path.unlink()
-    runs = [
-        {"name": name, "gin": f"gin_configs/tatoeba_102/{gin}.gin", "more": more}
-        for name, gin, more in (
-            ("dense", "dense", "'MLP_WIDTH = 384'"),
-            ("routed", "moe_8", "'MLP_WIDTH = 192', 'transformer.Transformer.moe_every = 1'"),
-            ("late", "dense", "'MLP_WIDTH = 384'"),
-        )
-    ]
+    dense = ("dense", "'MLP_WIDTH = 384'")
+    routed = ("moe_8", "'MLP_WIDTH = 192', 'transformer.Transformer.moe_every = 1'")
+    runs = {"dense": dense, "routed": routed, "late": dense}
     text = "\n".join(
-        f"[[run]]\nname = '{run['name']}'\ngin = ['{run['gin']}']\n"
-        f"bindings = ['WIDTH = 64', 'HEADS = 2', {run['more']}]"
-        for run in runs
+        f"[[run]]\nname = '{name}'\ngin = ['gin_configs/tatoeba_102/{gin}.gin']\n"
+        f"bindings = ['WIDTH = 64', 'HEADS = 2', {more}]"
+        for name, (gin, more) in runs.items()
     )
     (folder / "runs.toml").write_text(text, encoding="utf-8")
-    for number, run in enumerate(runs):
-        last = 100 if run["name"] == "late" else 200
+    for number, name in enumerate(runs):
+        last = 100 if name == "late" else 200
         tokens = {"source_tokens": [30.0], "target_tokens": [20.0]}
         row = {"nll": [2.123456], "by_direction": [[2.0, 2.2 + number]], "train": tokens}
         rows = [{"step": step, **row, "seconds": 1.0} for step in range(50, last + 1, 50)]
-        head = {"run": run["name"], "seeds": [0], "parameters": 7, "directions": ["a-en", "b-en"]}
-        write_jsonl(base / "rows" / f"{run['name']}.jsonl", [head, *rows])
+        head = {"run": name, "seeds": [0], "parameters": 7, "directions": ["a-en", "b-en"]}
+        write_jsonl(base / "rows" / f"{name}.jsonl", [head, *rows])
     (base / "docs").mkdir()
     (base / "docs" / "results.md").write_text(f"{summary.BEGIN}\n{summary.END}\n", "utf-8")
     assert main(["keep", "made", f"--base={base}", f"--results={folder.parent}"]) == 0

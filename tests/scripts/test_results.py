@@ -26,7 +26,7 @@ from m4.storage.files import read_jsonl, write_json, write_jsonl
 from m4.train.optimizer import adamw
 from scripts.results import kept, page, restore, summary
 from scripts.results.__main__ import main
-from scripts.results.found import read
+from scripts.results.found import computed, read
 from tests.data.corpus import Made
 from tests.jobs.test_baselines import MODEL, TRAINING
 from tests.scripts.conftest import ASKED
@@ -155,6 +155,10 @@ def test_kept_counts_give_the_numbers_of_the_translations(results: Path, runs: P
     dense = found.compared[2]
     assert dense.baseline == "dense"
     assert [(m.system, m.languages) for m in dense.means if m.level == "all"] == [("moe", 3)]
+    seeds = {"seeds": {"dense": ["dense"], "moe": ["missing", "moe"]}}  # moe is of another seed
+    asked = dataclasses.replace(found.asked, curves=seeds)
+    compared = computed(asked, found.systems, found.sizes, found.levels)
+    assert {one.baseline for one in compared} == {"bilingual"}
 
 
 def test_no_sentence_and_no_path_is_kept(results: Path, runs: Path) -> None:
@@ -279,20 +283,14 @@ def check_drawn(folder: Path) -> None:
             assert (len(rows), np.mean(rows)) == (mean.languages, pytest.approx(mean.delta))
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (EXPERIMENT.replace('verdict = "open"\n', ""), "no verdict"),
-        (None, "missing; it says what is asked"),
-    ],
-)
-def test_what_is_asked_is_checked(
-    tmp_path: Path, text: str | None, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "e1").mkdir()
-    if text is not None:
-        (tmp_path / "e1" / "experiment.toml").write_text(text, encoding="utf-8")
-    assert main(["keep", "e1", f"--results={tmp_path}"]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+def test_what_is_asked_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "e1" / "experiment.toml"
+    path.parent.mkdir()
+    unfinished = EXPERIMENT.replace('verdict = "open"\n', "")
+    for text, said in ((None, "missing; it says what is asked"), (unfinished, "no verdict")):
+        if text is not None:
+            path.write_text(text, encoding="utf-8")
+        assert main(["keep", "e1", f"--results={tmp_path}"]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1

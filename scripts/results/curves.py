@@ -287,16 +287,14 @@ def here(curves: Sequence[Curve], asked: Mapping[str, Any]) -> str:
         f"{'; '.join(leads)}."
     ) * bool(leads)
     found = {cost: best(curves, loss, cost) for cost in COSTS}
+    known = {cost: each for cost, each in found.items() if len(each) > 1 and "dense" in each}
     cheaper = [
-        f"{cost} "
-        + ", ".join(
-            f"{one.cheaper:.2f} with {family}" for family, one in each.items() if family != "dense"
-        )
-        for cost, each in found.items()
-        if len(each) > 1 and "dense" in each
+        f"{family} " + ", ".join(f"{each[family].cheaper:.2f}" for each in known.values())
+        for family in found["steps"]
+        if family != "dense" and known and all(family in each for each in known.values())
     ]
-    many = f"best dense model of {_widths(curves)} widths" if _widths(curves) > 1 else "dense model"
-    said = f"To nll {loss:.2f}, times fewer than the {many}: "
+    many = f"the best dense model of {_widths(curves)} widths" if _widths(curves) > 1 else "dense"
+    said = f"To nll {loss:.2f}, times fewer {', '.join(known)} than {many}: "
     return " ".join(filter(None, [text, f"{said}{'; '.join(cheaper)}." * bool(cheaper)]))
 
 

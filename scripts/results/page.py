@@ -74,10 +74,10 @@ def here(found: Found) -> str:
         return zero_shot.here(found.zero_shot)
     losses = curves.here(found.curves, found.asked.curves) if found.curves else ""
     said = [
-        f"{mean.system} {difference(mean)}" + (f" over {mean.languages} languages" if not n else "")
+        f"{mean.system} {difference(mean)}"
         for one in found.compared[:1]
         if one.baseline == BILINGUAL
-        for n, mean in enumerate(_all(one))
+        for mean in _all(one)
     ]
     against = [
         f"BLEU against {one.baseline}: "

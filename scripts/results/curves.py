@@ -344,7 +344,7 @@ def sections(curves: Sequence[Curve], asked: Mapping[str, Any]) -> list[str]:
         + _families(curves, losses),
         "## Losses at equal steps",
         "Dev nll less that of the dense model of the same width, seed and batches: mean over "
-        f'directions ± half the 95% interval, z; "seeds": the dense model\'s second seed less its '
+        f'directions ± half the 95% interval, and in standard errors; "seeds": the dense model\'s second seed less its '
         f"first.\n\n{_differences(curves, step)}",
     ]
     if kinds := by_kind(curves, step):

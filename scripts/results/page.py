@@ -141,8 +141,7 @@ def _left_out(found: Found, one: Compared) -> str:
 
 
 def _means(found: Found, one: Compared) -> str:
-    """A line a resource level, a column a system. Level names as the papers' head and tail."""
-    names = {"high": "head", "medium": "middle", "low": "tail", "all": "all"}
+    """A line a resource level, a column a system."""
     systems = list(dict.fromkeys(row.system for row in one.rows))
     side = one.means[0].side if one.means else ""
     lines = []
@@ -151,13 +150,13 @@ def _means(found: Found, one: Compared) -> str:
         if not means:
             continue
         first = next(iter(means.values()))
-        cells = [f"{names[level]} ({first.languages})", f"{first.baseline_score:.1f}"]
+        cells = [f"{level} ({first.languages})", f"{first.baseline_score:.1f}"]
         for system in systems:
             mean = means[system]
             cells += [f"{mean.system_score:.1f}", difference(mean)]
         lines.append(cells)
     head = ["languages", one.baseline, *(cell for name in systems for cell in (name, "Δ"))]
-    pairs = (f"head: {found.levels.high_resource_from:,} training pairs or more; tail: fewer than "
+    pairs = (f"high: {found.levels.high_resource_from:,} training pairs or more; low: fewer than "
              f"{found.levels.low_resource_below:,}")  # fmt: skip
     note = f"{METRIC_NAMES[one.metric]}, means over languages; in brackets the 95% interval of the"
     return f"{note} difference (paired bootstrap); {pairs}.\n\n{table(head, lines)}"

@@ -344,8 +344,8 @@ def sections(curves: Sequence[Curve], asked: Mapping[str, Any]) -> list[str]:
         + _families(curves, losses),
         "## Losses at equal steps",
         "Dev nll less that of the dense model of the same width, seed and batches: mean over "
-        f'directions ± half the 95% interval, and in standard errors; "seeds": the dense model\'s second seed less its '
-        f"first.\n\n{_differences(curves, step)}",
+        'directions ± half the 95% interval, and in standard errors; "seeds": the dense model\'s '
+        f"second seed less its first.\n\n{_differences(curves, step)}",
     ]
     if kinds := by_kind(curves, step):
         lines = [[kind, str(pairs), f"{signed(mean, 3)} ± {half:.3f}"]

@@ -278,13 +278,12 @@ def _plane(panel: Axes, runs: Sequence[Run], kind: str) -> None:
     def nll(run: Run, part: slice = slice(None)) -> float:
         return float(runs[0].nll[:, part].mean() + _paired(run, runs[0], part).mean())
 
-    points = {
-        at: (nll(run, slice(0, third)), nll(run, slice(-third, None)))
-        if kind == "levels"
-        else (run.seconds, nll(run))
-        for at, run in enumerate(runs, 1)
-        if kind == "levels" or run.seconds is not None
-    }
+    points: dict[int, tuple[float, float]] = {}
+    for at, run in enumerate(runs, 1):
+        if kind == "levels":
+            points[at] = nll(run, slice(0, third)), nll(run, slice(-third, None))
+        elif run.seconds is not None:
+            points[at] = run.seconds, nll(run)
     places = np.array([*points.values()], dtype=float)
     for (at, point), apart in zip(points.items(), _away(places), strict=True):
         panel.plot(*point, "o", color=LIGHT.series[0], markersize=6)

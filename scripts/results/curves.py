@@ -306,7 +306,7 @@ def by_kind(curves: Sequence[Curve], step: int) -> dict[str, tuple[int, float, f
     """Returns kind -> number of pairs (width, seed), mean lead over dense, half its interval.
 
     The pairs are what is random here: the interval has the noise of seeds, which the one over
-    languages has not.
+    languages has not. Two pairs are too few for one.
     """
     leads: dict[str, list[float]] = {}
     for curve in sorted(curves, key=lambda curve: (curve.experts, -curve.every)):
@@ -321,7 +321,7 @@ def by_kind(curves: Sequence[Curve], step: int) -> dict[str, tuple[int, float, f
             float(stats.t.ppf(0.975, len(each) - 1) * stats.sem(each)),
         )
         for kind, each in leads.items()
-        if len(each) > 1
+        if len(each) > 2
     }
 
 

@@ -1,5 +1,6 @@
 """`scripts.results.curves`: what a loss costs, and leads at equal steps, on made-up curves."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -86,11 +87,12 @@ def test_leads_are_paired_by_direction_and_seed(folder: Path) -> None:
     for mean, error in leads.values():
         assert mean == pytest.approx(-0.2)
         assert error == pytest.approx(0.1 / np.sqrt(3))
-    # Two pairs of the same lead: no noise of seeds.
-    kinds = curves.by_kind(list(found.values()), 200)
-    assert kinds == {
-        "8 experts, every other layer": (2, pytest.approx(-0.2), pytest.approx(0, abs=1e-9))
-    }
+    # Four pairs of the same lead: no noise of seeds. Two are too few.
+    wider = [dataclasses.replace(found[name], width=65) for name in ("dense", "experts")]
+    (kind,) = curves.by_kind([*found.values(), *wider], 200).items()
+    same = (4, pytest.approx(-0.2), pytest.approx(0, abs=1e-9))
+    assert kind == ("8 experts, every other layer", same)
+    assert curves.by_kind([*found.values()], 200) == {}
 
 
 def test_a_seed_is_compared_with_the_same_one(folder: Path) -> None:

@@ -4,23 +4,23 @@
     python benchmarks/frontier_steps.py results/e4_gates --corpus=CORPUS
 
 Writes seconds.json into the folder, for the runs of its runs.toml (where curves are kept, those
-that have one), or those of its ablation: run -> median seconds of a step. The configs take turns,
-one step each, so that a machine whose speed changes slows all of them; the seconds are those that
-all threads of this process had a core, so that other work on the machine counts less. Batches are
-the run's first ones of the first seed. CORPUS is a folder of a prepared corpus
-(DATA_DIR/<fingerprint>), CORPORA one with the folders that runs.toml names. All models are in
-memory at once, 2 GB.
+that have one), or those of its ablation: run -> seconds of a step, the median over periods of four
+steps, since some optimizers change experts at every fourth. The configs take turns, one step each,
+so that a machine whose speed changes slows all of them; the seconds are those that all threads of
+this process had a core, so that other work on the machine counts less. Batches are the run's first
+ones of the first seed. CORPUS is a folder of a prepared corpus (DATA_DIR/<fingerprint>), CORPORA
+one with the folders that runs.toml names (`scripts.seeds`). All models are in memory at once, 2 GB.
 """
 
 import argparse
 import os
-import statistics
 import sys
 import time
 import tomllib
 from pathlib import Path
 
 import jax
+import numpy as np
 from interleaved import interleaved_steps
 
 from m4 import config
@@ -30,6 +30,8 @@ from m4.parallel.platform.hardware import restart_with_huge_pages
 from m4.storage.files import write_json
 from m4.train.program import initialize
 from scripts import ablations
+
+PERIOD = 4  # steps: the longest `experts_every` of the configs
 
 
 class Config:
@@ -58,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="in results/")
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="a multiple of 4")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before XLA makes its threads
     if (listed := arguments.folder / "runs.toml").is_file():
@@ -76,7 +78,8 @@ def main() -> None:
     for number in interleaved_steps(arguments.steps):
         for one in configs:
             one.run(2 + number)
-    found = {one.name: round(statistics.median(one.seconds), 4) for one in configs}
+    periods = {one.name: np.reshape(one.seconds, (-1, PERIOD)).mean(1) for one in configs}
+    found = {name: round(float(np.median(each)), 4) for name, each in periods.items()}
     write_json(arguments.folder / "seconds.json", found, indent=1)
     print(found)
 

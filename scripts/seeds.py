@@ -1,14 +1,15 @@
 """Trains many small models on one accelerator: several seeds of a config at once, configs in turn.
 
-    python -m scripts.seeds results/frontier/runs.toml --corpus=CORPUS --out=runs/frontier
+    python -m scripts.seeds results/frontier/runs.toml --corpus=CORPORA --out=runs/frontier
 
 A small model leaves an accelerator idle: its kernels are shorter than their launches. So the seeds
 of a config are one program, mapped over seeds, and `--workers` programs run side by side. Each seed
 has the batches, initial parameters and random numbers that `m4 train` has for that seed and
 Training.rng = 'threefry2x32'. The runs of the file are taken in its order until `--minutes` are
-over. OUT/<run>.jsonl has a row of dev losses by direction at each evaluation. Of the first seeds,
-as many as the run says to `keep`, OUT/<run>.<seed>.safetensors has the latest ones: `m4 checkpoint
-convert RUN --weights=FILE --output=FOLDER` makes them a run that translates.
+over. CORPORA/<corpus of a run> is a link to DATA_DIR/<fingerprint>, which `m4 data prepare` of the
+run's config writes. OUT/<run>.jsonl has a row of dev losses by direction at each evaluation. Of the
+first seeds, as many as the run says to `keep`, OUT/<run>.<seed>.safetensors has the latest ones:
+`m4 checkpoint convert RUN --weights=FILE --output=FOLDER` makes them a run that translates.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def side_by_side(waiting: list[str], arguments: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     made.add_argument("runs", type=Path, help="TOML: [[run]], each with name, gin, seeds, steps")
-    made.add_argument("--corpus", type=Path, required=True, help="folder of a prepared corpus")
+    made.add_argument("--corpus", type=Path, required=True, help="folder with prepared corpora")
     made.add_argument("--out", type=Path, required=True)
     made.add_argument("--minutes", type=float, default=1e6)
     made.add_argument("--workers", type=int, default=1)

@@ -31,8 +31,8 @@ SYSTEMS = ("dense", "moe_8", "moe_64")
 # %% [markdown]
 # ## Curves
 #
-# `metrics.jsonl` has a row for each log step and evaluation. `nll` is the training loss in nats a token, `dev/nll` the mean over directions of
-# the dev loss. Two models on the same batches are compared by the difference, where a hundredth can be seen.
+# `metrics.jsonl` has a row for each log step and evaluation. `nll` is the training loss in nats a token, `dev/nll` the mean over
+# dev tokens. Two models on the same batches are compared by the difference, where a hundredth can be seen.
 
 # %%
 dev = {}

@@ -5,8 +5,7 @@
   ablation.jsonl   a row of a run and seed: run, seed, steps and nll (of dev evaluations, the mean
                    over languages), by_language (nll at the end), routing (means over the second
                    half of training), bleu (language -> score of the test sentences, if
-                   they were translated), cpu_seconds (of its training command, start and
-                   compilation included)
+                   they were translated)
   languages.json   language -> its training pairs
   seconds.json     run -> CPU seconds of a step on one core (benchmarks/frontier_steps.py)
 """
@@ -28,8 +27,9 @@ from m4.eval.decoding.testsets import train_pairs
 from m4.eval.report.figures import LIGHT, SIZE, blank, legend, save, style
 from m4.eval.scoring.score import COPY, read_scores
 from m4.storage.files import read_json, read_jsonl, write_jsonl
+from scripts.ablations import GIN, SETTINGS
 from scripts.results.curves import steps_to
-from scripts.results.kept import Asked, cpu_seconds, languages, write_languages
+from scripts.results.kept import Asked, languages, write_languages
 from scripts.results.tables import signed, table
 
 # Column of the tables -> key in metrics.jsonl, and what it is multiplied by.
@@ -52,7 +52,6 @@ class Run:
         steps: Steps of the evaluations.
         curve: Mean over languages and seeds, [evaluation].
         bleu: Scores of test sentences, [seed, language], for translated seeds.
-        cpu_seconds: CPU seconds of the first seed's training command.
         seconds: CPU seconds of a step, if they were measured.
     """
 
@@ -64,7 +63,6 @@ class Run:
     curve: np.ndarray
     routing: dict[str, float]
     bleu: np.ndarray | None
-    cpu_seconds: float
     seconds: float | None
 
 
@@ -75,7 +73,7 @@ def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
         A line on what is missing.
     """
     rows, missing, out = [], [], base / asked.ablation["folder"]
-    spent, target = cpu_seconds(out.glob("*/cost.jsonl")), folder / "ablation.jsonl"
+    target = folder / "ablation.jsonl"
     kept = read_jsonl(target) if target.is_file() else []
     before = {(row["run"], row["seed"]): row for row in kept}
     for run in asked.ablation["run"]:
@@ -85,8 +83,7 @@ def keep(folder: Path, asked: Asked, base: Path) -> list[str]:
             found = read_jsonl(path) if path.is_file() else []
             dev = [row for row in found if "dev/nll" in row]
             if dev and dev[-1]["step"] == asked.ablation["steps"]:
-                row = _row(found, dev, at) | {"cpu_seconds": spent[f"{at.name}:train"]}
-                rows.append({"run": run["name"], "seed": seed, **row})
+                rows.append({"run": run["name"], "seed": seed, **_row(found, dev, at)})
             elif (run["name"], seed) in before:  # trained on another machine
                 rows.append(before[run["name"], seed])
             else:
@@ -149,10 +146,20 @@ def read(folder: Path, asked: Asked) -> list[Run]:
             {key: float(np.mean([row["routing"][key] for row in mine]))
              for key in mine[0]["routing"]},
             np.array(translated) if translated else None,
-            mine[0]["cpu_seconds"],
             timed.get(run["name"]),
         ))  # fmt: skip
     return made
+
+
+def made(asked: Asked) -> str:
+    """Returns the command of the first run, and the settings that all runs have."""
+    first = asked.ablation["run"][0]["name"]
+    settings = ", ".join(f"`{one}`" for one in SETTINGS)
+    return (
+        f"`{asked.command.format(f'{first}_0')}` makes the first seed of the first setting; the "
+        f"others are NAME_SEED, with the names and settings of experiment.toml. All have `{GIN}`, "
+        f"where experiment.toml has no other, with {settings}."
+    )
 
 
 def differences(runs: Sequence[Run], languages: slice = slice(None)) -> list[tuple[float, float]]:
@@ -203,7 +210,7 @@ def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
     head = ["setting", "seeds", "dev nll, first seed", "less the first"]
     head += [f"the {third} {name}" for name in parts]
     head += [f"steps to {loss:.2f}" for loss in losses] + [*routed]
-    head += ["BLEU"] * translated + ["CPU s"] + ["a step"] * timed
+    head += ["BLEU"] * translated + ["CPU s a step"] * timed
     lines = []
     for at, (run, (mean, half)) in enumerate(zip(runs, differences(runs), strict=True)):
         cells = [run.label, str(len(run.nll)), f"{run.nll[0].mean():.3f}"]
@@ -215,15 +222,13 @@ def sections(runs: Sequence[Run], asked: Asked) -> list[str]:
         cells += [f"{times * run.routing[key]:.1f}" if key in run.routing else ""
                   for key, times in routed.values()]  # fmt: skip
         cells += ["" if run.bleu is None else f"{run.bleu.mean():.1f}"] * translated
-        cells += [f"{run.cpu_seconds:.0f}"]
         cells += ["" if run.seconds is None else f"{run.seconds:.3f}"] * timed
         lines.append(cells)
     about = (
         f"Dev nll after {asked.ablation['steps']:,} steps, in nats a token, mean over "
         f"{runs[0].nll.shape[1]} languages. ± is half the 95% interval of a difference between "
         "seeds that are paired by their batches; its width is pooled over all runs, so that it "
-        "stands where there is one seed too. CPU seconds are of the first seed's training command, "
-        "start and compilation included."
+        "stands where there is one seed too."
     )
     about += " Steps are of the seeds' mean; in brackets how many times fewer." * bool(losses)
     drawn = "A dot is the mean of a setting's seeds, a line its 95% interval, a short mark a seed."

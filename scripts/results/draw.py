@@ -13,7 +13,17 @@ from m4.eval.scoring.delta import BILINGUAL, plain
 from m4.eval.scoring.score import score_rows
 from m4.settings import InputError
 from m4.storage.files import write_jsonl, write_text
-from scripts.results import ablations, curves, kept, page, speedrun, starts, summary, zero_shot
+from scripts.results import (
+    ablations,
+    curves,
+    extraction,
+    kept,
+    page,
+    speedrun,
+    starts,
+    summary,
+    zero_shot,
+)
 from scripts.results.found import Compared, read
 
 
@@ -40,6 +50,8 @@ def draw(folder: Path) -> list[Path]:
     elif found.starts:
         write_jsonl(folder / "starts.jsonl", map(dataclasses.asdict, found.starts))
         written += [folder / "starts.jsonl", *starts.draw(found.asked, found.starts, folder)]
+    elif found.asked.extraction:
+        written += extraction.draw(found.asked, folder)
     elif found.zero_shot:
         write_jsonl(folder / "zero_shot.jsonl", map(dataclasses.asdict, found.zero_shot))
         drawn = zero_shot.draw(found.asked, found.zero_shot, folder)

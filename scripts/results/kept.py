@@ -23,7 +23,6 @@ import gzip
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +71,13 @@ class Asked:
         ablation: the `run`s, each with `name`, `label`, number of `seeds`, `settings` (of gin, with
             which `scripts.ablations` makes them); what was said `before` the runs.
         starts: `old`, the run that others continue; `seeds`, start -> its runs; the file of `cost`;
-            what was said `before` the runs.
+            what was said `before` the runs; those `named` in the summary.
         speedrun: `rules`, the `loss`, the `reference`'s curve, its date and what is said `about`
             it, the `pieces` of the dev targets in its vocabulary, each `record` (name, date, seeds,
             about) and `pilot` (name, about; the recipe that it is `timed` as), and what the pilots
             `tried`.
+        extraction: each `part` of a model (`scripts.results.extraction`), the `directions` that it
+            translates, and those `named` in the summary (model, experts).
     """
 
     folder: Path
@@ -98,6 +99,7 @@ class Asked:
     starts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     zero_shot: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     speedrun: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    extraction: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def seeds(self) -> Mapping[str, list[str]]:
@@ -215,14 +217,6 @@ def languages(folder: Path) -> dict[str, int]:
 
 def write_languages(folder: Path, found: Mapping[str, int]) -> None:
     write_json(folder / "languages.json", {code: found[code] for code in sorted(found)}, indent=0)
-
-
-def cpu_seconds(paths: Iterable[Path]) -> dict[str, float]:
-    """Returns command -> CPU seconds of all its calls (`scripts.starts.run_all`)."""
-    spent: dict[str, float] = {}
-    for row in chain.from_iterable(map(read_jsonl, paths)):
-        spent[row["name"]] = spent.get(row["name"], 0.0) + row["cpu_seconds"]
-    return spent
 
 
 def measured(systems: Iterable[Kept]) -> Measured:

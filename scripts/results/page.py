@@ -13,7 +13,7 @@ from m4.eval.scoring.delta import (
 from m4.eval.scoring.levels import LEVELS
 from m4.eval.scoring.rates import RATES, notes, shown, summary
 from m4.eval.scoring.score import COPY
-from scripts.results import ablations, curves, speedrun, starts, zero_shot
+from scripts.results import ablations, curves, extraction, speedrun, starts, zero_shot
 from scripts.results.found import Compared, Found
 from scripts.results.tables import signed, table
 
@@ -44,6 +44,8 @@ def text(found: Found) -> str:
         parts += speedrun.sections(found.speedrun, asked)
     elif found.starts:
         parts += starts.sections(asked.folder, asked, found.starts, found.sizes)
+    elif asked.extraction:
+        parts += extraction.sections(asked)
     elif found.zero_shot:
         parts += zero_shot.sections(asked, found.zero_shot)
     elif bilingual:
@@ -69,7 +71,9 @@ def here(found: Found) -> str:
     if found.speedrun:
         return speedrun.here(found.speedrun, found.asked)
     if found.starts:
-        return starts.here(found.starts)
+        return starts.here(found.starts, found.asked)
+    if found.asked.extraction:
+        return extraction.here(found.asked)
     if found.zero_shot:
         return zero_shot.here(found.zero_shot)
     losses = curves.here(found.curves, found.asked.curves) if found.curves else ""
@@ -111,6 +115,8 @@ def state(found: Found) -> str:
         )
     if found.speedrun:
         return f"{len(found.speedrun.rows)} runs."
+    if asked.extraction:
+        return f"{len(asked.extraction['part'])} models and parts."
     many = len(found.curves) if "folder" in found.asked.curves else 0
     trained = [f"{many} configs trained"] * bool(many)
     if not found.sizes:
@@ -198,6 +204,10 @@ def _made(found: Found) -> str:
         lines.append([f"bilingual ({len(steps)})", f"{min(steps):,} to {max(steps):,}",
                       f"{hours:.2f} of one core", "", "as one of the runs"])  # fmt: skip
     parts = [f"Machine: {asked.machine}. Corpus: {asked.corpus}."]
+    if found.ablation:
+        parts.append(ablations.made(asked))
+    elif asked.extraction:
+        parts.append(f"Parts: `{asked.command}`.")
     if lines:
         head = ["system", "steps", "hours in training steps", "date", "command"]
         parts.append(table(head, lines))

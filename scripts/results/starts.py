@@ -21,7 +21,7 @@ from m4.eval.metrics import bootstrap
 from m4.eval.report.figures import LIGHT, SIZE, blank, legend, save, style
 from m4.eval.scoring.delta import BILINGUAL, METRIC_NAMES, Delta
 from m4.storage.files import read_jsonl
-from scripts.results.kept import Asked, cpu_seconds, of
+from scripts.results.kept import Asked, of
 from scripts.results.tables import signed, table
 
 if TYPE_CHECKING:
@@ -97,15 +97,16 @@ def read(folder: Path) -> list[Row]:
     return [Row(**row) for row in read_jsonl(path)] if path.is_file() else []
 
 
-def here(found: Sequence[Row]) -> str:
-    """Returns gains and losses in a sentence each."""
+def here(found: Sequence[Row], asked: Asked) -> str:
+    """Returns gains and losses of the starts that experiment.toml names, in a sentence each."""
     said = []
     for about, text in (
         ("gain", "Mean ΔBLEU of the new languages against bilingual models"),
         ("forgotten", "Mean change of the old languages' BLEU"),
     ):
         each = [f"{row.start} {_interval(row)}" for row in found
-                if (row.about, row.metric) == (about, "bleu")]  # fmt: skip
+                if (row.about, row.metric) == (about, "bleu")
+                and row.start in asked.starts["named"]]  # fmt: skip
         said += [f"{text}: {', '.join(each)}."] * bool(each)
     return " ".join(said)
 
@@ -164,9 +165,16 @@ def _seeds(row: Row, digits: int = 1) -> str:
     return ", ".join(signed(value, digits) for value in row.seeds)
 
 
+def cpu_seconds(path: Path) -> dict[str, float]:
+    """Returns command -> CPU seconds of all its calls (`scripts.starts.run_all`)."""
+    spent: dict[str, float] = {}
+    for row in read_jsonl(path):
+        spent[row["name"]] = spent.get(row["name"], 0.0) + row["cpu_seconds"]
+    return spent
+
+
 def _cost(folder: Path, asked: Asked) -> str:
-    seconds = cpu_seconds([folder / "cost.jsonl"])
-    spent = {name: each / 60 for name, each in seconds.items()}
+    spent = {name: each / 60 for name, each in cpu_seconds(folder / "cost.jsonl").items()}
     lines = []
     old = {"the model of the old languages": [asked.starts["old"]]}
     for start, runs in (old | dict(asked.starts["seeds"])).items():

@@ -16,9 +16,9 @@ def with_table(text: str, folders: Sequence[Path]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise InputError(f"docs/results.md: no {BEGIN} and {END}")
-    head = ["", "claim", "paper", "here", "verdict"]
+    head = ["", "claim", "here", "verdict"]
     lines = [_line(folder) for folder in folders]
-    rules = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * 5, *lines])
+    rules = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * 4, *lines])
     return f"{before}{BEGIN}\n{rules}\n{END}{after}"
 
 
@@ -26,4 +26,4 @@ def _line(folder: Path) -> list[str]:
     found = read(folder, again=False)
     asked = found.asked
     link = f"[{asked.number}](../results/{folder.name}/README.md)"
-    return [link, asked.claim, asked.paper, page.here(found), f"**{asked.verdict}**"]
+    return [link, asked.claim, page.here(found), f"**{asked.verdict}**"]

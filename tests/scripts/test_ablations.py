@@ -18,7 +18,7 @@ def run(name: str, *nll: list[float], **more: Any) -> Run:
     """Returns seeds with these losses of the languages, from many pairs to few."""
     given: dict[str, Any] = {
         "steps": np.array([500, 1000]), "curve": np.array([4.0, 3.0]), "routing": {}, "bleu": None,
-        "cpu_seconds": 75.0, "seconds": None,
+        "seconds": None,
     }  # fmt: skip
     return Run(name, name, more.pop("seeds", [*range(len(nll))]), np.array(nll), **(given | more))
 
@@ -69,9 +69,6 @@ def folder(tmp_path: Path) -> Path:
             rows.append({"step": step, "dev/nll": 9.0, "dev/nll/gl-en": nll + 500 / step,
                          "dev/nll/es-en": nll + 500 / step + 1})  # fmt: skip
         write_jsonl(tmp_path / "out" / name / "metrics.jsonl", rows)
-    cost = [{"name": f"{name}:train", "cpu_seconds": 81.0} for name in ("first_0", "other_0")]
-    cost.append({"name": "other_0:train", "cpu_seconds": 9.0, "status": 1})  # an earlier call
-    write_jsonl(tmp_path / "out" / "part0" / "cost.jsonl", cost)
     write_json(tmp_path / "x" / "languages.json", {"gl": 60, "es": 900})
     return tmp_path / "x"
 
@@ -87,7 +84,6 @@ def test_what_ended_is_kept_and_what_did_not_is_named(
     # Means over the two languages: 3.4 + 500 / step + 0.5.
     assert first["nll"] == pytest.approx([4.9, 4.4])
     assert other["by_language"] == pytest.approx({"gl": 3.5, "es": 4.5})
-    assert (first["cpu_seconds"], other["cpu_seconds"]) == (81, 90)
     assert first["routing"] == {"dead_experts": 0.25}  # only step 1000 is in the second half
     (folder.parent / "out" / "other_0").rename(folder.parent / "elsewhere")
     ablations.keep(folder, kept.asked(folder), folder.parent)

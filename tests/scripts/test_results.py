@@ -24,7 +24,7 @@ from m4.settings import InputError
 from m4.storage import run_folder
 from m4.storage.files import read_jsonl, write_json, write_jsonl
 from m4.train.optimizer import adamw
-from scripts.results import kept, page, restore, summary
+from scripts.results import kept, page, restore, starts, summary
 from scripts.results.__main__ import main
 from scripts.results.found import computed, read
 from tests.data.corpus import Made
@@ -281,6 +281,11 @@ def check_drawn(folder: Path) -> None:
                     and mean.level in ("all", found.levels.of(row.train_pairs))
                     and row.sentences >= found.levels.min_test_sentences]  # fmt: skip
             assert (len(rows), np.mean(rows)) == (mean.languages, pytest.approx(mean.delta))
+
+
+def test_the_seconds_of_a_killed_call_count(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "cost.jsonl", [{"name": "a", "cpu_seconds": each} for each in (81, 9)])
+    assert starts.cpu_seconds(tmp_path / "cost.jsonl") == {"a": 90}
 
 
 def test_what_is_asked_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

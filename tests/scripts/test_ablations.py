@@ -18,8 +18,7 @@ def run(name: str, *nll: list[float], **more: Any) -> Run:
     """Returns seeds with these losses of the languages, from many pairs to few."""
     given: dict[str, Any] = {
         "steps": np.array([500, 1000]), "curve": np.array([4.0, 3.0]), "routing": {}, "bleu": None,
-        "seconds": None,
-    }  # fmt: skip
+        "seconds": None}  # fmt: skip
     return Run(name, name, more.pop("seeds", [*range(len(nll))]), np.array(nll), **(given | more))
 
 

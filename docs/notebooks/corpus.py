@@ -82,7 +82,7 @@ print(subprocess.run(words, cwd=here, capture_output=True, text=True).stderr)
 SMALL = (
     "--gin.TRAIN_STEPS=150 --gin.BASELINE_STEPS=150 --gin.TEST_SENTENCES=50 --gin.WIDTH=64 "
     "--gin.MLP_WIDTH=128 --gin.HEADS=2 --gin.LAYERS=2 --gin.EXPERTS=4 --gin.VOCABULARY_SIZE=1000 "
-    "--gin.LEARNING_RATE=1e-2 --gin.experiment.Decoding.beams=1"
+    "--gin.experiment.Decoding.beams=1"
 )
 m4(f"demo --gin_file=mine.gin --model_dir=runs/mine {SMALL}")
 
